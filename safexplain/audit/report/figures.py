@@ -1,0 +1,149 @@
+"""The ROC figure as inline SVG whose colours are CSS variables, so that it follows the page's light and dark themes."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from safexplain.audit.stats import RocCurve, clopper_pearson
+
+if TYPE_CHECKING:
+    from safexplain.audit.protocol import AuditResult
+
+INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST = (f"#0a0b{i:02x}" for i in range(1, 9))
+"""Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""
+
+VARIABLES = {
+    INK: "--figure-ink",
+    GRID: "--figure-grid",
+    MUTED: "--figure-muted",
+    STRONG: "--figure-strong",
+    LABEL: "--figure-label",
+    CHANCE: "--figure-chance",
+    LIMIT: "--figure-limit",
+    GHOST: "--figure-ghost",
+}
+SIZE = 4.7
+POINTS = 260
+"""Vertices kept of a curve: one for each pixel or two of the figure."""
+
+
+def lower_end(results: Sequence[AuditResult]) -> float:
+    """Smallest rate shown on both axes: the power of ten below one non-member and below the policies' rates."""
+    smallest = min(min(r.policy.fpr / 2, 1 / r.non_members) for r in results)
+    return float(max(10 ** np.floor(np.log10(smallest)), 1e-5))
+
+
+def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None = None, salt: str = "roc") -> Markup:
+    """Log-log ROC curves of one configuration.
+
+    Every curve is the conservative step function: at x, the members found while at most a share x of the non-members
+    is accused. The strongest judged attack is emphasised, with pointwise Clopper-Pearson limits at the confidence of
+    the verdict's intervals.
+
+    Args:
+        result: the configuration.
+        least: left and lower end of the axes.
+        compare: a configuration whose strongest attack is drawn faintly for comparison.
+        salt: makes the identifiers inside this SVG unique in the page.
+
+    Returns:
+        An `<svg>` element that refers to nothing outside of it but CSS variables.
+    """
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the user's style sheet: the same input must give the same bytes
+        matplotlib.rcParams.update({"svg.hashsalt": salt, "svg.fonttype": "none", "font.size": 10})
+        figure = Figure(figsize=(SIZE, SIZE * 0.95))
+        axes = figure.add_axes((0.165, 0.125, 0.795, 0.855))
+        _frame(axes, least)
+        _draw(axes, result, least, compare)
+        raw = io.BytesIO()
+        figure.savefig(raw, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Markup(_inline(raw.getvalue().decode()))
+
+
+def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | None) -> None:
+    policy, best = result.policy, result.strongest
+    axes.plot([least, 1], [least, 1], color=CHANCE, linewidth=1, linestyle=(0, (1, 2.2)), zorder=2)
+    for attack in result.judged:
+        if attack is not best:
+            axes.step(*_steps(attack.curve, least), where="post", color=MUTED, linewidth=1, zorder=3)
+    for attack in result.attacks:
+        if attack.role == "label":
+            line = _steps(attack.curve, least)
+            axes.step(*line, where="post", color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
+    if compare is not None:
+        line = _steps(compare.strongest.curve, least)
+        axes.step(*line, where="post", color=GHOST, linewidth=1.6, zorder=4)
+    x, low, high = _band(best.curve, least, result.judged_confidence)
+    axes.fill_between(x, low, high, step="post", color=STRONG, alpha=0.13, linewidth=0, zorder=1)
+    axes.step(*_steps(best.curve, least), where="post", color=STRONG, linewidth=2.2, zorder=5)
+    axes.plot([policy.fpr, policy.fpr], [policy.max_tpr, 1], color=LIMIT, linewidth=1.6, zorder=6)
+    axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
+
+
+def _frame(axes: Axes, least: float) -> None:
+    for axis, scale, limits in (
+        (axes.xaxis, axes.set_xscale, axes.set_xlim),
+        (axes.yaxis, axes.set_yscale, axes.set_ylim),
+    ):
+        scale("log")
+        limits(least, 1.0)
+        axis.set_major_locator(LogLocator(base=10, numticks=12))
+        axis.set_minor_locator(LogLocator(base=10, subs=tuple(np.arange(0.2, 1.0, 0.1)), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}%"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.grid(which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, colors=INK, pad=6)
+    axes.set_xlabel("non-members wrongly accused (FPR)", color=INK, labelpad=6)
+    axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
+    for side in axes.spines.values():
+        side.set_color(GRID)
+        side.set_linewidth(0.8)
+
+
+def _kept(curve: RocCurve, least: float) -> NDArray[np.int64]:
+    """Indices of the vertices that a step line of this resolution needs: the last one left of each grid point."""
+    grid = np.geomspace(least, 1.0, POINTS)
+    kept: NDArray[np.int64] = np.unique(np.searchsorted(curve.fpr, grid, side="right") - 1)
+    return kept
+
+
+def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    at = _kept(curve, least)
+    return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
+
+
+def _band(
+    curve: RocCurve, least: float, confidence: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    at = _kept(curve, least)
+    limits = np.array([clopper_pearson(int(s), curve.members, confidence) for s in curve.true_positives[at]])
+    low, high = np.maximum(limits, least / 10).T
+    return np.maximum(curve.fpr[at], least), low, high
+
+
+def _inline(svg: str) -> str:
+    """Matplotlib's file as an element of a page: no prologue, metadata, style, namespaces or group names."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', r'<svg class="roc" \1 aria-hidden="true">', svg, count=1)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
+    for stand_in, variable in VARIABLES.items():
+        svg = svg.replace(stand_in, f"var({variable})")
+    return svg

@@ -1,0 +1,114 @@
+"""What a report is made of: attacked configurations, example pictures, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+
+if TYPE_CHECKING:
+    from safexplain.audit.protocol import AuditResult
+    from safexplain.audit.utility import Utility
+
+NATIVE = "native"
+"""Name of the configuration that releases explanations as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """One way of releasing explanations, and what the attacks found in it.
+
+    Args:
+        name: short, such as "native", "recommended" or "custom".
+        description: the hardening as it would be written in Python.
+        result: of the audit.
+        utility: agreement with the native explanation; None for the native one.
+
+    Raises:
+        InputError: no attack on the explanation was run, so there is no verdict to report.
+    """
+
+    name: str
+    description: str
+    result: AuditResult
+    utility: Utility | None = None
+
+    def __post_init__(self) -> None:
+        if not self.result.judged:
+            raise InputError(
+                f"configuration {self.name!r} has no attack on the explanation, so nothing can be judged;"
+                " audit signals of the explanation (l1, l2, variance or attributions)"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A few examples with their explanations, as images.
+
+    Args:
+        images: (k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB), or None.
+        native: (k, c', h, w) attributions; channels are summed for display.
+        released: (k, c', h, w), the same examples hardened, or None.
+        captions: k texts.
+
+    Raises:
+        InputError: shapes disagree, or c is neither 1 nor 3.
+    """
+
+    images: NDArray[np.floating[Any]] | None
+    native: NDArray[np.floating[Any]]
+    released: NDArray[np.floating[Any]] | None
+    captions: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        native, released, images = self.native, self.released, self.images
+        if native.ndim != 4 or native.size == 0:
+            raise InputError(f"native maps must be of shape (k, channels, height, width), got {native.shape}")
+        if released is not None and released.shape != native.shape:
+            raise InputError(
+                f"released maps must have the shape of the native ones {native.shape}, got {released.shape}"
+            )
+        if images is not None and (images.ndim != 4 or len(images) != len(native) or images.shape[1] not in (1, 3)):
+            raise InputError(f"images must be of shape ({len(native)}, 1 or 3, height, width), got {images.shape}")
+        if len(self.captions) != len(native):
+            raise InputError(f"expected one caption for each of {len(native)} examples, got {len(self.captions)}")
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """Everything that a report shows.
+
+    Args:
+        title: what was audited, such as "digits MLP".
+        explainer: which explanation is released, in words.
+        configurations: at least one; the verdict of the last one is the verdict of the report, the ones before it
+            are shown for comparison.
+        provenance: rows of the provenance table, in order; a row named "command" is also shown as the way to
+            reproduce the audit.
+        pictures: of image data.
+        notes: warnings and caveats, shown beside the verdict.
+
+    Raises:
+        InputError: there is no configuration.
+    """
+
+    title: str
+    explainer: str
+    configurations: tuple[Configuration, ...]
+    provenance: Mapping[str, str]
+    pictures: Pictures | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.configurations:
+            raise InputError("a report needs at least one audited configuration, got none")
+
+    @property
+    def audited(self) -> Configuration:
+        """The configuration whose verdict is the verdict of the report."""
+        return self.configurations[-1]

@@ -1,0 +1,116 @@
+"""Fill the template and write the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from safexplain.audit.report import figures, maps, tables, words
+from safexplain.audit.report.model import NATIVE, ReportData
+from safexplain.errors import InputError
+
+COMMAND = "command"
+"""Row of the provenance that is also shown as the way to reproduce the audit."""
+
+
+def render(report: ReportData) -> str:
+    """The report as one HTML document: no scripts, nothing loaded, the same text for the same input."""
+    results = [c.result for c in report.configurations]
+    least = figures.lower_end(results)
+    curves = []
+    for i, configuration in enumerate(report.configurations):
+        compare = results[0] if i > 0 else None
+        curves.append(
+            (configuration, figures.roc_figure(configuration.result, least, compare=compare, salt=f"roc-{i}"))
+        )
+    return (
+        _environment()
+        .get_template("template.html.j2")
+        .render(
+            report=report,
+            audited=report.audited,
+            result=report.audited.result,
+            words=words,
+            native=NATIVE,
+            configurations=report.configurations,
+            hardened=[c for c in report.configurations if c.utility is not None],
+            tables=tables.attack_tables(report.configurations),
+            curves=curves,
+            utility=tables.utility_rows(report.configurations),
+            strips=_strips(report),
+            signs=maps.has_signs(report.pictures) if report.pictures else (False, False),
+            commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],
+            provenance=[(k, v) for k, v in report.provenance.items() if k.casefold() != COMMAND],
+        )
+    )
+
+
+def write_report(path: str | Path, report: ReportData) -> Path:
+    """Render and write, all or nothing: an older report stays until the new one is complete.
+
+    Args:
+        path: of the file; its folder must exist.
+        report: what to show.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: it cannot be written (no such folder, no permission, disk full).
+    """
+    path = Path(path)
+    raw = render(report).encode("utf-8", errors="replace")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        _discard(partial)
+        raise InputError(f"cannot write the report {path}: {_what_to_do(error, path, len(raw))}") from None
+    return path
+
+
+def _strips(report: ReportData) -> tuple[maps.Strip, ...]:
+    if report.pictures is None:
+        return ()
+    name = "released" if report.audited.name == NATIVE else report.audited.name
+    return maps.strips(report.pictures, name)
+
+
+def _what_to_do(error: OSError, path: Path, size: int) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"the disk is full; free {size / 1e6:.1f} MB or choose a folder on another disk"
+        case errno.ENOENT | errno.ENOTDIR:
+            return f"there is no folder {path.parent}; create it or choose another"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"this user may not write to {path.parent}; choose another folder"
+        case errno.EISDIR:
+            return "it is a folder; name a file, such as report.html"
+        case _:
+            return f"{error.strerror or error}; choose another path"
+
+
+def _discard(partial: Path) -> None:
+    try:
+        partial.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("safexplain.audit.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,177 @@
+"""Training by a `Recipe`: one model at a time (any module), or many small ones as one batched computation.
+
+Both follow the same random streams and give the same models up to rounding; the plain loop is the oracle of the batched
+one. Batching pays for linear and MLP networks only: grouped convolutions under vmap are slower than the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
+
+from safexplain.audit.recipe import AugmentationName, Recipe
+from safexplain.errors import InputError
+
+Tick = Callable[[float], None]
+"""Called with the share of the work done, in [0, 1]."""
+
+BATCHABLE = (
+    nn.Linear,
+    nn.Flatten,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+)
+"""Layers whose batched form is one matrix product or elementwise, without state and without randomness."""
+
+
+def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
+    """Whether `train_together` applies: a Sequential of linear layers and activations, no augmentation."""
+    leaves = [m for m in model.modules() if not isinstance(m, nn.Sequential)]
+    return (
+        isinstance(model, nn.Sequential) and recipe.augmentation == "none" and all(type(m) in BATCHABLE for m in leaves)
+    )
+
+
+def train_one(
+    recipe: Recipe,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    tick: Tick | None = None,
+) -> nn.Module:
+    """Train `model` in place on all of (x, y) and return it in eval mode.
+
+    Args:
+        recipe: what to do.
+        model: on the device where it is to train.
+        x: (members, ...) inputs.
+        y: (members,) labels.
+        generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
+        tick: progress.
+
+    Raises:
+        InputError: the loss became NaN or infinite.
+    """
+    device = next(model.parameters()).device
+    x, y = x.to(device), y.to(device)
+    optimizer = recipe.make_optimizer(list(model.parameters()))
+    steps = recipe.steps_per_epoch(len(y)) * recipe.epochs
+    schedule = recipe.make_schedule(optimizer, steps)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        torch.manual_seed(generator.initial_seed())
+        model.train()
+        for step, index in enumerate(_batches(recipe, len(y), generator), 1):
+            batch = augment(x[index.to(device)], recipe.augmentation, generator)
+            loss = F.cross_entropy(model(batch), y[index.to(device)])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if tick and (step % 20 == 0 or step == steps):
+                tick(step / steps)
+    optimizer.zero_grad(set_to_none=True)
+    _check_finite(model)
+    return model.eval()
+
+
+def train_together(
+    recipe: Recipe,
+    models: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+    tick: Tick | None = None,
+) -> list[nn.Module]:
+    """Train models of one batchable architecture at once; each gets what `train_one` on its members would give it.
+
+    Args:
+        recipe: what to do.
+        models: m modules of one architecture, on one device; they receive the trained weights.
+        x: (n, ...) inputs of the pool.
+        y: (n,) labels.
+        members: m index tensors into the pool, with equal `recipe.steps_per_epoch`.
+        generators: one a model.
+        tick: progress.
+
+    Raises:
+        InputError: steps per epoch differ, or a loss became NaN or infinite.
+    """
+    counts = [len(index) for index in members]
+    if len({recipe.steps_per_epoch(c) for c in counts}) != 1:
+        raise InputError("models trained together need equal steps per epoch; group them by recipe.steps_per_epoch")
+    device = next(models[0].parameters()).device
+    x, y = x.to(device), y.to(device)
+    parameters, _ = stack_module_state(list(models))
+    skeleton = models[0]
+    forward = vmap(lambda p, batch: functional_call(skeleton, p, (batch,)))
+    optimizer = recipe.make_optimizer(list(parameters.values()))
+    steps = recipe.steps_per_epoch(counts[0]) * recipe.epochs
+    schedule = recipe.make_schedule(optimizer, steps)
+    streams = [_batches(recipe, c, g) for c, g in zip(counts, generators, strict=True)]
+    with torch.enable_grad():
+        for step in range(1, steps + 1):
+            chosen = [index[next(s)] for index, s in zip(members, streams, strict=True)]
+            width = max(len(c) for c in chosen)
+            index = torch.stack([F.pad(c, (0, width - len(c))) for c in chosen]).to(device)
+            weight = torch.stack([torch.arange(width) < len(c) for c in chosen]).to(device, torch.float32)
+            logits = forward(parameters, x[index])
+            losses = F.cross_entropy(logits.transpose(1, 2), y[index], reduction="none")
+            loss = ((losses * weight).sum(1) / weight.sum(1)).sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if tick and (step % 20 == 0 or step == steps):
+                tick(step / steps)
+    with torch.no_grad():
+        for i, model in enumerate(models):
+            for name, p in model.named_parameters():
+                p.copy_(parameters[name][i])
+            _check_finite(model)
+    return [model.eval() for model in models]
+
+
+def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Tensor:
+    """Randomly flip, or shift and flip, a batch of images (b, c, h, w); the same code for every example.
+
+    Raises:
+        InputError: the batch holds no images.
+    """
+    if kind == "none":
+        return x
+    if x.dim() != 4:
+        raise InputError(f"augmentation {kind!r} is for images (batch, channels, height, width), got {tuple(x.shape)}")
+    b, _, h, w = x.shape
+    if kind == "crop-flip":
+        pad = max(h // 8, 1)
+        rows = torch.arange(h)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
+        columns = torch.arange(w)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
+        padded = F.pad(x, (pad, pad, pad, pad), mode="reflect")
+        each = torch.arange(b, device=x.device)[:, None, None]
+        x = padded.permute(0, 2, 3, 1)[each, rows.to(x.device)[:, :, None], columns.to(x.device)[:, None, :]]
+        x = x.permute(0, 3, 1, 2)
+    mirrored = torch.rand(b, generator=generator) < 0.5
+    return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
+
+
+def _batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(recipe.epochs):
+        yield from torch.randperm(members, generator=generator).split(recipe.batch_size)
+
+
+def _check_finite(model: nn.Module) -> None:
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")

@@ -1,0 +1,146 @@
+"""The data of an audit, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+
+__all__ = ["MINIMUM_ROWS", "AuditData", "check_data"]
+
+MINIMUM_ROWS = 10
+"""Fewest members, and fewest non-members, that an audit takes."""
+
+
+@dataclass(frozen=True)
+class AuditData:
+    """Examples, their labels, and which of them the audited model was trained on.
+
+    Attributes:
+        x: float32 (n, ...), as the model takes it: images (n, channels, height, width) in [0, 1], tables
+            (n, columns).
+        y: int64 (n,), classes counted from 0.
+        member: bool (n,), true where the model was trained on the row.
+        class_names: Name of each class, where the labels were names.
+        feature_names: Name of each column of a table.
+        is_image: Whether `x` holds images.
+        sha256: Hexadecimal SHA-256 of the file; of several files, of their digests in a fixed order.
+        source: Where the data came from.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    member: NDArray[np.bool_]
+    class_names: tuple[str, ...] | None
+    feature_names: tuple[str, ...] | None
+    is_image: bool
+    sha256: str
+    source: str
+
+
+def check_data(data: AuditData, *, num_classes: int | None) -> tuple[str, ...]:
+    """Refuse data on which an audit would fail or mean nothing.
+
+    Args:
+        data: The data.
+        num_classes: Outputs of the model, where they are known (`check_model_fits`).
+
+    Returns:
+        Warnings, one sentence each: rows that are both member and non-member, classes seen on one side only.
+
+    Raises:
+        InputError: x is not (n, ...); lengths differ; no members, no non-members or fewer than 10 of either;
+            NaN or infinite values; labels negative, of one class only, or beyond the model's outputs.
+    """
+    n = len(data.x)
+    if data.x.ndim < 2:
+        raise InputError(f"x has shape {data.x.shape}; expected (n, ...): one row for each example")
+    if data.x.size == 0:
+        raise InputError(f"x has shape {data.x.shape} and holds no values; give at least {MINIMUM_ROWS} rows")
+    for name, column in (("y", data.y), ("member", data.member)):
+        if column.ndim != 1 or len(column) != n:
+            raise InputError(f"x has {n} rows but {name} has shape {column.shape}; expected ({n},): one entry a row")
+    _check_membership(data.member)
+    _check_finite(data)
+    _check_labels(data, num_classes)
+    return (*_duplicates(data), *_lopsided_classes(data))
+
+
+def _check_membership(member: NDArray[np.bool_]) -> None:
+    inside = int(member.sum())
+    outside = len(member) - inside
+    if inside == 0:
+        raise InputError(f"all {outside} rows are non-members; add rows that the model was trained on")
+    if outside == 0:
+        raise InputError(f"all {inside} rows are members; add rows that the model was not trained on")
+    if min(inside, outside) < MINIMUM_ROWS:
+        raise InputError(
+            f"the data has {inside} members and {outside} non-members; an audit needs at least "
+            f"{MINIMUM_ROWS} of each, and hundreds to prove anything"
+        )
+
+
+def _check_finite(data: AuditData) -> None:
+    wrong = ~np.isfinite(data.x)
+    count = int(wrong.sum())
+    if not count:
+        return
+    row, *place = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+    column = f"position {tuple(place)}" if len(place) > 1 else f"column {place[0]}"
+    if len(place) == 1 and data.feature_names is not None:
+        column = f"column {data.feature_names[place[0]]!r}"
+    raise InputError(
+        f"x holds {count} values that are NaN or infinite, the first in row {row} (counted from 0), "
+        f"{column}; fill or remove them as was done for the training"
+    )
+
+
+def _check_labels(data: AuditData, num_classes: int | None) -> None:
+    low, high = int(data.y.min()), int(data.y.max())
+    if low < 0:
+        raise InputError(f"y holds the label {low}; classes are counted from 0")
+    if low == high:
+        raise InputError(f"every row has the label {low}; an audit needs examples of at least two classes")
+    if num_classes is not None and high >= num_classes:
+        row = int((data.y >= num_classes).argmax())
+        raise InputError(
+            f"row {row} has the label {int(data.y[row])}, but the model has {num_classes} outputs: labels "
+            f"must be 0 to {num_classes - 1}; check that labels are counted from 0 and belong to this model"
+        )
+
+
+def _duplicates(data: AuditData) -> tuple[str, ...]:
+    inside = {_key(row) for row in data.x[data.member]}
+    shared = np.array([_key(row) in inside for row in data.x[~data.member]])
+    if not shared.any():
+        return ()
+    first = int(np.flatnonzero(~data.member)[shared.argmax()])
+    return (
+        f"{int(shared.sum())} of {len(shared)} non-members are exact copies of members (the first in row "
+        f"{first}, counted from 0): no attack can tell these apart, so the audit understates the leak; "
+        "remove them",
+    )
+
+
+def _key(row: NDArray[np.float32]) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
+    inside, outside = set(data.y[data.member].tolist()), set(data.y[~data.member].tolist())
+    sides = (("members", sorted(inside - outside)), ("non-members", sorted(outside - inside)))
+    return tuple(
+        f"classes that occur among the {side} only: {', '.join(_name(data, c) for c in classes[:5])}"
+        f"{', ...' if len(classes) > 5 else ''}; the label alone then tells membership"
+        for side, classes in sides
+        if classes
+    )
+
+
+def _name(data: AuditData, label: int) -> str:
+    names = data.class_names
+    return names[label] if names is not None and label < len(names) else str(label)

@@ -1,0 +1,68 @@
+"""Reading a stranger's file, one sentence for each thing that can go wrong; optional libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import InputError, MissingExtraError
+
+
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """The whole file, read once, so that what is hashed is what is loaded.
+
+    Args:
+        path: The file.
+        what: What it should be ("model", "data"), for the error message.
+
+    Raises:
+        InputError: missing, a directory, unreadable or empty.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"the {what} file {path} does not exist; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a directory; expected a {what} file") from None
+    except PermissionError:
+        raise InputError(f"the {what} file {path} may not be read by this user; check its permissions") from None
+    except OSError as error:
+        raise InputError(f"the {what} file {path} cannot be read: {error.strerror or error}") from None
+    if not raw:
+        raise InputError(f"the {what} file {path} is empty (0 bytes); write it again")
+    return raw
+
+
+def sha256(raw: bytes) -> str:
+    """Hexadecimal SHA-256 of some bytes."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """The first line of an exception's message, shortened: what may stand inside a one-line error."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def require(module: str, *, extra: str, purpose: str) -> Any:
+    """Import an optional library, or say which extra brings it.
+
+    Args:
+        module: The module to import.
+        extra: The extra of safexplain that installs it.
+        purpose: What needs it, as the start of a sentence.
+
+    Raises:
+        MissingExtraError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError):
+            reason, remedy = "is not installed; run", f'pip install "safexplain[{extra}]"'
+        else:  # installed, but not for the versions beside it
+            reason, remedy = "cannot be imported", f"{one_line(error)} (extra: safexplain[{extra}])"
+        raise MissingExtraError(f"{purpose} needs {module}, which {reason}: {remedy}") from None

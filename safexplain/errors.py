@@ -1,0 +1,41 @@
+"""Every error that safexplain raises on purpose, and the warnings it gives.
+
+Messages say what was expected, what came, and what to do. Each class also derives from the built-in that Python users
+would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses keep working.
+"""
+
+
+class SafexplainError(Exception):
+    """Base of every error that safexplain raises on purpose."""
+
+
+class InputError(SafexplainError, ValueError):
+    """Data, a model file or an argument cannot be used: unreadable, wrong shape, out of range, not finite."""
+
+
+class ConfigurationError(SafexplainError, ValueError):
+    """A hardening, recipe or policy has a value that makes no sense."""
+
+
+class ConfigurationTypeError(ConfigurationError, TypeError):
+    """A hardening, recipe or policy has a value of the wrong type."""
+
+
+class RefusedError(SafexplainError, RuntimeError):
+    """The request would release more than the hardened arrays, or a result that is not what its name says."""
+
+
+class MissingExtraError(SafexplainError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class NoKeyWarning(UserWarning):
+    """Noise without a key: this process drew its own, and another process or a restart will draw another."""
+
+
+class WeakKeyWarning(UserWarning):
+    """The noise key is so short that it can be guessed."""
+
+
+class OpaqueModelWarning(UserWarning):
+    """The explained callable hides its model, so the noise cannot be tied to the model's parameters."""

@@ -1,0 +1,269 @@
+"""What every hardened Captum explainer is: a subclass of the native class on which nothing native runs.
+
+Each call makes a private explainer of the native class, runs that, and hardens what comes out. Only tensors
+with a row for each example leave, detached. The boundary is the API that serves: whoever holds the Python
+object holds the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import torch
+from captum.attr import Attribution, LayerAttribution, NeuronAttribution
+from torch import Tensor, nn
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain.catalog import CATALOG, Gradient, Row
+from safexplain.explain.isolation import explainers_in, lend
+from safexplain.hardening import Hardening
+from safexplain.identity import model_digest
+
+__all__ = ["SELECTS", "Hardened", "refuse_inside"]
+
+Inputs = TypeVar("Inputs", Tensor, tuple[Tensor, ...])
+
+SELECTS = frozenset(
+    {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
+    | {"relu_attributions", "interpolate_mode"}
+)
+"""Arguments that select what is explained, among few choices: each choice has its own noise. All others
+say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
+
+_NEEDS_RELU = tuple(row.native for row in CATALOG.values() if row.needs_relu)
+_INNER = (LayerAttribution, NeuronAttribution)
+
+
+class Hardened(Attribution):  # type: ignore[misc]
+    """What all hardened Captum explainers share.
+
+    The constructor is the native one plus `hardening`, `attribute` has the native arguments. It returns what
+    the native method returns (same structure, shapes, dtype, device), hardened and detached; with
+    `Hardening.none()` the same numbers. An empty batch gives empty tensors.
+
+    The options of `attribute` are for whoever serves explanations to fix. Queries that differ only in their
+    options share their noise, so a client who may choose `baselines` such that the map is known (the input
+    itself, say) reads the noise off and subtracts it elsewhere.
+
+    Attributes:
+        hardening: what is done to each explanation.
+    """
+
+    hardening: Hardening
+    _row: ClassVar[Row]
+    _native: ClassVar[type[Attribution]]
+    _signature: ClassVar[inspect.Signature]
+
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        raise NotImplementedError("build() gives each hardened class its constructor")
+
+    def attribute(self, inputs: Inputs, *args: Any, **kwargs: Any) -> Inputs:
+        """Explain a batch; see the class.
+
+        Raises:
+            RefusedError: a convergence delta is asked for, the method would silently be another one, or the
+                native explainer returned more than one tensor for each input.
+        """
+        raise NotImplementedError("build() gives each hardened class its attribute method")
+
+    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the delta together with the released map undoes the noise on the map's sum."""
+        raise RefusedError(_NO_DELTA)
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: it would return native attributions."""
+        raise RefusedError("attribute_future would return native attributions; call attribute")
+
+    def has_convergence_delta(self) -> bool:
+        """False: a hardened explainer gives no convergence delta."""
+        return False
+
+    def __repr__(self) -> str:
+        inner = [value for value in vars(self).values() if isinstance(value, Attribution)]
+        explained = _label(inner[0]) if inner else _label(self.forward_func)
+        return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
+
+    def _adopt(self, hardening: Hardening | None) -> None:
+        """Take the hardening; refuse what could only give wrong answers."""
+        if hardening is not None and not isinstance(hardening, Hardening):
+            raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
+        self.hardening = Hardening.recommended() if hardening is None else hardening
+        if hasattr(self, "is_delta_supported"):
+            self.is_delta_supported = False
+        for explainer in explainers_in(vars(self)):
+            if isinstance(explainer, Hardened):
+                refuse_inside(type(explainer), type(self).__name__)
+        for explainer in (self, *explainers_in(vars(self))):
+            if isinstance(explainer, _NEEDS_RELU) and not _relus(explainer.model):
+                raise RefusedError(_no_relu(_native_name(explainer), explainer.model, "has no nn.ReLU module"))
+
+    def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = self._signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        options = _flat(bound)
+        for name, value in options.items():
+            if "convergence_delta" in name and value not in (False, None):
+                raise RefusedError(_NO_DELTA)
+        nt_type = self._row.nt_type
+        if nt_type and options["nt_type"] != nt_type:
+            raise ConfigurationError(
+                f"{type(self).__name__} is nt_type={nt_type!r}, got {options['nt_type']!r};"
+                " harden(NoiseTunnel(...)) takes every nt_type"
+            )
+        inputs, batch = _check_inputs(options["inputs"])
+        if batch == 0 and not isinstance(self, _INNER):
+            empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
+            return empty if isinstance(options["inputs"], tuple) else empty[0]
+        query = {} if self.hardening.is_none else self._query(inputs, options)
+        native = self._run_native(bound)
+        _check_arrays(native, options["inputs"], inner=isinstance(self, _INNER))
+        return self.hardening(native, inputs=query.pop("inputs", inputs), **query)
+
+    def _run_native(self, bound: inspect.BoundArguments) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "hardening"}
+        served = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if served else nullcontext():
+            bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
+            args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
+            with lend(self._native, state) as explainer, _relus_must_run(explainer):
+                return explainer.attribute(*args, **kwargs)
+
+    def _private(self, inputs: Any) -> Any:
+        """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""
+        if isinstance(inputs, tuple):
+            return tuple(self._private(x) for x in inputs)
+        x = inputs.detach().clone()
+        leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
+        return x.requires_grad_(leaf or inputs.requires_grad)
+
+    def _query(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the noise is a function of, beside key and configuration."""
+        parts, explainers = [_method(self)], (self, *explainers_in(vars(self)))
+        chosen = {name: value for name, value in options.items() if name in SELECTS}
+        for explainer in explainers:
+            for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
+                if name in SELECTS and parameter.default is not parameter.empty:
+                    chosen.setdefault(name, parameter.default)
+        parts += [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
+        extra = options.get("additional_forward_args")
+        for value in extra if isinstance(extra, tuple) else (extra,):
+            if isinstance(value, Tensor) and value.shape[:1] == inputs[0].shape[:1]:
+                inputs = (*inputs, value)
+            elif isinstance(value, Tensor):
+                parts.append(hashlib.blake2b(value.detach().cpu().double().numpy().tobytes()).hexdigest())
+            elif isinstance(value, bool | int | float | str):
+                parts.append(repr(value))
+        return {
+            "inputs": inputs,
+            "target": options.get("target"),
+            "model_digest": model_digest(self.forward_func),
+            "method": " ".join(parts),
+        }
+
+
+def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Arguments by name, those that travel in **kwargs included."""
+    kinds = bound.signature.parameters
+    rest = [name for name in bound.arguments if kinds[name].kind is inspect.Parameter.VAR_KEYWORD]
+    flat = {name: value for name, value in bound.arguments.items() if name not in rest}
+    return {**flat, **{key: value for name in rest for key, value in bound.arguments[name].items()}}
+
+
+def _check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
+        raise InputError(
+            f"inputs must be a tensor of shape (batch, ...) or a tuple of such, got {type(inputs).__name__}"
+        )
+    return tensors, min(x.shape[0] for x in tensors)
+
+
+def _check_arrays(result: Any, inputs: Any, *, inner: bool) -> None:
+    """Only tensors leave, and no more of them than inputs came in (layers may have several outputs)."""
+    tensors = result if isinstance(result, tuple) else (result,)
+    expected = len(inputs) if isinstance(inputs, tuple) else 1
+    if not all(isinstance(t, Tensor) for t in tensors) or (not inner and len(tensors) != expected):
+        kinds = ", ".join(type(t).__name__ for t in tensors)
+        raise RefusedError(f"the native explainer returned ({kinds}) where {expected} attributions were expected")
+
+
+def _outside_inference(value: Any) -> Any:
+    """Tensors made in inference mode cannot enter a graph; copies of them can."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    if type(value) in (tuple, list):
+        return type(value)(_outside_inference(v) for v in value)
+    return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def _relus(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, nn.ReLU)]
+
+
+@contextmanager
+def _relus_must_run(native: Attribution) -> Iterator[None]:
+    """Raise unless a ReLU module runs within, for the methods that are nothing without one."""
+    explainers = [e for e in (native, *explainers_in(vars(native))) if isinstance(e, _NEEDS_RELU)]
+    ran: list[int] = []
+    relus = {id(relu): relu for explainer in explainers for relu in _relus(explainer.model)}
+    handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in relus.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if explainers and not ran:
+        raise RefusedError(_no_relu(_native_name(native), explainers[0].model, "called none of its nn.ReLU modules"))
+
+
+def _method(explainer: Attribution) -> str:
+    """Name of the method, those inside it and its layer; a native and a hardened explainer have the same."""
+    name = _native_name(explainer)
+    inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
+    layers = getattr(explainer, "layer", None)
+    for layer in layers if isinstance(layers, list) else [layers]:
+        if isinstance(layer, nn.Module) and isinstance(explainer.forward_func, nn.Module):
+            inner += [path for path, part in explainer.forward_func.named_modules() if part is layer]
+    local = "" if explainer.multiplies_by_inputs else " local"
+    return f"{name}({', '.join(inner)}){local}"
+
+
+def _native_name(explainer: Attribution) -> str:
+    kind = explainer._native if isinstance(explainer, Hardened) else type(explainer)
+    return "Saliency" if kind is Gradient else str(kind.__name__)
+
+
+def _label(explained: Any) -> str:
+    if isinstance(explained, Attribution):
+        return f"{type(explained).__name__}({_label(explained.forward_func)})"
+    if isinstance(explained, nn.Module):
+        return type(explained).__name__
+    return getattr(explained, "__qualname__", type(explained).__name__)
+
+
+_NO_DELTA = (
+    "a convergence delta is refused: with the released map it tells f(x) - f(baseline), and with that the"
+    " noise on the map's sum. To check convergence, use the native Captum class inside your own system"
+)
+
+
+def refuse_inside(hardened: type[Attribution], outer: str) -> NoReturn:
+    """Refuse a hardened explainer inside another one."""
+    raise RefusedError(
+        f"{hardened.__name__} cannot go inside another explainer ({outer} would average its noise away"
+        " or return the native map): hardening goes outermost. Instead of NoiseTunnel(HardenedIG(model)) write"
+        " HardenedSmoothGrad(IntegratedGradients(model), hardening=...), or for any explainer"
+        " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
+    )
+
+
+def _no_relu(method: str, model: nn.Module, fact: str) -> str:
+    return (
+        f"{method} changes the gradient of nn.ReLU modules, and {type(model).__name__} {fact} (ReLU6, GELU"
+        " and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
+        " Use HardenedSaliency, or give the model nn.ReLU modules"
+    )

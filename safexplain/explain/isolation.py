@@ -1,0 +1,181 @@
+"""Threads: hook-based Captum methods run on a private copy of the model, made for one call.
+
+GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every
+other thread that uses these modules meanwhile, for an explanation or a plain prediction, gets a wrong answer
+and no error. So they are given a copy of the module tree: new module objects, the same parameter tensors
+(these methods train nothing, and a copy without the weights takes 1 ms for ResNet-18), cloned buffers. A
+copy for each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for
+every method: its forward pass would move its running statistics, and with them the model's digest.
+
+Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one
+call at a time runs on the original, under a lock kept for each model, which protects explanations from each
+other but not plain predictions made beside them. Pass the module itself to get the copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from captum.attr import Attribution, FeatureAblation, FeaturePermutation, ShapleyValues, ShapleyValueSampling
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from safexplain.explain.catalog import CATALOG, Gradient
+from safexplain.identity import modules_of
+
+__all__ = ["Touch", "explainers_in", "lend", "own_lists", "private_copy", "touch_of"]
+
+Memo = dict[int, Any]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (OrderedDict, dict, list, set)
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_guard = threading.Lock()
+_lock_without_model = threading.RLock()
+
+
+class Touch(IntEnum):
+    """What an explainer does to the modules of its model while it runs."""
+
+    CALLS = 0
+    HOOKS = 1
+    UNKNOWN = 2
+
+
+_TOUCH: dict[type, Touch] = {
+    **{row.native: Touch.HOOKS if row.hooks else Touch.CALLS for row in CATALOG.values()},
+    **dict.fromkeys((Gradient, FeatureAblation, FeaturePermutation, ShapleyValues, ShapleyValueSampling), Touch.CALLS),
+}
+
+
+def explainers_in(state: Mapping[str, Any]) -> Iterator[Attribution]:
+    """The explainers that an explainer holds in its attributes, as NoiseTunnel does, at any depth."""
+    for value in state.values():
+        if isinstance(value, Attribution):
+            yield value
+            yield from explainers_in(vars(value))
+
+
+def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
+    """The most that an explainer, or one inside it, does to the model; UNKNOWN for classes not listed."""
+    kinds = [native, *map(type, explainers_in(state))]
+    return max(_TOUCH.get(kind, Touch.UNKNOWN) for kind in kinds)
+
+
+@contextmanager
+def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attribution]:
+    """Lend a native explainer that no other call uses, with modules that nobody else uses where it touches
+    them.
+
+    Args:
+        native: the explainer's class.
+        state: its attributes, the model among them.
+    """
+    touch, originals = touch_of(native, state), modules_of(dict(state))
+    explainer: Attribution = object.__new__(native)
+    with ExitStack() as stack:
+        private = None
+        if touch or any(module.training for module in originals):
+            private = private_copy(state, originals, share_parameters=touch is not Touch.UNKNOWN)
+            if private is None and touch:
+                for lock in _locks_of(originals):
+                    stack.enter_context(lock)
+        explainer.__dict__.update(own_lists(state) if private is None else private)
+        yield explainer
+
+
+def own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The same attributes with lists of their own, without the handles of hooks that are long removed."""
+    return {
+        name: [item for item in value if not isinstance(item, RemovableHandle)] if type(value) is list else value
+        for name, value in state.items()
+    }
+
+
+def private_copy(
+    state: Mapping[str, Any], originals: tuple[nn.Module, ...], *, share_parameters: bool
+) -> dict[str, Any] | None:
+    """A deep copy of `state` that reaches none of the `originals`, or None where that cannot be had.
+
+    Args:
+        state: what to copy.
+        originals: the modules in it.
+        share_parameters: True for methods that only set hooks: the copy has the original parameter tensors.
+            False copies them too, for methods that may write to them (Captum's LRP does).
+    """
+    parts = {id(part): part for module in originals for part in module.modules()}
+    memo: Memo = {}
+    try:
+        _copy_modules(parts, memo, share_parameters)
+        private = copy.deepcopy(own_lists(state), memo)
+    except Exception:
+        return None  # whatever deepcopy meets: locks, handles, generators
+    return None if _reaches(private, parts) else private
+
+
+def _copy_modules(parts: Mapping[int, nn.Module], memo: Memo, share_parameters: bool) -> None:
+    """Put a copy of every module into `memo`, where deepcopy finds it."""
+    simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
+    memo.update((key, module.__new__(type(module))) for key, module in simple.items())
+    if share_parameters:
+        shared = (parameter for module in parts.values() for parameter in module._parameters.values())
+        memo.update((id(parameter), parameter) for parameter in shared if parameter is not None)
+    others = []
+    for key, module in simple.items():
+        attributes = memo[key].__dict__
+        for name, value in module.__dict__.items():
+            if _is_plain(value):
+                attributes[name] = value
+            elif isinstance(value, Tensor):
+                attributes[name] = value if share_parameters else _copy_tensor(value, memo)
+            elif name in ("_parameters", "_buffers"):
+                attributes[name] = type(value)((n, _copy_tensor(t, memo)) for n, t in value.items())
+            elif name == "_modules":
+                attributes[name] = type(value)((n, copy.deepcopy(m, memo)) for n, m in value.items())
+            elif type(value) in _CONTAINERS and not value:
+                attributes[name] = type(value)()
+            else:
+                attributes[name] = copy.deepcopy(value, memo)
+                others.append(attributes[name])
+    if any(_reaches(value, parts) for value in others):
+        raise TypeError("an attribute of a module keeps a module of the original")
+
+
+def _copies_by_attributes(kind: type) -> bool:
+    """True for modules that Python would copy by their __dict__: they do not say how they are copied."""
+    rules = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return not hasattr(kind, "__deepcopy__") and all(getattr(kind, r) is getattr(nn.Module, r) for r in rules)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
+
+
+def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
+    if tensor is None:
+        return None
+    if id(tensor) not in memo:
+        if isinstance(tensor, nn.Parameter):
+            return copy.deepcopy(tensor, memo)
+        # deepcopy refuses tensors that a graph made, as old weight_norm keeps
+        memo[id(tensor)] = tensor.detach().clone()
+    copied: Tensor = memo[id(tensor)]
+    return copied
+
+
+def _reaches(value: object, parts: Mapping[int, nn.Module]) -> bool:
+    return any(id(part) in parts for module in modules_of(value) for part in module.modules())
+
+
+def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
+    """One lock a model, always in the same order, so that two calls cannot wait for each other."""
+    with _guard:
+        locks = [_locks.setdefault(module, threading.RLock()) for module in sorted(modules, key=id)]
+    return locks or [_lock_without_model]

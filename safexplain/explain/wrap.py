@@ -1,0 +1,152 @@
+"""From a row to a class: `build` makes HardenedX, `harden` wraps an explainer that exists already."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, NoReturn
+
+from captum.attr import Attribution
+
+from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain.catalog import CATALOG, Gradient, Row
+from safexplain.explain.hardened import Hardened, refuse_inside
+from safexplain.explain.isolation import own_lists
+from safexplain.hardening import Hardening
+
+__all__ = ["build", "harden"]
+
+
+def build(row: Row, *, module: str) -> type[Hardened]:
+    """The hardened class of a row, to be assigned to `row.hardened_name` in the module of that name.
+
+    Raises:
+        RefusedError: the native class has no `inputs` to tie the noise to.
+    """
+    native = row.native
+    constructor = inspect.signature(native.__init__)
+    signature = inspect.signature(native.attribute)
+    if "inputs" not in signature.parameters:
+        raise RefusedError(f"{native.__name__}.attribute has no `inputs`, so that its answers cannot be hardened")
+    if row.nt_type:
+        tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
+        parameters = {**signature.parameters, "nt_type": tunnel}
+        signature = signature.replace(parameters=list(parameters.values()))
+
+    def __init__(self: Hardened, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        bound = constructor.bind(self, *args, **kwargs)
+        method = bound.arguments.get("attribution_method")
+        if row.nt_type and not isinstance(method, Attribution):
+            if not callable(method):
+                raise ConfigurationTypeError(
+                    f"{row.hardened_name} takes a Captum explainer or a model, got {type(method).__name__}"
+                )
+            bound.arguments["attribution_method"] = Gradient(method)
+        native.__init__(*bound.args, **bound.kwargs)
+        self._adopt(hardening)
+
+    def attribute(self: Hardened, *args: Any, **kwargs: Any) -> Any:
+        return self._release(args, kwargs)
+
+    def refuse(self: Hardened, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
+
+    _dress(__init__, native.__init__, _with_hardening(constructor), row, module)
+    _dress(attribute, native.attribute, signature, row, module)
+    attribute.__wrapped__ = refuse  # type: ignore[attr-defined]
+    namespace = {
+        "__module__": module,
+        "__qualname__": row.hardened_name,
+        "__doc__": _class_doc(row),
+        "__init__": __init__,
+        "attribute": attribute,
+        "_row": row,
+        "_native": native,
+        "_signature": signature,
+    }
+    return type(row.hardened_name, (Hardened, native), namespace)
+
+
+def harden(native: Attribution, hardening: Hardening | None = None) -> Hardened:
+    """A hardened version of any Captum explainer: an instance of a subclass of its class.
+
+    Classes outside the catalog run on a private copy of the model, weights included, because nobody has read
+    what they do to it.
+
+    Args:
+        native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it
+            is.
+        hardening: None for `Hardening.recommended()`.
+
+    Raises:
+        ConfigurationTypeError: not a Captum explainer, or hardened already.
+        RefusedError: the method would silently be another one on this model, or holds a hardened explainer.
+    """
+    if isinstance(native, Hardened):
+        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+    if not isinstance(native, Attribution):
+        raise ConfigurationTypeError(
+            f"expected a captum.attr explainer, as IntegratedGradients(model), got {type(native).__name__}"
+        )
+    hardened = _blank(type(native))
+    hardened.__dict__.update(own_lists(vars(native)))
+    hardened._adopt(hardening)
+    return hardened
+
+
+@cache
+def _hardened_class(native: Any) -> type[Hardened]:
+    from safexplain.explain import captum
+
+    for row in CATALOG.values():
+        if row.native is native and row.nt_type is None:
+            public: type[Hardened] = getattr(captum, row.hardened_name)
+            return public
+    summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
+    kind = build(Row(native.__name__, native, family="other", citation="", summary=summary), module=__name__)
+    kind.__reduce__ = lambda self: (_blank, (native,), dict(vars(self)))  # type: ignore[method-assign]
+    return kind
+
+
+def _blank(native: Any) -> Hardened:
+    kind = _hardened_class(native)
+    return kind.__new__(kind)
+
+
+def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
+    extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Hardening | None)
+    parameters = list(constructor.parameters.values())
+    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
+    return constructor.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
+
+
+def _dress(function: Any, native: Any, signature: inspect.Signature, row: Row, module: str) -> None:
+    function.__signature__ = signature
+    function.__name__ = native.__name__
+    function.__qualname__ = f"{row.hardened_name}.{native.__name__}"
+    function.__module__ = module
+    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].rstrip()
+    function.__doc__ = f"As natively, hardened: see the class. The native documentation:\n\n{native_doc}"
+
+
+def _class_doc(row: Row) -> str:
+    lines = [f"Hardened {row.name}. {row.summary}", ""]
+    if row.citation:
+        lines += [f"Source: {row.citation}.", ""]
+    if row.nt_type:
+        lines += [
+            "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
+            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel.",
+            "",
+        ]
+    if row.hooks:
+        lines += [
+            "Runs on a private copy of the model, so that other threads may use the model meanwhile.",
+            "",
+        ]
+    lines += [
+        "Args:",
+        f"    as {row.native.__name__}'s constructor.",
+        "    hardening: None for Hardening.recommended().",
+    ]
+    return "\n".join(lines)

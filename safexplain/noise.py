@@ -1,0 +1,160 @@
+"""Keyed noise: the same query always meets the same noise, and nobody without the key can tell what it was.
+
+Fresh noise on each call can be averaged away by asking again. Here the noise of one example is a function of
+
+    (key, model digest, method, hardening configuration, the example's input bytes, its target)
+
+and of nothing else: not of the batch around it, the process, the device, or the options that only re-estimate the same
+quantity (`n_steps`, `n_samples`, ...). The function is a keyed BLAKE2b hash (RFC 7693) of these fields, expanded with
+SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from torch import Tensor
+
+from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
+
+KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
+"""Environment variable that supplies the noise key (as text) where the configuration carries none."""
+
+SHORTEST_STRONG_KEY = 16
+"""Bytes: a shorter key can be found by trying all of them."""
+
+_DOMAIN = b"safexplain noise v1"
+_process_key: bytes | None = None
+
+
+def check_key(key: bytes | None) -> None:
+    """Raise unless `key` is None or non-empty bytes; warn when it is short enough to be guessed.
+
+    Raises:
+        ConfigurationTypeError: the key is not bytes, or is empty.
+    """
+    if key is None:
+        return
+    if not isinstance(key, bytes) or not key:
+        raise ConfigurationTypeError(
+            f"the noise key must be non-empty bytes, got {'empty bytes' if key == b'' else type(key).__name__};"
+            " make one with os.urandom(32) and keep it secret"
+        )
+    if len(key) < SHORTEST_STRONG_KEY:
+        warnings.warn(
+            f"a noise key of {len(key)} bytes can be guessed, and whoever knows it subtracts the noise;"
+            " use os.urandom(32)",
+            WeakKeyWarning,
+            stacklevel=4,
+        )
+
+
+def resolve_key(key: bytes | None) -> bytes:
+    """Return `key`, else the one in the environment, else one drawn for this process (with one warning)."""
+    global _process_key
+    if key is not None:
+        return key
+    if from_environment := os.environ.get(KEY_VARIABLE):
+        return from_environment.encode()
+    if _process_key is None:
+        _process_key = os.urandom(32)
+        warnings.warn(
+            "no noise key: this process drew its own. After a restart, or on another replica, the same query gets"
+            " other noise, and averaging those answers removes it. Pass GaussianNoise(std, key=...) or set"
+            f" {KEY_VARIABLE}.",
+            NoKeyWarning,
+            stacklevel=2,
+        )
+    return _process_key
+
+
+def query_seeds(
+    key: bytes,
+    *,
+    inputs: Tensor | tuple[Tensor, ...],
+    target: Any = None,
+    model_digest: bytes = b"",
+    method: str = "",
+    configuration: str = "",
+) -> list[bytes]:
+    """One 32-byte seed per example, from the key and everything that makes the query what it is.
+
+    Args:
+        key: secret bytes of any length.
+        inputs: tensor of shape (batch, ...), or a tuple of such; hashed as float32 (whole numbers as int64) with -0
+            and 0 alike, so that a cast or a flipped zero does not make a new query.
+        target: what Captum accepts: None, int, tuple of ints, tensor (batch,) or (1,), list of ints or of tuples.
+        model_digest: digest of the explained model's parameters.
+        method: name of the explanation method.
+        configuration: canonical text of the hardening configuration, without the key.
+
+    Raises:
+        InputError: the inputs disagree about the batch size, or the target does not fit it.
+    """
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    batch = tensors[0].shape[0]
+    if any(t.shape[0] != batch for t in tensors):
+        raise InputError(f"inputs must share their first dimension, got {[tuple(t.shape) for t in tensors]}")
+    prefix = hashlib.blake2b(key=hashlib.blake2b(key, digest_size=64).digest(), digest_size=32)
+    for part in (_DOMAIN, model_digest, method.encode(), configuration.encode()):
+        _update(prefix, part)
+    for t in tensors:
+        _update(prefix, repr(tuple(t.shape[1:])).encode())
+    rows = [_canonical(t) for t in tensors]
+    seeds = []
+    for i, label in enumerate(_targets(target, batch)):
+        seed = prefix.copy()
+        _update(seed, repr(label).encode())
+        for r in rows:
+            seed.update(r[i])
+        seeds.append(seed.digest())
+    return seeds
+
+
+def standard_normal(seed: bytes, count: int, *, purpose: bytes = b"noise") -> NDArray[np.float64]:
+    """`count` independent standard normal numbers (resolution 2^-32 in probability), a function of seed and purpose."""
+    words = np.frombuffer(hashlib.shake_256(purpose + seed).digest(4 * count), dtype="<u4")
+    out: NDArray[np.float64] = ndtri((words + 0.5) * 2.0**-32)
+    return out
+
+
+def _update(digest: Any, part: bytes) -> None:
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)
+
+
+def _canonical(tensor: Tensor) -> NDArray[Any]:
+    """Rows of a tensor as comparable numbers: float32 (or int64), contiguous, one zero, one NaN."""
+    t = tensor.detach()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    if not t.is_floating_point():
+        return np.ascontiguousarray(t.to("cpu", torch.int64).numpy())
+    t = t.to("cpu", torch.float32) + 0.0
+    return np.ascontiguousarray(torch.nan_to_num(t, nan=float("inf")).numpy())
+
+
+def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
+    """The target of each example as a tuple of ints, however it was written."""
+    if target is None:
+        return [()] * batch
+    if isinstance(target, Tensor | np.ndarray):
+        target = target.tolist()
+        if isinstance(target, list) and len(target) == 1:
+            target = target[0]
+    if isinstance(target, int | np.integer):
+        return [(int(target),)] * batch
+    if isinstance(target, tuple):
+        return [tuple(int(t) for t in target)] * batch
+    labels = [tuple(int(v) for v in t) if isinstance(t, tuple | list) else (int(t),) for t in target]
+    if len(labels) != batch:
+        raise InputError(f"expected one target for each of the {batch} examples, got {len(labels)}")
+    return labels

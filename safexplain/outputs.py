@@ -1,0 +1,29 @@
+"""Which number is explained: the probability of the class, or its logit."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from safexplain.errors import InputError
+
+
+class Probability(nn.Module):
+    """A classifier with softmax on its logits: explanations of it are of the predicted probability.
+
+    Gradients of the probability carry the factor p (1 - p), so their size tells how sure the model is, and on its
+    members it is surer. Gradients of the logit leak far less (`docs/concepts.md`).
+
+    Args:
+        model: (batch, ...) -> logits (batch, classes).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities (batch, classes)."""
+        logits: Tensor = self.model(x)
+        if logits.dim() != 2:
+            raise InputError(f"expected logits of shape (batch, classes), got {tuple(logits.shape)}")
+        return logits.softmax(1)

@@ -1,0 +1,589 @@
+"""What `load_data`, `check_data` and `check_model_fits` promise: arrays, tables and images; one line if unusable."""
+
+import dataclasses
+import hashlib
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_breast_cancer, load_digits
+from torch import nn
+from torch.export import Dim
+
+from safexplain.cli.load_data import AuditData, check_data, check_model_fits, load_data
+from safexplain.cli.load_model import load_model
+from safexplain.errors import InputError, MissingExtraError
+
+
+def message(call, *args, **options):
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def rows(n=40, width=4, classes=3):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(n, width)).astype(np.float32)
+    return {"x": x, "y": np.arange(n) % classes, "member": (np.arange(n) // classes) % 2 == 0}
+
+
+def data(**changes):
+    made = rows()
+    base = AuditData(made["x"], made["y"].astype(np.int64), made["member"], None, None, False, "0" * 64, "rows.npz")
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.fixture
+def pyarrow():
+    """Recent versions are installed beside NumPy 1.26 but do not import with it."""
+    return pytest.importorskip("pyarrow", exc_type=ImportError)
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def suffix(request):
+    if request.param == "parquet":
+        request.getfixturevalue("pyarrow")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    frame = load_breast_cancer(as_frame=True).frame
+    frame["member"] = np.arange(len(frame)) % 2
+    return frame
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """60 digits as class/number.png; the first ten are members, the next ten are not, and so on."""
+    root = tmp_path_factory.mktemp("digits")
+    images, labels = load_digits(return_X_y=True)
+    for i in range(60):
+        folder = root / ("in" if i // 10 % 2 == 0 else "out") / str(labels[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((images[i].reshape(8, 8) * 15).astype(np.uint8)).save(folder / f"{i:03}.png")
+    return root
+
+
+# Arrays
+
+
+def test_arrays_come_back_as_they_were_saved(tmp_path):
+    made = rows()
+    path = npz(tmp_path / "d.npz", **made)
+    loaded = load_data(path)
+    np.testing.assert_array_equal(loaded.x, made["x"])
+    np.testing.assert_array_equal(loaded.y, made["y"])
+    np.testing.assert_array_equal(loaded.member, made["member"])
+    assert (loaded.x.dtype, loaded.y.dtype, loaded.member.dtype) == (np.float32, np.int64, np.bool_)
+    assert (loaded.class_names, loaded.feature_names, loaded.is_image) == (None, None, False)
+    assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert loaded.source == str(path)
+    assert check_data(loaded, num_classes=3) == ()
+
+
+def test_eight_bit_images_are_scaled_and_channels_come_second(tmp_path):
+    made = rows(12)
+    pixels = np.random.default_rng(0).integers(0, 256, size=(12, 6, 5, 3), dtype=np.uint8)
+    loaded = load_data(npz(tmp_path / "d.npz", **{**made, "x": pixels}))
+    assert loaded.is_image
+    np.testing.assert_allclose(loaded.x, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((12, 6, 5, 3), (12, 3, 6, 5)),
+        ((12, 6, 5, 1), (12, 1, 6, 5)),
+        ((12, 3, 6, 5), (12, 3, 6, 5)),
+        ((12, 1, 6, 3), (12, 1, 6, 3)),  # both could be channels: taken to be second already
+        ((12, 3, 6, 1), (12, 3, 6, 1)),
+        ((12, 4, 6, 5), (12, 4, 6, 5)),
+    ],
+)
+def test_the_rule_for_channels_is_explicit(shape, expected, tmp_path):
+    x = np.zeros(shape, dtype=np.float64)
+    assert load_data(npz(tmp_path / "d.npz", **{**rows(12), "x": x})).x.shape == expected
+
+
+def test_eight_bit_images_without_channels_get_one_and_float_images_are_not_scaled(tmp_path):
+    pixels = np.full((12, 6, 5), 255, dtype=np.uint8)
+    grey = load_data(npz(tmp_path / "d.npz", **{**rows(12), "x": pixels}))
+    assert grey.x.shape == (12, 1, 6, 5)
+    assert grey.x.max() == 1
+    floats = load_data(npz(tmp_path / "f.npz", **{**rows(12), "x": np.full((12, 1, 6, 5), 255.0)}))
+    assert floats.x.max() == 255
+
+
+def test_an_eight_bit_table_is_not_scaled(tmp_path):
+    table = np.full((12, 5), 200, dtype=np.uint8)
+    loaded = load_data(npz(tmp_path / "d.npz", **{**rows(12), "x": table}))
+    assert loaded.x.max() == 200
+    assert not loaded.is_image
+
+
+def test_labels_that_are_names_are_numbered_in_sorted_order(tmp_path):
+    names = np.array(["dog", "cat", "dog", "ape"] * 3)
+    loaded = load_data(npz(tmp_path / "d.npz", **{**rows(12), "y": names}))
+    assert loaded.class_names == ("ape", "cat", "dog")
+    assert loaded.y.tolist()[:4] == [2, 1, 2, 0]
+
+
+def test_names_of_classes_and_columns_may_be_given(tmp_path):
+    path = npz(
+        tmp_path / "d.npz", **rows(), class_names=np.array(["a", "b", "c"]), feature_names=np.array(list("wxyz"))
+    )
+    loaded = load_data(path)
+    assert (loaded.class_names, loaded.feature_names) == (("a", "b", "c"), ("w", "x", "y", "z"))
+
+
+def test_labels_and_membership_may_be_columns_or_floats(tmp_path):
+    made = rows()
+    path = npz(
+        tmp_path / "d.npz",
+        x=made["x"],
+        y=made["y"].astype(float)[:, None],
+        member=made["member"].astype(np.uint8)[:, None],
+    )
+    loaded = load_data(path)
+    np.testing.assert_array_equal(loaded.y, made["y"])
+    np.testing.assert_array_equal(loaded.member, made["member"])
+
+
+class Payload:
+    def __init__(self, target):
+        self.target = str(target)
+
+    def __reduce__(self):
+        return (Path.mkdir, (Path(self.target),))
+
+
+@pytest.mark.parametrize("name", ["x", "y", "member"])
+def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
+    target = tmp_path / "written"
+    objects = np.empty(40, dtype=object)
+    objects[:] = [Payload(target)] * 40
+    text = message(load_data, npz(tmp_path / "d.npz", **{**rows(), name: objects}))
+    assert f"array {name!r}" in text
+    assert "Python objects" in text
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"y": None}, "has no array y (it has x, member)"),
+        ({"x": np.array(["a"] * 40)}, "expected numbers"),
+        ({"x": np.zeros((40, 4), dtype=complex)}, "expected numbers"),
+        ({"y": np.eye(40)}, "take argmax"),
+        ({"y": np.full(40, 0.5)}, "holds 0.5; expected whole class numbers"),
+        ({"y": np.full(40, np.nan)}, "holds nan"),
+        ({"member": np.arange(40)}, "other values than 0 and 1"),
+        ({"member": np.array(["in"] * 40)}, "other values than 0 and 1"),
+        ({"feature_names": np.array(["a"])}, "1 feature_names"),
+    ],
+)
+def test_arrays_of_no_use_are_one_line(changes, expected, tmp_path):
+    made = {name: value for name, value in {**rows(), **changes}.items() if value is not None}
+    assert expected in message(load_data, npz(tmp_path / "d.npz", **made))
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
+    whole = npz(tmp_path / "d.npz", **rows()).read_bytes()
+    state = io.BytesIO()
+    torch.save({"a": torch.zeros(3)}, state)
+    cases = {
+        "empty.npz": (b"", "is empty"),
+        "cut.npz": (whole[:-300], "damaged or cut short"),
+        "model.npz": (state.getvalue(), "without arrays"),
+        "noise.csv": (bytes(range(256)), "not data that this reads"),
+        "latin.csv": ("a,b\nä,1\n".encode("latin-1"), "cannot be read as a table"),
+        "header.csv": (b"a,b,member\n", "without rows"),
+    }
+    for name, (content, expected) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        assert expected in message(load_data, tmp_path / name, label="b"), name
+    assert "does not exist" in message(load_data, tmp_path / "none.npz")
+    assert "--members" in message(load_data, tmp_path)
+    assert "no data given" in message(load_data, None)
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert "may not be read" in message(load_data, tmp_path / "d.npz")
+
+
+# Tables
+
+
+def test_a_table_of_numbers_comes_back_column_for_column(suffix, cancer, tmp_path):
+    path = tmp_path / f"cancer.{suffix}"
+    cancer.to_csv(path, index=False) if suffix == "csv" else cancer.to_parquet(path)
+    loaded = load_data(path, label="target")
+    features = load_breast_cancer()
+    np.testing.assert_allclose(loaded.x, features.data, rtol=1e-6)
+    assert loaded.feature_names == tuple(features.feature_names)
+    np.testing.assert_array_equal(loaded.y, features.target)
+    np.testing.assert_array_equal(loaded.member, cancer["member"] == 1)
+    assert (loaded.class_names, loaded.is_image) == (None, False)
+    assert check_data(loaded, num_classes=2) == ()
+
+
+def test_two_tables_are_the_same_data_as_one_with_a_member_column(suffix, cancer, tmp_path):
+    inside, outside = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
+    for path, value in ((inside, 1), (outside, 0)):
+        part = cancer[cancer["member"] == value].drop(columns="member")
+        part = part[sorted(part.columns)] if value == 0 else part  # another order of columns
+        part.to_csv(path, index=False) if suffix == "csv" else part.to_parquet(path)
+    loaded = load_data(None, label="target", members=inside, non_members=outside)
+    order = np.argsort(1 - cancer["member"].to_numpy(), kind="stable")
+    np.testing.assert_allclose(loaded.x, load_breast_cancer().data[order], rtol=1e-6)
+    np.testing.assert_array_equal(loaded.member, cancer["member"].to_numpy()[order] == 1)
+    both = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in (inside, outside))
+    assert loaded.sha256 == hashlib.sha256(both.encode()).hexdigest()
+
+
+def table(path, **columns):
+    pandas.DataFrame(columns).to_csv(path, index=False)
+    return path
+
+
+def test_text_becomes_one_column_a_value_and_true_false_one_column(tmp_path):
+    path = table(
+        tmp_path / "t.csv",
+        job=["b", "a", "c"],
+        age=[3, 5, 7],
+        rich=[True, False, True],
+        kind=["yes", "no", "yes"],
+        member=[1, 0, 1],
+    )
+    loaded = load_data(path, label="kind")
+    assert loaded.feature_names == ("job=a", "job=b", "job=c", "age", "rich")
+    assert loaded.x.tolist() == [[0, 1, 0, 3, 1], [1, 0, 0, 5, 0], [0, 0, 1, 7, 1]]
+    assert loaded.class_names == ("no", "yes")
+    assert loaded.y.tolist() == [1, 0, 1]
+
+
+def test_one_encoding_serves_members_and_non_members(tmp_path):
+    inside = table(tmp_path / "in.csv", job=["a", "b"], label=[0, 1])
+    outside = table(tmp_path / "out.csv", job=["c", "a"], label=[0, 1])
+    loaded = load_data(None, label="label", members=inside, non_members=outside)
+    assert loaded.feature_names == ("job=a", "job=b", "job=c")
+    assert loaded.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [[1, 0], ["true", "false"], ["True", "False"], ["YES", "no"], ["in", "out"], [" In", "Out "], [1.0, 0.0]],
+)
+def test_membership_is_read_in_the_usual_spellings(spelling, tmp_path):
+    path = table(tmp_path / "t.csv", a=[1, 2], y=[0, 1], seen=spelling)
+    assert load_data(path, label="y", member_column="seen").member.tolist() == [True, False]
+
+
+def test_missing_numbers_are_kept_for_the_check_that_names_them(tmp_path):
+    frame = pandas.DataFrame({"a": np.arange(40.0), "b": 1.0, "y": np.arange(40) % 2, "member": np.arange(40) // 20})
+    frame.loc[[7, 9], "b"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    text = message(check_data, load_data(tmp_path / "t.csv", label="y"), num_classes=2)
+    assert "2 values that are NaN or infinite, the first in row 7 (counted from 0), column 'b'" in text
+
+
+def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
+    frame = pandas.DataFrame(
+        {"a": pandas.array([1, None], dtype="Int64"), "b": pandas.array([True, False], dtype="boolean")}
+    ).assign(y=[0, 1], member=[1, 0])
+    frame.to_parquet(tmp_path / "t.parquet")
+    x = load_data(tmp_path / "t.parquet", label="y").x
+    np.testing.assert_array_equal(x, [[1, 1], [np.nan, 0]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "expected"),
+    [
+        ({}, None, "name its label column with --label (columns: a, y, member)"),
+        ({}, "z", "has no column 'z'; pass --label with one of: a, y, member"),
+        ({"member": None}, "y", "has no member column 'member'"),
+        ({"member": [1, 2]}, "y", "holds '2'; expected 0/1"),
+        ({"y": [0.5, 1]}, "y", "expected whole class numbers"),
+        ({"y": ["a", None]}, "y", "empty in row 1"),
+        ({"a": ["x", None]}, "y", "1 empty values, the first in row 1"),
+        ({"a": None}, "y", "no column beside the label and the membership"),
+    ],
+)
+def test_tables_of_no_use_are_one_line(columns, label, expected, tmp_path):
+    made = {"a": [1, 2], "y": [0, 1], "member": [1, 0]} | columns
+    path = table(tmp_path / "t.csv", **{name: value for name, value in made.items() if value is not None})
+    assert expected in message(load_data, path, label=label)
+
+
+def test_identifiers_are_refused_by_column(tmp_path):
+    names = [f"person {i}" for i in range(300)]
+    path = table(tmp_path / "t.csv", who=names, y=[0, 1] * 150, member=[1] * 300)
+    assert "text column 'who'" in message(load_data, path, label="y")
+
+
+def test_dates_are_refused_by_column(pyarrow, tmp_path):
+    dates = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"] * 2), "y": [0, 1], "member": [1, 0]})
+    dates.to_parquet(tmp_path / "t.parquet")
+    assert "column 'when'" in message(load_data, tmp_path / "t.parquet", label="y")
+
+
+def test_two_tables_must_have_the_same_columns_and_no_second_membership(tmp_path):
+    one = table(tmp_path / "a.csv", a=[1, 2], y=[0, 1])
+    two = table(tmp_path / "b.csv", b=[1, 2], y=[0, 1])
+    three = table(tmp_path / "c.csv", a=[1, 2], y=[0, 1], member=[1, 0])
+    assert "in one only: a, b" in message(load_data, None, label="y", members=one, non_members=two)
+    assert "has a column 'member'" in message(load_data, None, label="y", members=one, non_members=three)
+    assert "--non-members is missing" in message(load_data, None, label="y", members=one)
+    assert "pass one or the other" in message(load_data, one, label="y", members=one, non_members=two)
+
+
+@pytest.mark.parametrize(("library", "start"), [("pandas", b"a,y\n1,2\n"), ("pyarrow", b"PAR1...")])
+def test_a_missing_table_library_names_the_extra(library, start, tmp_path, monkeypatch):
+    (tmp_path / "t").write_bytes(start)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[tabular\]"'):
+        load_data(tmp_path / "t", label="y")
+
+
+def test_a_library_that_is_installed_but_broken_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "t").write_bytes(b"PAR1...")
+    with pytest.raises(MissingExtraError, match=r"cannot be imported: pyarrow requires NumPy 2\.0"):
+        load_data(tmp_path / "t", label="y")
+
+
+# Images
+
+
+def test_folders_of_digits_are_the_digits(digits):
+    loaded = load_data(None, members=digits / "in", non_members=digits / "out")
+    images, labels = load_digits(return_X_y=True)
+    order = sorted(range(60), key=lambda i: (i // 10 % 2, str(labels[i]), i))
+    assert loaded.x.shape == (60, 1, 8, 8)
+    np.testing.assert_allclose(loaded.x.reshape(60, 64) * 17, images[order], atol=1e-5)
+    np.testing.assert_array_equal(loaded.y, labels[order])
+    np.testing.assert_array_equal(loaded.member, [i // 10 % 2 == 0 for i in order])
+    assert loaded.class_names == tuple("0123456789")
+    assert loaded.is_image
+    assert check_data(loaded, num_classes=10) == ()
+
+
+def test_the_digest_of_folders_follows_content_names_and_side(digits, tmp_path):
+    import shutil
+
+    one = load_data(None, members=digits / "in", non_members=digits / "out").sha256
+    shutil.copytree(digits, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    assert load_data(None, members=copy / "in", non_members=copy / "out").sha256 == one
+    assert load_data(None, members=copy / "out", non_members=copy / "in").sha256 != one
+    first = next((copy / "in").rglob("*.png"))
+    first.rename(first.with_name("renamed.png"))
+    assert load_data(None, members=copy / "in", non_members=copy / "out").sha256 != one
+
+
+def image(path, size=(8, 8), mode="RGB", value=128):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode in ("L", "I;16", "I") else (value, 0, 255)).save(path)
+    return path
+
+
+def test_classes_are_matched_by_name_over_both_folders(tmp_path):
+    for side, name in (("in", "cat"), ("in", "dog"), ("out", "ape"), ("out", "dog")):
+        image(tmp_path / side / name / "1.png")
+    loaded = load_data(None, members=tmp_path / "in", non_members=tmp_path / "out")
+    assert loaded.class_names == ("ape", "cat", "dog")
+    assert loaded.y.tolist() == [1, 2, 0, 2]
+
+
+def test_members_and_non_members_go_through_one_transform(tmp_path):
+    image(tmp_path / "in" / "a" / "1.png", mode="L")
+    image(tmp_path / "out" / "a" / "1.png", mode="RGB")
+    loaded = load_data(None, members=tmp_path / "in", non_members=tmp_path / "out")
+    assert loaded.x.shape == (2, 3, 8, 8)
+    np.testing.assert_allclose(loaded.x[0], 128 / 255, rtol=1e-6)
+    np.testing.assert_allclose(loaded.x[1, :, 0, 0], [128 / 255, 0, 1], rtol=1e-6)
+
+
+def test_images_of_many_sizes_need_one_given_and_are_resized_alike(tmp_path):
+    for side in ("in", "out"):
+        image(tmp_path / side / "a" / "1.png", size=(8, 8))
+        image(tmp_path / side / "a" / "2.png", size=(16, 12))
+    folders = {"members": tmp_path / "in", "non_members": tmp_path / "out"}
+    text = message(load_data, None, **folders)
+    assert "8x8" in text
+    assert "16x12" in text
+    assert "--image-size" in text
+    loaded = load_data(None, **folders, image_size=10)
+    assert loaded.x.shape == (4, 3, 10, 10)
+    np.testing.assert_array_equal(loaded.x[:2], loaded.x[2:])
+
+
+def test_sizes_that_differ_by_side_are_refused_since_resizing_would_tell_them_apart(tmp_path):
+    image(tmp_path / "in" / "a" / "1.png", size=(8, 8))
+    image(tmp_path / "out" / "a" / "1.png", size=(16, 16))
+    text = message(load_data, None, members=tmp_path / "in", non_members=tmp_path / "out", image_size=8)
+    assert "leave its mark on one side" in text
+
+
+def test_folders_of_no_use_are_one_line(tmp_path):
+    good = tmp_path / "good"
+    image(good / "a" / "1.png")
+    (tmp_path / "empty" / "a").mkdir(parents=True)
+    image(tmp_path / "flat" / "1.png")
+    image(tmp_path / "deep" / "a" / "b" / "1.png")
+    image(tmp_path / "sixteen" / "a" / "1.png", mode="I;16")
+    (tmp_path / "broken" / "a").mkdir(parents=True)
+    (tmp_path / "broken" / "a" / "1.png").write_bytes(b"no image")
+    (tmp_path / "cut" / "a").mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole.png")
+    (tmp_path / "cut" / "a" / "1.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-80])
+    for name, expected in {
+        "empty": "holds no images",
+        "flat": "does not lie in a class folder",
+        "deep": "does not lie in a class folder",
+        "sixteen": "more than 8 bits",
+        "broken": "cannot be read",
+        "cut": "cannot be read",
+        "none": "does not exist",
+    }.items():
+        assert expected in message(load_data, None, members=tmp_path / name, non_members=good), name
+    assert "--image-size is 0" in message(load_data, None, members=good, non_members=good, image_size=0)
+
+
+def test_missing_pillow_names_the_extra(digits, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[vision\]"'):
+        load_data(None, members=digits / "in", non_members=digits / "out")
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_classes", "expected"),
+    [
+        ({"x": np.zeros(40, np.float32)}, 3, "x has shape (40,); expected (n, ...)"),
+        ({"x": np.zeros((0, 4), np.float32)}, 3, "holds no values"),
+        ({"x": np.zeros((39, 4), np.float32)}, 3, "x has 39 rows but y has shape (40,)"),
+        ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
+        ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),
+        ({"member": np.ones(40, bool)}, 3, "all 40 rows are members"),
+        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; an audit needs at least 10"),
+        ({"member": np.arange(40) >= 9}, 3, "31 members and 9 non-members"),
+        ({"y": np.arange(40) % 3 - 1}, 3, "label -1"),
+        ({"y": np.full(40, 2)}, 3, "every row has the label 2"),
+        ({}, 2, "row 2 has the label 2, but the model has 2 outputs: labels must be 0 to 1"),
+    ],
+)
+def test_data_of_no_use_is_one_line(changes, num_classes, expected):
+    assert expected in message(check_data, data(**changes), num_classes=num_classes)
+
+
+def test_ten_of_each_side_are_enough_and_the_number_of_classes_may_be_unknown():
+    twenty = rows(20, classes=2)
+    small = data(x=twenty["x"], y=twenty["y"], member=np.arange(20) < 10)
+    assert check_data(small, num_classes=None) == ()
+
+
+def test_values_that_are_not_finite_are_counted_and_placed():
+    x = rows()["x"].copy()
+    x[[5, 30], [2, 0]] = np.inf, np.nan
+    text = message(check_data, data(x=x), num_classes=3)
+    assert "2 values that are NaN or infinite, the first in row 5 (counted from 0), column 2" in text
+    images = np.zeros((40, 1, 3, 3), np.float32)
+    images[4, 0, 2, 1] = np.nan
+    assert "row 4 (counted from 0), position (0, 2, 1)" in message(check_data, data(x=images), num_classes=3)
+
+
+def test_a_number_too_large_for_single_precision_counts_as_infinite(tmp_path):
+    made = rows()
+    made["x"] = made["x"].astype(np.float64)
+    made["x"][3, 1] = 1e300
+    assert "row 3" in message(check_data, load_data(npz(tmp_path / "d.npz", **made)), num_classes=3)
+
+
+def test_copies_of_members_among_non_members_are_a_warning_and_not_an_error():
+    made = data()
+    x = made.x.copy()
+    inside, outside = np.flatnonzero(made.member), np.flatnonzero(~made.member)
+    x[outside[[4, 7]]] = x[inside[[0, 1]]]
+    (warning,) = check_data(dataclasses.replace(made, x=x), num_classes=3)
+    assert f"2 of {len(outside)} non-members are exact copies of members (the first in row {outside[4]}" in warning
+
+
+def test_copies_within_one_side_are_no_warning():
+    made = data()
+    x = made.x.copy()
+    inside = np.flatnonzero(made.member)
+    x[inside[1]] = x[inside[0]]
+    assert check_data(dataclasses.replace(made, x=x), num_classes=3) == ()
+
+
+def test_classes_seen_on_one_side_only_are_a_warning():
+    y = data().y.copy()
+    y[np.flatnonzero(~data().member)[0]] = 3
+    (warning,) = check_data(data(y=y, class_names=("a", "b", "c", "d")), num_classes=4)
+    assert "among the non-members only: d" in warning
+
+
+# Model and data together
+
+
+def test_a_model_that_fits_gives_its_number_of_classes():
+    assert check_model_fits(nn.Linear(4, 3).eval(), data()) == 3
+
+
+def test_an_exported_model_that_fits_gives_its_number_of_classes(tmp_path):
+    program = torch.export.export(nn.Linear(5, 3), (torch.randn(4, 5),), dynamic_shapes=({0: Dim("batch")},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    model = load_model(tmp_path / "m.pt2").model
+    wide = rows(width=5)["x"]
+    assert check_model_fits(model, data(x=wide)) == 3
+    text = message(check_model_fits, model, data())
+    assert "rows of shape (4,)" in text
+    assert "exported for rows of shape (5)" in text
+
+
+class Returns(nn.Module):
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, x):
+        return self.output
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Linear(5, 3), "rows of shape (4,) from rows.npz (its first layer takes 5 features)"),
+        (nn.Conv2d(3, 2, 3), "(its first layer takes 3 channels)"),
+        (nn.Linear(4, 1), "one score a row (shape (2, 1) for 2 rows)"),
+        (Returns(torch.zeros(2)), "one score a row (shape (2,) for 2 rows)"),
+        (Returns(torch.zeros(2, 3, 4)), "shape (2, 3, 4) for 2 rows; expected (2, classes)"),
+        (Returns(torch.zeros(1, 3)), "shape (1, 3) for 2 rows"),
+        (Returns((torch.zeros(2, 3),)), "returns a tuple"),
+        (Returns(torch.full((2, 3), torch.nan)), "NaN or infinite scores"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_line(model, expected):
+    assert expected in message(check_model_fits, model.eval(), data())

@@ -1,0 +1,718 @@
+"""What `load_model` promises: the usual files, nothing run that was not asked for, one line on failure."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from safexplain.cli.load_model import load_model
+from safexplain.errors import InputError, MissingExtraError
+
+TIMM, TORCHVISION = "timm:test_resnet", "torchvision:shufflenet_v2_x0_5"
+
+
+class Mlp(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(8, 16), nn.Dropout(dropout), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.relu(self.first(x))))
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Detached(Mlp):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1))
+
+
+class TwoInputs(Mlp):
+    def forward(self, x, z):
+        return super().forward(x + z)
+
+
+class Payload:
+    """Unpickling it writes a file."""
+
+    def __init__(self, target):
+        self.target = str(target)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.target,))
+
+
+def example(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def export(model, path, x=None, dim=None, mode="eval"):
+    x = example(4, 8) if x is None else x
+    model.train(mode == "train")
+    dynamic = None if dim == "static" else ({0: dim or Dim("batch")},)
+    torch.export.save(torch.export.export(model, (x,), dynamic_shapes=dynamic), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    torch.manual_seed(0)
+    return Mlp().eval()
+
+
+@pytest.fixture(scope="module")
+def exported(mlp, tmp_path_factory):
+    return export(mlp, tmp_path_factory.mktemp("exported") / "mlp.pt2")
+
+
+@pytest.fixture
+def architecture(tmp_path, monkeypatch):
+    """A module `mynets` in the current directory, which is not on sys.path."""
+    lines = """
+import torch
+from torch import nn
+def net(): return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+def sized(num_classes): return nn.Linear(8, num_classes)
+def broken(): raise ValueError("no such luck")
+def number(): return 7
+def trained():
+    m = net()
+    m.load_state_dict(torch.load("net.pt", weights_only=True))
+    return m
+"""
+    (tmp_path / "mynets.py").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    yield "mynets"
+    sys.modules.pop("mynets", None)
+
+
+def saved(content, path):
+    torch.save(content, path)
+    return path
+
+
+def repacked(source, target, *, change=None, add=None):
+    """The same archive with members changed (a function from name and bytes to bytes) or added."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        names = old.namelist()
+        root = names[0].partition("/")[0]
+        for name in names:
+            content = old.read(name)
+            new.writestr(name, change(name, content) if change else content)
+        for name, content in (add or {}).items():
+            new.writestr(f"{root}/{name}", content)
+    return target
+
+
+def in_json(ending, edit):
+    def change(name, content):
+        if not name.endswith(ending):
+            return content
+        document = json.loads(content)
+        edit(document)
+        return json.dumps(document).encode()
+
+    return change
+
+
+def message(call, *args, **options):
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+# torch.export
+
+
+def test_an_exported_model_predicts_as_the_original_for_any_batch_size(mlp, exported):
+    loaded = load_model(exported)
+    assert (loaded.format, loaded.arch, loaded.fresh_unavailable) == ("torch.export", None, "")
+    for n in (1, 2, 7):
+        torch.testing.assert_close(loaded.model(example(n, 8)), mlp(example(n, 8)))
+
+
+def test_an_exported_model_takes_train_and_eval_without_changing(mlp, exported):
+    model = load_model(exported).model
+    assert not model.training
+    assert model.train().training
+    torch.testing.assert_close(model(example(3, 8)), mlp(example(3, 8)))
+    assert not model.eval().training
+
+
+def test_an_exported_model_is_told_by_content_and_not_by_name(exported, tmp_path):
+    other = tmp_path / "model.bin"
+    other.write_bytes(exported.read_bytes())
+    assert load_model(other).format == "torch.export"
+
+
+def test_the_digest_is_that_of_the_file(exported):
+    assert load_model(exported).sha256 == hashlib.sha256(exported.read_bytes()).hexdigest()
+
+
+def test_fresh_networks_of_an_exported_model_are_untrained_and_follow_the_seed(mlp, exported):
+    fresh = load_model(exported).fresh
+    one, again, other = weights(fresh(1)), weights(fresh(1)), weights(fresh(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, weights(mlp), strict=True))
+
+
+def test_a_fresh_network_of_an_exported_model_trains(exported):
+    network = load_model(exported).fresh(0)
+    x, y = example(32, 8), torch.arange(32) % 3
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(network(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_static_batch_dimension_is_refused_with_the_way_to_export(mlp, tmp_path):
+    text = message(load_model, export(mlp, tmp_path / "m.pt2", dim="static"))
+    assert "exactly 4 rows" in text
+    assert "dynamic_shapes=({0: torch.export.Dim('batch')},)" in text
+
+
+def test_a_batch_dimension_with_narrow_limits_is_refused(mlp, tmp_path):
+    text = message(load_model, export(mlp, tmp_path / "m.pt2", dim=Dim("batch", min=2, max=64)))
+    assert "2 to 64 rows" in text
+
+
+def test_a_model_exported_in_training_mode_is_refused(tmp_path):
+    for name, model, x in (
+        ("dropout", Mlp(0.3), example(4, 8)),
+        ("batch_norm", Convolutional(), example(4, 1, 8, 8)),
+    ):
+        text = message(load_model, export(model, tmp_path / f"{name}.pt2", x, mode="train"))
+        assert name in text
+        assert "model.eval()" in text
+
+
+def test_an_exported_model_without_input_gradients_is_refused(tmp_path):
+    assert "no gradient reaches the input" in message(load_model, export(Detached(), tmp_path / "m.pt2"))
+
+
+def test_an_exported_model_of_integer_inputs_is_refused(tmp_path):
+    tokens = torch.zeros(4, 5, dtype=torch.long)
+    assert "torch.int64" in message(load_model, export(Embedded(), tmp_path / "m.pt2", tokens))
+
+
+def test_an_exported_model_of_two_inputs_is_refused(tmp_path):
+    batch = Dim("batch")
+    program = torch.export.export(
+        TwoInputs().eval(), (example(4, 8), example(4, 8)), dynamic_shapes=({0: batch}, {0: batch})
+    )
+    torch.export.save(program, tmp_path / "m.pt2")
+    assert "2 inputs" in message(load_model, tmp_path / "m.pt2")
+
+
+def test_a_shape_that_contradicts_the_exported_one_is_refused(exported):
+    assert load_model(exported, input_shape=(8,)).format == "torch.export"
+    assert "(8,), but the shape given is (9,)" in message(load_model, exported, input_shape=(9,))
+
+
+class Standardised(nn.Module):
+    """Standardises its weights with batch_norm in training mode, as timm's ScaledStdConv does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        weight = nn.functional.batch_norm(self.first.weight[None], None, None, training=True)[0]
+        return self.last(torch.relu(nn.functional.linear(x, weight)))
+
+
+def test_weights_standardised_by_batch_norm_are_not_taken_for_training_mode(tmp_path):
+    loaded = load_model(export(Standardised(), tmp_path / "m.pt2"))
+    assert loaded.fresh is not None
+
+
+def test_inference_batch_norm_and_dropout_leave_no_fresh_networks_but_say_what_to_pass(tmp_path):
+    for name, model, x in (
+        ("dropout", Mlp(0.3), example(4, 8)),
+        ("batch_norm", Convolutional(), example(4, 1, 8, 8)),
+    ):
+        loaded = load_model(export(model, tmp_path / f"{name}.pt2", x))
+        assert loaded.fresh is None
+        assert name in loaded.fresh_unavailable
+        assert "--arch" in loaded.fresh_unavailable
+
+
+def test_with_arch_an_exported_model_gets_its_fresh_networks_from_the_constructor(architecture, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    path = export(model, tmp_path / "m.pt2")
+    loaded = load_model(path, arch="mynets:net")
+    assert isinstance(loaded.fresh(0), nn.Sequential)
+    torch.testing.assert_close(loaded.model(example(5, 8)), model(example(5, 8)))
+    assert "do not fit mynets:sized" in message(load_model, path, arch="mynets:sized")
+
+
+def test_an_arch_with_the_same_weights_and_other_outputs_is_refused(architecture, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    text = message(load_model, export(model, tmp_path / "m.pt2"), arch="mynets:net")
+    assert "predicts other scores" in text
+
+
+def test_a_program_exported_on_a_gpu_loads_on_the_cpu(mlp, exported, tmp_path):
+    def move(value):
+        if isinstance(value, dict):
+            if value.keys() == {"type", "index"}:
+                value.update(type="cuda", index=0)
+            for inner in value.values():
+                move(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                move(inner)
+
+    moved = repacked(exported, tmp_path / "m.pt2", change=in_json(".json", move))
+    torch.testing.assert_close(load_model(moved).model(example(3, 8)), mlp(example(3, 8)))
+
+
+def test_the_archive_layout_of_older_pytorch_is_checked_too(mlp, tmp_path):
+    serde = pytest.importorskip("torch._export.serde.serialize")
+    program = torch.export.export(mlp, (example(4, 8),), dynamic_shapes=({0: Dim("batch")},))
+    artifact = serde.serialize(program)
+    version = ".".join(str(part) for part in serde.SCHEMA_VERSION)
+
+    def write(path, state_dict):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("version", version)
+            archive.writestr("serialized_exported_program.json", artifact.exported_program)
+            archive.writestr("serialized_state_dict.pt", state_dict)
+            archive.writestr("serialized_constants.pt", artifact.constants)
+            archive.writestr("serialized_example_inputs.pt", artifact.example_inputs)
+        return path
+
+    target = tmp_path / "written"
+    poison = io.BytesIO()
+    torch.save({"first.weight": Payload(target)}, poison)
+    text = message(load_model, write(tmp_path / "poisoned.pt2", poison.getvalue()))
+    assert "pickle of more than tensors" in text
+    assert not target.exists()
+    loaded = load_model(write(tmp_path / "old.pt2", artifact.state_dict))
+    torch.testing.assert_close(loaded.model(example(3, 8)), mlp(example(3, 8)))
+
+
+# What could run code when a torch.export file is loaded
+
+
+def graph(document):
+    return document["graph_module"]["graph"]
+
+
+def first_operation(document):
+    return graph(document)["nodes"][0]
+
+
+TAMPERED = {
+    "an attribute of torch as an operation": lambda d: first_operation(d).update(target="torch.os.system"),
+    "an operation that writes a file": lambda d: first_operation(d).update(target="torch.ops.aten.save.default"),
+    "a size that is code": lambda d: graph(d)["tensor_values"]["x"]["sizes"].__setitem__(
+        0, {"as_expr": {"expr_str": "__import__('os').mkdir('TARGET')", "hint": None}}
+    ),
+    "a name that is code": lambda d: d["graph_module"]["module_call_graph"][0]["signature"].update(
+        forward_arg_names=["x=__import__('os').mkdir('TARGET')"]
+    ),
+    "a tree that imports a module": lambda d: d["graph_module"]["module_call_graph"][0]["signature"].update(
+        out_spec=json.dumps(
+            [
+                1,
+                {
+                    "type": "builtins.dict",
+                    "context": json.dumps([{"__enum__": True, "fqn": "evil:E", "name": "A"}]),
+                    "children_spec": [],
+                },
+            ]
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_strings_in_an_exported_graph_run_no_code(what, exported, tmp_path):
+    target = tmp_path / "written"
+
+    def edit(document):
+        TAMPERED[what](document)
+
+    def change(name, content):
+        return in_json("models/model.json", edit)(name, content).replace(b"TARGET", str(target).encode())
+
+    text = message(load_model, repacked(exported, tmp_path / "m.pt2", change=change))
+    assert "might run code" in text
+    assert "--trust-pickle" in text
+    assert not target.exists()
+
+
+def test_guards_in_an_exported_program_are_dropped_and_not_run(exported, tmp_path):
+    target = tmp_path / "written"
+    code = f"__import__('os').mkdir({str(target)!r}) is None"
+    change = in_json("models/model.json", lambda d: d.update(guards_code=[code]))
+    load_model(repacked(exported, tmp_path / "m.pt2", change=change)).model(example(2, 8))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("member", ["data/sample_inputs/model.pt", "data/weights/weight_0"])
+def test_a_pickle_inside_an_exported_file_is_not_loaded(member, exported, tmp_path):
+    target = tmp_path / "written"
+    poison = io.BytesIO()
+    torch.save((Payload(target),), poison)
+
+    def ask_for_pickle(document):
+        for payload in document["config"].values():
+            payload["use_pickle"] = True
+
+    def change(name, content):
+        if name.endswith(member):
+            return poison.getvalue()
+        if member.endswith("weight_0"):
+            return in_json("model_weights_config.json", ask_for_pickle)(name, content)
+        return content
+
+    tampered = repacked(exported, tmp_path / "m.pt2", change=change)
+    assert "pickle" in message(load_model, tampered)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("where", ["sample inputs", "guards", "sizes"])
+def test_the_check_stops_attacks_that_are_real(where, exported, tmp_path):
+    """The same files do run code when they are trusted."""
+    target = tmp_path / "written"
+    poison = io.BytesIO()
+    torch.save((Payload(target),), poison)
+    code = f"__import__('os').mkdir({str(target)!r}) is None or 2"
+
+    def resize(document):
+        for tensor in graph(document)["tensor_values"].values():
+            for size in tensor["sizes"]:
+                if "as_expr" in size:
+                    size["as_expr"]["expr_str"] = code
+
+    change = {
+        "sample inputs": lambda name, content: poison.getvalue() if "sample_inputs" in name else content,
+        "guards": in_json("models/model.json", lambda d: d.update(guards_code=[code])),
+        "sizes": in_json("models/model.json", resize),
+    }[where]
+    tampered = repacked(exported, tmp_path / "m.pt2", change=change)
+    with contextlib.suppress(InputError):
+        load_model(tampered)
+    assert not target.exists()
+    with contextlib.suppress(InputError):
+        load_model(tampered, trust_pickle=True)
+    assert target.exists()
+
+
+@pytest.mark.parametrize(
+    "member", ["data/aotinductor/model/a.so", "data/constants/custom_obj_0", "data/constants/opaque_obj_0"]
+)
+def test_compiled_libraries_and_custom_objects_in_an_exported_file_are_refused(member, exported, tmp_path):
+    tampered = repacked(exported, tmp_path / "m.pt2", add={member: pickle.dumps(Payload(tmp_path / "written"))})
+    assert member in message(load_model, tampered)
+    assert not (tmp_path / "written").exists()
+
+
+# State dicts
+
+
+@pytest.mark.parametrize("arch", [TIMM, TORCHVISION])
+def test_a_state_dict_loads_into_its_named_architecture(arch, tmp_path):
+    import timm
+    import torchvision
+
+    name = arch.partition(":")[2]
+    torch.manual_seed(1)
+    if arch == TIMM:
+        original = timm.create_model(name, num_classes=5)
+    else:
+        original = torchvision.models.get_model(name, weights=None, num_classes=5)
+    loaded = load_model(saved(original.state_dict(), tmp_path / "m.pt"), arch=arch, input_shape=(3, 32, 32))
+    x = example(2, 3, 32, 32)
+    torch.testing.assert_close(loaded.model(x), original.eval()(x))
+    assert (loaded.format, loaded.arch, loaded.model.training) == ("state_dict", arch, False)
+    fresh = loaded.fresh(3)
+    assert fresh.training
+    assert fresh.eval()(x).shape == (2, 5)
+    assert all(torch.equal(a, b) for a, b in zip(weights(fresh), weights(loaded.fresh(3)), strict=True))
+
+
+def test_timm_takes_the_number_of_input_channels_from_the_weights(tmp_path):
+    import timm
+
+    original = timm.create_model("test_resnet", num_classes=4, in_chans=1)
+    loaded = load_model(saved(original.state_dict(), tmp_path / "m.pt"), arch=TIMM, input_shape=(1, 32, 32))
+    assert loaded.fresh(0).eval()(example(2, 1, 32, 32)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("arch", [TIMM, TORCHVISION])
+def test_no_weights_are_downloaded(arch, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("network use")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
+    from safexplain.cli.architectures import builder
+
+    assert isinstance(builder(arch, num_classes=2)(0), nn.Module)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+def test_usual_nestings_and_prefixes_are_taken_off(key, prefix, architecture, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    loaded = load_model(saved({key: state, "epoch": 3}, tmp_path / "m.pt"), arch="mynets:net")
+    torch.testing.assert_close(loaded.model(example(2, 8)), model(example(2, 8)))
+
+
+def test_files_of_old_pytorch_and_safetensors_are_state_dicts_too(architecture, tmp_path):
+    from safetensors.torch import save_file
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    torch.save(model.state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    for path in (tmp_path / "old.pt", tmp_path / "m.safetensors"):
+        loaded = load_model(path, arch="mynets:net")
+        assert loaded.format == "state_dict"
+        torch.testing.assert_close(loaded.model(example(2, 8)), model(example(2, 8)))
+
+
+def test_a_function_gets_the_number_of_classes_where_it_takes_it(architecture, tmp_path):
+    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
+    assert load_model(path, arch="mynets:sized").fresh(0).out_features == 6
+    assert "of another shape" in message(load_model, path, arch="mynets:sized", num_classes=7)
+
+
+def test_the_current_directory_is_importable_during_the_import_only(architecture, tmp_path):
+    before = list(sys.path)
+    load_model(saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt"), arch="mynets:sized")
+    assert sys.path == before
+
+
+def test_building_and_drawing_leave_the_global_random_state_alone(architecture, tmp_path, exported):
+    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    load_model(path, arch="mynets:sized").fresh(1)
+    load_model(exported).fresh(1)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert np.array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_a_state_dict_without_arch_says_what_it_is_and_what_to_pass(tmp_path):
+    text = message(load_model, saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt"))
+    assert "state_dict (2 tensors, the first weight (6, 8))" in text
+    assert "--arch timm:NAME" in text
+
+
+def test_weights_that_do_not_fit_are_listed(architecture, tmp_path):
+    state = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).state_dict()
+    state["extra.weight"] = state.pop("0.weight")
+    text = message(load_model, saved(state, tmp_path / "m.pt"), arch="mynets:net")
+    assert "1 missing from the file: 0.weight (16, 8)" in text
+    assert "1 not in the network: extra.weight (16, 8)" in text
+    assert "2.weight (file (4, 16), network (3, 16))" in text
+
+
+def test_an_arch_that_returns_the_trained_weights_is_refused(architecture, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    path = saved(model.state_dict(), tmp_path / "net.pt")
+    assert "must return an untrained one" in message(load_model, path, arch="mynets:trained")
+
+
+@pytest.mark.parametrize(
+    ("arch", "expected"),
+    [
+        ("resnet18", "expected --arch timm:NAME"),
+        ("timm:test_resnte", "did you mean test_resnet"),
+        ("timm:hf-hub:someone/model", "timm has no model"),
+        ("torchvision:resnet81", "did you mean resnet18"),
+        ("torchvision:fcn_resnet50", "no classification model"),
+        ("nowhere.nets:net", "module nowhere of --arch"),
+        ("mynets:missing", "has no function 'missing'"),
+        ("mynets:broken", "no such luck"),
+        ("mynets:number", "gave a int"),
+    ],
+)
+def test_an_arch_that_cannot_be_built_is_one_line(arch, expected, architecture, tmp_path):
+    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
+    assert expected in message(load_model, path, arch=arch)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_missing_library_names_the_extra(library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
+    with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[vision\]"'):
+        load_model(path, arch=f"{library}:resnet18")
+
+
+def test_safetensors_without_its_library_names_the_extra(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    save_file(nn.Linear(8, 6).state_dict(), tmp_path / "m.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(MissingExtraError, match=r"safexplain\[vision\]"):
+        load_model(tmp_path / "m.safetensors", arch=TIMM)
+
+
+def test_a_model_without_input_gradients_is_refused_where_the_shape_is_known(tmp_path):
+    text = message(load_model, saved(Detached(), tmp_path / "m.pt"), trust_pickle=True, input_shape=(8,))
+    assert "no gradient reaches the input" in text
+
+
+# Pickles
+
+
+def test_a_pickled_module_is_refused_by_name_with_the_safe_ways(tmp_path):
+    text = message(load_model, saved(Mlp(), tmp_path / "m.pt"))
+    for part in ("Mlp", "--trust-pickle", "torch.export", "state_dict", "--arch"):
+        assert part in text
+
+
+def test_a_pickled_module_loads_when_trusted_and_is_reinitialised(mlp, tmp_path):
+    path = saved(mlp, tmp_path / "m.pt")
+    loaded = load_model(path, trust_pickle=True)
+    assert (loaded.format, loaded.model.training) == ("pickle", False)
+    torch.testing.assert_close(loaded.model(example(3, 8)), mlp(example(3, 8)))
+    fresh = loaded.fresh(0)
+    assert fresh.training
+    assert not any(torch.equal(a, b) for a, b in zip(weights(fresh), weights(mlp), strict=True))
+
+
+def test_batch_norm_and_dropout_of_a_pickled_module_train_again(tmp_path):
+    loaded = load_model(saved(Convolutional(), tmp_path / "m.pt"), trust_pickle=True)
+    network = loaded.fresh(0)
+    before = network.norm.running_mean.clone()
+    network(example(8, 1, 8, 8))
+    assert not torch.equal(before, network.norm.running_mean)
+
+
+@pytest.mark.parametrize("wrapped", ["bare", "in a list", "beside weights", "plain pickle", "old format"])
+def test_nothing_pickled_is_loaded_unless_asked_for_by_name(wrapped, tmp_path):
+    target, path = tmp_path / "written", tmp_path / "m.pt"
+    evil = Payload(target)
+    if wrapped == "plain pickle":
+        path.write_bytes(pickle.dumps(evil))
+    else:
+        content = {
+            "bare": evil,
+            "in a list": [evil],
+            "beside weights": {"state_dict": nn.Linear(8, 6).state_dict(), "args": evil},
+            "old format": evil,
+        }[wrapped]
+        torch.save(content, path, _use_new_zipfile_serialization=wrapped != "old format")
+    text = message(load_model, path, arch=TIMM)
+    assert "mkdir" in text
+    assert "--trust-pickle" in text
+    assert not target.exists()
+
+
+def test_a_pickle_of_an_unknown_class_says_where_it_must_be_importable(tmp_path):
+    path = saved(Mlp(), tmp_path / "m.pt")
+    changed = tmp_path / "c.pt"
+    repacked(path, changed, change=lambda name, content: content.replace(b"Mlp", b"Xyz"))
+    text = message(load_model, changed, trust_pickle=True)
+    assert "importable from the current directory" in text
+
+
+# Files that are no models
+
+
+def test_torchscript_is_refused_with_the_way_out(mlp, tmp_path):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(mlp, example(2, 8)), tmp_path / "m.pt")
+    text = message(load_model, tmp_path / "m.pt")
+    assert "TorchScript" in text
+    assert "torch.export" in text
+
+
+def test_files_that_are_no_models_are_one_line(mlp, exported, tmp_path):
+    whole = saved(mlp.state_dict(), tmp_path / "whole.pt").read_bytes()
+    old = tmp_path / "old.pt"
+    torch.save(mlp.state_dict(), old, _use_new_zipfile_serialization=False)
+    np.savez(tmp_path / "data.npz", x=np.zeros(3))
+    cases = {
+        "text.pt": (b"epoch,loss\n1,2\n", "is not a model file"),
+        "empty.pt": (b"", "is empty"),
+        "cut.pt": (whole[: len(whole) // 2], "damaged or cut short"),
+        "cut_old.pt": (old.read_bytes()[:-400], "damaged or cut short"),
+        "cut.pt2": (exported.read_bytes()[:-3000], "damaged or cut short"),
+        "lfs.pt": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        "data.pt": ((tmp_path / "data.npz").read_bytes(), "pass it as --data"),
+        "broken.safetensors": (b'\x10\0\0\0\0\0\0\0{"a": 1,        }', "damaged"),
+        "list.pt": (saved([1, 2], tmp_path / "l.pt").read_bytes(), "holds no model (a list)"),
+        "epochs.pt": (saved({"epoch": 3}, tmp_path / "e.pt").read_bytes(), "holds no model (keys epoch)"),
+    }
+    for name, (content, expected) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        assert expected in message(load_model, tmp_path / name, arch=TIMM), name
+
+
+def test_a_damaged_member_of_an_exported_file_is_one_line(exported, tmp_path):
+    broken = repacked(
+        exported,
+        tmp_path / "m.pt2",
+        change=lambda name, content: b"{" if name.endswith("models/model.json") else content,
+    )
+    assert "damaged" in message(load_model, broken)
+    emptied = repacked(
+        exported,
+        tmp_path / "n.pt2",
+        change=lambda name, content: b"{}" if name.endswith("models/model.json") else content,
+    )
+    assert "cannot be loaded with PyTorch" in message(load_model, emptied)
+
+
+def test_paths_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
+    assert "does not exist" in message(load_model, tmp_path / "none.pt")
+    assert "is a directory" in message(load_model, tmp_path)
+    locked = saved({}, tmp_path / "m.pt")
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert "may not be read" in message(load_model, locked)

@@ -1,0 +1,77 @@
+"""Small models, a hardening with a fixed key, and the catalog as test parameters."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import safexplain.explain
+from safexplain.explain import CATALOG
+from safexplain.hardening import GaussianNoise, Hardening
+
+KEY = b"a key of thirty-two bytes, fixed"
+NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
+ROWS = list(CATALOG.values())
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+quiet = pytest.mark.filterwarnings(
+    "ignore:Setting backward hooks on ReLU",
+    "ignore:Setting forward, backward hooks",
+    "ignore:You are providing multiple inputs for Lime",
+    "ignore:Input Tensor . did not already require gradients",
+)
+
+
+def image_net(seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * 16, 5)).eval()
+
+
+def images(batch=4, seed=1):
+    return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+class TwoInputs(nn.Module):
+    """Logits from an image and a vector."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.image = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6))
+        self.vector = nn.Linear(5, 6)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, image, vector):
+        return self.head(self.relu(self.image(image) + self.vector(vector)))
+
+
+class Gate(nn.Module):
+    """Identity in which a thread called "explainer" waits until another has done its work."""
+
+    entered = threading.Event()
+    passed = threading.Event()
+
+    def forward(self, x):
+        if threading.current_thread().name == "explainer":
+            Gate.entered.set()
+            Gate.passed.wait(20)
+        return x
+
+
+def hardened_class(row):
+    return getattr(safexplain.explain, row.hardened_name)
+
+
+def run(explainer, row, inputs, target=1, **options):
+    """One call with everything random pinned down."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+    return explainer.attribute(inputs, target=target, **{**row.options(inputs), **options})
+
+
+def tensors(result):
+    return result if isinstance(result, tuple) else (result,)

@@ -1,0 +1,330 @@
+"""What every hardened Captum explainer promises, for every row of the catalog."""
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import pytest
+import torch
+from captum.attr import Attribution, NoiseTunnel
+from captum.metrics import infidelity, sensitivity_max
+from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, rows, run, tensors
+from torch import nn
+
+from safexplain.explain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
+from safexplain.explain.catalog import CATALOG, find_row
+from safexplain.hardening import GaussianNoise, Hardening
+
+pytestmark = quiet
+
+
+@rows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_hardening_the_numbers_are_the_native_ones_bit_for_bit(row, dtype):
+    model, x = image_net().to(dtype), images().to(dtype)
+    native = run(row.explainer(model), row, x)
+    released = run(hardened_class(row)(model, hardening=Hardening.none()), row, x)
+    assert released.dtype == native.dtype
+    assert torch.equal(released, native)
+
+
+@rows
+def test_tuples_come_back_as_tuples_with_the_native_numbers(row):
+    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
+    native = run(row.explainer(model), row, x)
+    released = run(hardened_class(row)(model, hardening=Hardening.none()), row, x)
+    assert isinstance(released, tuple)
+    assert all(torch.equal(a, b) for a, b in zip(released, native, strict=True))
+    noisy = run(hardened_class(row)(model, hardening=NOISY), row, x)
+    assert [t.shape for t in noisy] == [t.shape for t in x]
+
+
+def test_half_precision_comes_back_in_the_native_dtype():
+    model, x = image_net().bfloat16(), images().bfloat16()
+    for row in (CATALOG["IG"], CATALOG["InputXGradient"]):
+        native = run(row.explainer(model), row, x)
+        assert run(hardened_class(row)(model, hardening=NOISY), row, x).dtype == native.dtype
+
+
+@rows
+def test_it_is_a_subclass_with_the_native_signatures(row):
+    kind = hardened_class(row)
+    assert issubclass(kind, row.native)
+    assert isinstance(kind(image_net(), hardening=NOISY), Attribution)
+    constructor = inspect.signature(kind).parameters
+    assert constructor["hardening"].kind is inspect.Parameter.KEYWORD_ONLY
+    own = [p for name, p in constructor.items() if name != "hardening"]
+    assert own == list(inspect.signature(row.native).parameters.values())
+    signature, native = inspect.signature(kind.attribute), inspect.signature(row.native.attribute)
+    if row.nt_type == "vargrad":  # help() must show the default that holds
+        assert signature.parameters["nt_type"].default == "vargrad"
+        shown = native.parameters["nt_type"].replace(default="vargrad")
+        parameters = {**native.parameters, "nt_type": shown}
+        native = native.replace(parameters=list(parameters.values()))
+    assert signature == native
+
+
+@rows
+def test_only_detached_tensors_leave(row):
+    x = images().requires_grad_()
+    for hardening in (NOISY, Hardening.none()):
+        for released in tensors(run(hardened_class(row)(image_net(), hardening=hardening), row, x)):
+            assert type(released) is torch.Tensor
+            assert released.grad_fn is None
+            assert not released.requires_grad
+            assert released._base is None
+            assert not vars(released)
+            assert released.untyped_storage().nbytes() == released.numel() * released.element_size()
+
+
+def test_the_native_map_would_be_readable_from_a_grad_fn():
+    x = images()
+    native = CATALOG["InputXGradient"].explainer(image_net()).attribute(x, target=1)
+    assert torch.equal(native.clamp(-1e-6, 1e-6).grad_fn._saved_self, native)
+
+
+@rows
+def test_asking_again_gives_the_same_answer_and_another_key_another(row):
+    explainer = hardened_class(row)(image_net(), hardening=NOISY)
+    again = hardened_class(row)(image_net(), hardening=NOISY)
+    assert torch.equal(run(explainer, row, images()), run(again, row, images()))
+    other = hardened_class(row)(image_net(), hardening=NOISY.with_key(KEY[::-1]))
+    assert not torch.allclose(run(explainer, row, images()), run(other, row, images()), atol=0.01)
+
+
+@rows
+def test_another_model_input_or_target_gets_independent_noise(row):
+    def noise(model, x, target):
+        native = run(row.explainer(model), row, x, target)
+        return (run(hardened_class(row)(model, hardening=NOISY), row, x, target) - native).flatten(1)
+
+    base = noise(image_net(), images(), 1)
+    for other in (
+        noise(image_net(5), images(), 1),
+        noise(image_net(), images(seed=7), 1),
+        noise(image_net(), images(), 2),
+    ):
+        assert abs(torch.corrcoef(torch.stack([base.flatten(), other.flatten()]))[0, 1]) < 0.15
+
+
+@pytest.mark.parametrize("row", [row for row in CATALOG.values() if not row.stochastic], ids=lambda row: row.name)
+def test_the_noise_knows_nothing_of_the_batch_around_an_example(row):
+    model, x, target = image_net(), images(6), torch.arange(6) % 5
+    kind = hardened_class(row)
+
+    def noise(part):
+        native = run(row.explainer(model), row, x[part], target[part])
+        return run(kind(model, hardening=NOISY), row, x[part], target[part]) - native
+
+    whole = noise(slice(None))
+    assert whole.std() > 0.03
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    torch.testing.assert_close(noise(order), whole[order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(noise(slice(2, 3)), whole[2:3], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("IG", [{"n_steps": 10}, {"n_steps": 40}, {"internal_batch_size": 4}, {"method": "riemann_trapezoid"}]),
+        ("SmoothGrad", [{"nt_samples": 2}, {"nt_samples": 4}, {"nt_samples_batch_size": 1}, {"stdevs": 0.1}]),
+        ("VarGrad", [{"nt_samples": 3}, {"nt_samples": 6}]),
+        ("GradientShap", [{"n_samples": 2}, {"n_samples": 6}, {"stdevs": 0.1}]),
+        ("Occlusion", [{"perturbations_per_eval": 1}, {"perturbations_per_eval": 3}]),
+    ],
+)
+def test_options_that_reestimate_the_same_quantity_give_no_fresh_noise(name, options):
+    row, model, x = CATALOG[name], image_net(), images()
+    explainer = hardened_class(row)(model, hardening=NOISY)
+    noises = [run(explainer, row, x, **o) - run(row.explainer(model), row, x, **o) for o in options]
+    for noise in noises[1:]:
+        torch.testing.assert_close(noise, noises[0], atol=1e-5, rtol=0)
+
+
+def test_options_that_ask_for_another_quantity_give_other_noise():
+    model, x, row = image_net(), images(), CATALOG["Saliency"]
+    explainer = HardenedSaliency(model, hardening=NOISY)
+    signed, magnitude = (
+        run(explainer, row, x, abs=flag) - run(row.explainer(model), row, x, abs=flag) for flag in (False, True)
+    )
+    assert abs(torch.corrcoef(torch.stack([signed.flatten(), magnitude.flatten()]))[0, 1]) < 0.15
+    assert torch.equal(run(explainer, row, x, abs=True), run(explainer, row, x))  # written out or not
+
+
+def test_an_additional_forward_argument_is_part_of_the_query():
+    def scaled(x, factor):
+        return model(x * factor.view(-1, 1, 1, 1))
+
+    model, x = image_net(), images()
+    explainer = HardenedIG(scaled, hardening=NOISY)
+    one, two = (explainer.attribute(x, target=1, additional_forward_args=torch.full((4,), f)) for f in (1.0, 1.001))
+    assert not torch.allclose(one, two, atol=0.02)
+    assert torch.equal(one, explainer.attribute(x, target=1, additional_forward_args=torch.ones(4)))
+
+
+@rows
+def test_a_pickled_copy_gives_the_same_answers(row):
+    explainer = hardened_class(row)(image_net(), hardening=NOISY)
+    for twin in (pickle.loads(pickle.dumps(explainer)), copy.deepcopy(explainer), copy.copy(explainer)):
+        assert type(twin) is type(explainer)
+        assert torch.equal(run(twin, row, images()), run(explainer, row, images()))
+
+
+@rows
+def test_an_empty_batch_gives_empty_tensors(row):
+    explainer = hardened_class(row)(image_net(), hardening=NOISY)
+    assert run(explainer, row, torch.empty(0, 3, 8, 8)).shape == (0, 3, 8, 8)
+
+
+@rows
+def test_it_works_under_no_grad_and_in_inference_mode(row):
+    explainer = hardened_class(row)(image_net(), hardening=NOISY)
+    expected = run(explainer, row, images())
+    with torch.no_grad():
+        assert torch.equal(run(explainer, row, images()), expected)
+    with torch.inference_mode():
+        assert torch.equal(run(explainer, row, images()), expected)
+
+
+@rows
+def test_the_model_and_the_inputs_are_left_as_they_were(row):
+    model, x = image_net(), images()
+    model[3].weight.requires_grad_(False)
+    before = snapshot(model)
+    run(hardened_class(row)(model, hardening=NOISY), row, x)
+    assert snapshot(model) == before
+    assert not x.requires_grad
+    assert torch.equal(x, images())
+    with pytest.raises(Exception, match=r"."):
+        hardened_class(row)(model, hardening=NOISY).attribute(x[:, :2], target=1, **row.options(x))
+    assert snapshot(model) == before
+
+
+@rows
+def test_explaining_a_model_in_training_mode_leaves_its_running_statistics(row):
+    model = image_net().train()
+    before = copy.deepcopy(model.state_dict())
+    native = run(row.explainer(copy.deepcopy(model)), row, images())
+    released = run(hardened_class(row)(model, hardening=Hardening.none()), row, images())
+    assert torch.equal(released, native)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[1].training
+
+
+def test_the_caller_hears_nothing_about_inputs_that_did_not_require_gradients():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        HardenedSaliency(image_net(), hardening=NOISY).attribute(images(), target=1)
+
+
+def test_a_model_that_writes_into_its_input_does_not_write_into_the_callers():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.mul_(2).flatten(1)
+
+    x, row = images(), CATALOG["Occlusion"]
+    run(hardened_class(row)(InPlace(), hardening=NOISY), row, x)
+    assert torch.equal(x, images())
+
+
+def test_not_a_number_and_infinity_do_not_leave():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return (x.flatten(1) * torch.tensor([float("nan"), float("inf")]).repeat(96)).sum(1, keepdim=True)
+
+    released = HardenedSaliency(Broken(), hardening=NOISY).attribute(images(), target=0)
+    assert released.isfinite().all()
+
+
+@rows
+def test_captums_metrics_take_it(row):
+    model, x = image_net(), images(2)
+    explainer = hardened_class(row)(model, hardening=NOISY)
+    options = row.options(x)
+    assert sensitivity_max(explainer.attribute, x, target=1, n_perturb_samples=2, **options).isfinite().all()
+
+    def perturb(inputs):
+        noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0)) * 0.01
+        return noise, inputs - noise
+
+    score = infidelity(model, perturb, x, run(explainer, row, x), target=1, n_perturb_samples=2)
+    assert score.isfinite().all()
+
+
+@rows
+def test_repr_names_method_and_hardening_and_shows_no_array_or_key(row):
+    text = repr(hardened_class(row)(image_net(), hardening=NOISY))
+    assert text.startswith(f"Hardened{row.name}(")
+    assert "GaussianNoise(std=0.05" in text
+    assert "tensor" not in text
+    assert "thirty-two" not in text
+
+
+def test_a_model_in_place_of_an_explainer_gives_the_smoothgrad_of_the_paper():
+    """arXiv 1706.03825: the mean of signed gradients at noisy inputs, written out."""
+    model, x = image_net(), images(2)
+    released = run(HardenedSmoothGrad(model, hardening=Hardening.none()), CATALOG["SmoothGrad"], x, stdevs=0.3)
+    torch.manual_seed(0)
+    noisy = (x.repeat_interleave(5, 0) + torch.normal(0, torch.tensor(0.3).repeat(10, 3, 8, 8))).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(noisy)[:, 1].sum(), noisy)
+    torch.testing.assert_close(released, gradient.view(2, 5, 3, 8, 8).mean(1))
+
+
+def test_smoothgrad_takes_any_captum_explainer_as_noisetunnel_does():
+    row, model, x = CATALOG["SmoothGrad"], image_net(), images(2)
+    for inner in (CATALOG["IG"], CATALOG["GuidedBackprop"], CATALOG["Saliency"]):
+        native = run(NoiseTunnel(inner.explainer(model)), row, x)
+        released = run(HardenedSmoothGrad(inner.explainer(model), hardening=Hardening.none()), row, x)
+        assert torch.equal(released, native)
+
+
+def test_smoothgrads_of_two_methods_have_independent_noise():
+    row, model, x = CATALOG["SmoothGrad"], image_net(), images(2)
+    noises = []
+    for inner in (CATALOG["IG"], CATALOG["InputXGradient"]):
+        native = run(NoiseTunnel(inner.explainer(model)), row, x)
+        noises.append(run(HardenedSmoothGrad(inner.explainer(model), hardening=NOISY), row, x) - native)
+    assert abs(torch.corrcoef(torch.stack([n.flatten() for n in noises]))[0, 1]) < 0.15
+
+
+def test_the_default_hardening_is_the_recommended_one(monkeypatch):
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", KEY.decode())
+    assert HardenedIG(image_net()).hardening == Hardening.recommended()
+
+
+def test_methods_are_found_under_every_usual_spelling():
+    for name in ("IG", "ig", "IntegratedGradients", "integrated_gradients", "HardenedIG", "Integrated Gradients"):
+        assert find_row(name) is CATALOG["IG"]
+    assert find_row("input_x_gradient") is CATALOG["InputXGradient"]
+    with pytest.raises(ValueError, match=r"Occlusion.*got 'lrp'"):
+        find_row("lrp")
+
+
+def test_two_noise_draws_of_one_query_would_average_which_is_what_the_key_prevents():
+    noises = [NOISY.with_key(bytes([i]) * 32) for i in range(8)]
+    x, model = images(2), image_net()
+    native = CATALOG["IG"].explainer(model).attribute(x, target=1)
+    fresh = torch.stack([HardenedIG(model, hardening=h).attribute(x, target=1) for h in noises]).mean(0)
+    same = torch.stack([HardenedIG(model, hardening=NOISY).attribute(x, target=1) for _ in noises]).mean(0)
+    assert (fresh - native).std() < 0.025
+    assert (same - native).std() > 0.04
+
+
+def test_noise_has_the_stated_scale():
+    model, x = image_net(), images(8)
+    native = CATALOG["IG"].explainer(model).attribute(x, target=1)
+    for std in (0.02, 0.2):
+        hardening = Hardening(noise=GaussianNoise(std, key=KEY))
+        noise = HardenedIG(model, hardening=hardening).attribute(x, target=1) - native
+        assert noise.std().item() == pytest.approx(std, rel=0.1)
+
+
+def snapshot(model):
+    """Everything about a model that a call could leave behind, in comparable form."""
+    state = []
+    for name, part in model.named_modules():
+        hooks = {key: len(value) for key, value in vars(part).items() if key.endswith("_hooks")}
+        state.append((name, part.training, sorted(vars(part)), hooks))
+    state += [(n, p.requires_grad, p.grad is None, p.sum().item()) for n, p in model.named_parameters()]
+    return state + [(n, b.sum().item()) for n, b in model.named_buffers()]

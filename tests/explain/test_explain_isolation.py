@@ -1,0 +1,114 @@
+"""The private copy of a model: the same function, nothing shared that a hook could touch."""
+
+import threading
+
+import torch
+from captum.attr import GuidedBackprop, IntegratedGradients, NoiseTunnel
+from explain_nets import image_net, images
+from torch import nn
+from torch.nn.utils import weight_norm
+
+from safexplain.explain.isolation import Touch, private_copy, touch_of
+
+
+def copy_of(model, share_parameters=True):
+    private = private_copy({"forward_func": model}, (model,), share_parameters=share_parameters)
+    return None if private is None else private["forward_func"]
+
+
+def test_a_copy_shares_parameters_and_no_module_or_buffer():
+    model = image_net()
+    private = copy_of(model)
+    assert not {id(part) for part in model.modules()} & {id(part) for part in private.modules()}
+    assert [id(p) for p in model.parameters()] == [id(p) for p in private.parameters()]
+    assert not {b.data_ptr() for b in model.buffers()} & {b.data_ptr() for b in private.buffers()}
+    assert torch.equal(private(images()), model(images()))
+
+
+def test_a_full_copy_shares_no_parameter_either():
+    model = image_net()
+    private = copy_of(model, share_parameters=False)
+    assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in private.parameters()}
+    assert torch.equal(private(images()), model(images()))
+
+
+def test_every_call_sees_the_model_as_it_is_now():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.factor = image_net(), 1.0
+
+        def forward(self, x):
+            return self.net(x) * self.factor
+
+    model = Scaled()
+    copy_of(model)
+    model.factor = 3.0
+    model.net[6] = nn.Linear(64, 2)
+    assert torch.equal(copy_of(model)(images()), model(images()))
+
+
+def test_references_between_modules_stay_within_the_copy():
+    class Listed(nn.Module):
+        """Keeps its layers in a plain list too, and a bound method of one."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.ReLU()
+            self.steps, self.step = [self.first], self.second.forward
+
+        def forward(self, x):
+            for step in self.steps:
+                x = step(x)
+            return self.step(x)
+
+    model = Listed()
+    private = copy_of(model)
+    assert private.steps[0] is private.first
+    assert private.first is not model.first
+    assert private.step.__self__ is private.second
+
+
+def test_tied_weights_stay_tied_and_old_weight_norm_is_copied():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    private = copy_of(model, share_parameters=False)
+    assert private[1].weight is private[0].weight
+
+
+def test_a_tensor_that_a_graph_computed_does_not_stop_the_copy():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = weight_norm(nn.Linear(4, 3))
+    x = torch.randn(2, 4)
+    for share in (True, False):
+        assert torch.equal(copy_of(model, share)(x), model(x))
+
+
+def test_what_keeps_the_original_is_not_passed_off_as_a_copy():
+    model = image_net()
+    assert private_copy({"f": lambda x: model(x)}, (model,), share_parameters=True) is None
+
+    class Handy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = nn.ReLU()
+            part = self.part
+            self.apply_part = lambda x: part(x)
+
+    assert copy_of(Handy()) is None
+    model.lock = threading.Lock()
+    assert copy_of(model) is None
+
+
+def test_an_explainer_touches_the_model_as_much_as_what_it_holds():
+    model = image_net()
+    assert touch_of(NoiseTunnel, vars(NoiseTunnel(IntegratedGradients(model)))) is Touch.CALLS
+    assert touch_of(NoiseTunnel, vars(NoiseTunnel(GuidedBackprop(model)))) is Touch.HOOKS
+
+    class Mine(IntegratedGradients):
+        pass
+
+    assert touch_of(NoiseTunnel, vars(NoiseTunnel(Mine(model)))) is Touch.UNKNOWN

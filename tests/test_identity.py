@@ -1,0 +1,242 @@
+"""The digest that ties noise, caches and certificates to one model."""
+
+import functools
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from safexplain import identity
+from safexplain.errors import OpaqueModelWarning
+from safexplain.identity import OPAQUE_DIGEST, model_digest, modules_of
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+
+
+NET = net()
+
+
+class Service:
+    def __init__(self, model):
+        self.parts = {"models": [model]}
+
+    def __call__(self, x):
+        return self.predict(x)
+
+    def predict(self, x):
+        return self.parts["models"][0](x)
+
+
+class Slotted:
+    __slots__ = ("model",)
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, x):
+        return self.model(x)
+
+
+def by_global(x):
+    return (lambda z: NET(z))(x)
+
+
+def by_default(x, model=NET):
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        NET,
+        NET.forward,
+        NET.__call__,
+        functools.partial(NET),
+        functools.partial(lambda model, x: model(x), NET),
+        by_global,
+        by_default,
+        Service(NET),
+        Service(NET).predict,
+        Slotted(NET),
+        (lambda model: lambda x: model(x).softmax(1))(NET),
+        functools.wraps(by_default)((lambda model: lambda x: model(x))(NET)),
+    ],
+)
+def test_the_module_behind_a_callable_is_found(forward):
+    assert modules_of(forward) == (NET,)
+
+
+def test_modules_inside_others_are_dropped_and_the_order_is_fixed():
+    one, two = net(1), net(2)
+
+    def forward(x):
+        return one[0](x) + two(x) + one(x) + two[4](x)
+
+    assert modules_of(forward) in ((one, two), (two, one))
+    assert modules_of(forward) == modules_of(forward)
+
+
+def test_a_callable_without_a_module_gets_the_constant_and_one_warning():
+    def opaque(x):
+        return x.sum(1)
+
+    with pytest.warns(OpaqueModelWarning, match="opaque"):
+        assert model_digest(opaque) == OPAQUE_DIGEST
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model_digest(opaque) == OPAQUE_DIGEST
+
+
+def test_circular_and_unfinished_objects_are_searched_without_harm():
+    loop = Service(NET)
+    loop.itself = loop
+
+    def early():
+        return late
+
+    if False:
+        late = None
+    loop.early = early
+    assert modules_of(loop) == (NET,)
+
+
+def test_equal_models_have_equal_digests_and_one_changed_weight_changes_it():
+    one, two = net(), net()
+    assert model_digest(one) == model_digest(two)
+    assert len(model_digest(one)) == 32
+    with torch.no_grad():
+        two[4].weight[2, 3] += 1e-6
+    assert model_digest(one) != model_digest(two)
+
+
+def test_buffers_names_and_classes_count_and_modes_do_not():
+    base = model_digest(net())
+    other = net()
+    other[1].running_mean += 1
+    assert model_digest(other) != base
+    other = net()
+    other[2] = nn.GELU()
+    assert model_digest(other) != base
+    assert model_digest(nn.Sequential(*list(net())[:3], nn.Identity(), *list(net())[3:])) != base
+    other = net().eval().requires_grad_(False)
+    other[0].register_forward_hook(lambda *_: None)
+    assert model_digest(other) == base
+    assert model_digest(net().to(memory_format=torch.channels_last)) == base
+
+
+def test_one_training_step_changes_the_digest():
+    model = net()
+    before = model_digest(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model(torch.randn(2, 3, 6, 6)).sum().backward()
+    optimizer.step()
+    after = model_digest(model)
+    assert after != before
+    assert model_digest(model) == after == identity._hash(model)
+
+
+@pytest.mark.parametrize("change", ["data", "load", "replace", "swap"])
+def test_no_usual_way_to_change_weights_goes_unseen(change):
+    model = net()
+    before = model_digest(model)
+    if change == "data":  # as an optimizer that writes through .data: no version counter tells
+        versions = [p._version for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data.add_(1e-3)
+        assert versions == [p._version for p in model.parameters()]
+    elif change == "load":
+        model.load_state_dict(net(1).state_dict())
+    elif change == "replace":
+        model[4] = net(1)[4]
+    else:
+        model[4].weight.data = torch.zeros(5, 64)
+    assert model_digest(model) != before
+    assert model_digest(model) == identity._hash(model)
+
+
+def test_what_is_known_is_not_hashed_again(monkeypatch):
+    model, calls = net(), []
+    hash_once = identity._hash
+    monkeypatch.setattr(identity, "_hash", lambda m: calls.append(1) or hash_once(m))
+    assert len({model_digest(model) for _ in range(5)}) == 1
+    assert len(calls) == 1
+
+
+def test_the_cache_does_not_keep_a_model_alive():
+    import gc
+    import weakref
+
+    model = net()
+    model_digest(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_digest_is_the_same_in_another_process():
+    script = (
+        "import torch; from torch import nn; from safexplain.identity import model_digest; torch.manual_seed(0);"
+        "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)); print(model_digest(net).hex())"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    torch.manual_seed(0)
+    assert out.strip() == model_digest(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))).hex()
+
+
+def test_a_wrapper_of_another_name_is_another_function():
+    def logits(x):
+        return NET(x)
+
+    def probabilities(x):
+        return NET(x).softmax(1)
+
+    assert len({model_digest(f) for f in (NET, logits, probabilities)}) == 3
+    assert model_digest(NET.forward) == model_digest(NET)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_every_dtype_has_its_digest(dtype):
+    assert model_digest(net().to(dtype)) not in (model_digest(net()), OPAQUE_DIGEST)
+
+
+def test_odd_tensors_are_hashed():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.empty = nn.Parameter(torch.empty(0, 3))
+            self.scalar = nn.Parameter(torch.tensor(2.0))
+            self.expanded = nn.Parameter(torch.ones(1, 3).expand(4, 3))
+            self.strided = nn.Parameter(torch.arange(12.0).view(3, 4).t())
+            self.register_buffer("flag", torch.tensor([True, False]))
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+            self.register_buffer("nothing", None)
+
+    one, two = Odd(), Odd()
+    assert model_digest(one) == model_digest(two)
+    two.cache += 1  # not in the state_dict
+    assert model_digest(one) == model_digest(two)
+    two.flag[1] = True
+    assert model_digest(one) != model_digest(two)
+
+
+def test_threads_agree():
+    model, digests = net(), []
+    threads = [threading.Thread(target=lambda: digests.append(model_digest(model))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(digests) == {identity._hash(model)}
+
+
+@pytest.mark.gpu
+def test_the_digest_is_the_same_on_every_device():
+    assert model_digest(net().cuda()) == model_digest(net())
