@@ -43,6 +43,21 @@ MOST_TARGETS = 64
 WHOLE_MAP = "attributions"
 """Name of the signal that is the whole attribution vector."""
 
+ATTACK_NAMES = {
+    "Threshold": "Threshold",
+    "LikelihoodRatio": "Likelihood ratio",
+    "LabelLikelihoodRatio": "Likelihood ratio",
+}
+SIGNAL_NAMES = {
+    "l1": "L1 norm",
+    "l2": "L2 norm",
+    "variance": "variance",
+    WHOLE_MAP: "whole map",
+    "label": "predicted label",
+    "loss": "loss",
+}
+"""Attacks and signals as people read them."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -119,6 +134,12 @@ class AttackResult:
     @property
     def title(self) -> str:
         """Readable name."""
+        attack = ATTACK_NAMES.get(self.attack, self.attack)
+        return f"{attack.lower()} of the {SIGNAL_NAMES.get(self.signal, self.signal)}"
+
+    @property
+    def code(self) -> str:
+        """Name as the JSON has it."""
         return f"{self.attack} on {self.signal}"
 
     def at(self, fpr: float) -> RateAtFpr:

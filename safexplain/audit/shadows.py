@@ -35,6 +35,11 @@ def silent(stage: str, done: float, total: float) -> None:
     """Progress that goes nowhere."""
 
 
+def named(progress: Progress, stage: str) -> Progress:
+    """The same progress under another stage's name."""
+    return lambda _, done, total: progress(stage, done, total)
+
+
 @dataclass(frozen=True, eq=False)
 class Shadows:
     """Models with known membership.

@@ -7,7 +7,6 @@ Measured against the native explanation of the same model and example: metrics t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-
 from typing import Any
 
 import numpy as np

@@ -1,0 +1,27 @@
+"""The command line: `safexplain audit | attack | demo`, and `safexplain-audit` for the first.
+
+Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of `safexplain`."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def audit_main() -> None:
+    """Entry point of `safexplain-audit`, which is `safexplain audit`."""
+    sys.exit(_run(["audit", *sys.argv[1:]]))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        from safexplain.cli.app import app
+        from safexplain.cli.console import run
+    except KeyboardInterrupt:
+        return 130
+    return run(app, arguments)

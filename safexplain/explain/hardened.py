@@ -45,9 +45,9 @@ class Hardened(Attribution):  # type: ignore[misc]
     the native method returns (same structure, shapes, dtype, device), hardened and detached; with
     `Hardening.none()` the same numbers. An empty batch gives empty tensors.
 
-    The options of `attribute` are for whoever serves explanations to fix. Queries that differ only in their
-    options share their noise, so a client who may choose `baselines` such that the map is known (the input
-    itself, say) reads the noise off and subtracts it elsewhere.
+    The options of `attribute` are for whoever serves explanations to fix. Queries that differ only in how well they
+    estimate (`n_steps`, `n_samples`, ...) share their noise, so that averaging over them takes none of it away; a
+    client who may choose such options can still compare answers in which the noise cancels.
 
     Attributes:
         hardening: what is done to each explanation.
@@ -149,6 +149,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 if name in SELECTS and parameter.default is not parameter.empty:
                     chosen.setdefault(name, parameter.default)
         parts += [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
+        inputs = (*inputs, *self._reference(inputs, options.get("baselines")))
         extra = options.get("additional_forward_args")
         for value in extra if isinstance(extra, tuple) else (extra,):
             if isinstance(value, Tensor) and value.shape[:1] == inputs[0].shape[:1]:
@@ -163,6 +164,20 @@ class Hardened(Attribution):  # type: ignore[misc]
             "model_digest": model_digest(self.forward_func),
             "method": " ".join(parts),
         }
+
+    def _reference(self, inputs: tuple[Tensor, ...], baselines: Any) -> tuple[Tensor, ...]:
+        """Baselines that are not zero, one row for each example: another baseline asks another question.
+
+        Under shared noise, a baseline for which the map is known (the input itself) would show the noise. Random
+        baselines, as GradientShap draws them, only re-estimate and stay out.
+        """
+        given = baselines if isinstance(baselines, tuple) else (baselines,)
+        if baselines is None or self._row.stochastic or callable(baselines) or len(given) != len(inputs):
+            return ()
+        rows = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in zip(given, inputs, strict=True)]
+        if not any(bool(row.any()) for row in rows):
+            return ()
+        return tuple(row.expand_as(x) for row, x in zip(rows, inputs, strict=True))
 
 
 def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:

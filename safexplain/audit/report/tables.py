@@ -121,7 +121,7 @@ def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence
     plain = attack.role == "label" or excess is None
     return AttackRow(
         name=words.attack_name(attack),
-        title=attack.title,
+        title=attack.code,
         strongest=attack is result.strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from safexplain.audit.protocol import ATTACK_NAMES, SIGNAL_NAMES
 from safexplain.audit.report.model import NATIVE, Configuration
 
 if TYPE_CHECKING:
@@ -13,23 +14,10 @@ if TYPE_CHECKING:
 VERDICTS = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
 """The word on the badge; upper case is set by the style sheet."""
 
-ATTACKS = {
-    "Threshold": "Threshold",
-    "LikelihoodRatio": "Likelihood ratio",
-    "LabelLikelihoodRatio": "Likelihood ratio",
-}
 RELEASES = {
     NATIVE: "Native explanation",
     "recommended": "Recommended hardening",
     "custom": "Custom hardening",
-}
-SIGNALS = {
-    "l1": "L1 norm",
-    "l2": "L2 norm",
-    "variance": "variance",
-    "attributions": "whole map",
-    "label": "predicted label",
-    "loss": "loss",
 }
 
 LIMITS = (
@@ -96,7 +84,7 @@ def interval(low: float, high: float) -> str:
 
 def attack_name(attack: AttackResult) -> str:
     """Readable name of an attack and what it reads."""
-    return f"{ATTACKS.get(attack.attack, attack.attack)} · {SIGNALS.get(attack.signal, attack.signal)}"
+    return f"{ATTACK_NAMES.get(attack.attack, attack.attack)} · {SIGNAL_NAMES.get(attack.signal, attack.signal)}"
 
 
 def release_name(configuration: Configuration) -> str:

@@ -1,0 +1,50 @@
+# `make demo` and `make test` make their own environments; nothing needs to be installed but Python 3.11 or later.
+PYTHON ?= python3
+VENV := .venv
+DEMO_VENV := .venv-demo
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-gpu check format docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
+
+$(DEMO_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+demo: $(DEMO_VENV)/.installed  ## a real model attacked, hardened, attacked again and judged
+	$(DEMO_VENV)/bin/safexplain demo
+
+test: $(VENV)/.installed  ## the test suite, without the slow and the GPU tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+test-slow: $(VENV)/.installed  ## the slow tests
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+check: $(VENV)/.installed  ## lint, format, types, dependency direction, docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(VENV)/.installed  ## format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed  ## serve the documentation
+	$(BIN)/mkdocs serve
+
+clean:  ## remove environments and caches
+	rm -rf $(VENV) $(DEMO_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,203 @@
+"""What the suites share: where data is found, what is recorded beside a result, tables, progress, resuming."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from safexplain.errors import SafexplainError
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "audit" / "results"
+PACKAGES = ("safexplain", "torch", "captum", "numpy", "scipy", "scikit-learn", "torchvision")
+
+
+class Unusable(Exception):
+    """Something that the suite needs is missing; the message is one line that says what to do."""
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The arguments that every suite has."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "audit"
+    data = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
+    p = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    p.add_argument("--data", type=Path, default=data, help="folder of the .npz files (default: $SAFEXPLAIN_DATA)")
+    p.add_argument("--out", type=Path, help=f"default: audit/results/{name}.json; with --quick, in the cache folder")
+    p.add_argument("--cache", type=Path, default=cache, help="finished models and parts, from which a run resumes")
+    p.add_argument("--quick", action="store_true", help="a small run that shows that everything works; proves nothing")
+    p.set_defaults(name=name)
+    return p
+
+
+def destination(options: argparse.Namespace) -> Path:
+    """Where the JSON goes; a quick run never overwrites committed results unasked."""
+    if options.out:
+        return Path(options.out)
+    return options.cache / f"{options.name}.quick.json" if options.quick else RESULTS / f"{options.name}.json"
+
+
+def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays of NAME.npz and what to record about the file; read by the folder's own load_data.py when there.
+
+    Raises:
+        Unusable: the file or one of the arrays is missing.
+    """
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        raise Unusable(f"{name}.npz is not in {folder}; give its folder with --data DIR or SAFEXPLAIN_DATA")
+    reader = folder / "load_data.py"
+    if reader.is_file() and (spec := importlib.util.spec_from_file_location("load_data", reader)) and spec.loader:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        arrays = module.load(name)
+    else:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    if missing := sorted(set(needs) - set(arrays)):
+        raise Unusable(f"{path} has no {', '.join(missing)}; compressed image files need the load_data.py beside them")
+    return arrays, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def provenance(seconds: float, device: str = "cpu") -> dict[str, Any]:
+    """Hardware, versions, command line, revision and date; no machine's paths."""
+    script, *given = sys.argv
+    shown = Path(script).resolve()
+    shown = shown.relative_to(ROOT) if shown.is_relative_to(ROOT) else Path(shown.name)
+    given = [Path(a).name if a.startswith(("/", "~")) else a for a in given]
+    return {
+        "command": " ".join(["python", str(shown), *given]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "revision": revision(),
+        "hardware": hardware(device),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def hardware(device: str = "cpu") -> dict[str, Any]:
+    """Model and cores of the processor, threads used, and the GPU's name where one was used."""
+    import torch
+
+    found: dict[str, Any] = {"cpu": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return found | ({"gpu": torch.cuda.get_device_name()} if device.startswith("cuda") else {})
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor()
+
+
+def revision() -> str | None:
+    """What `git describe` says about the working tree, None where there is no git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def write_json(path: Path, content: Any) -> None:
+    """All or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as they need to be, the first one left-aligned."""
+    cells = [list(header), *[[str(c) for c in row] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+             for row in cells]  # fmt: skip
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+class Progress:
+    """One line on standard error that is rewritten; on a pipe, a line now and then. Fits `safexplain.audit`."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix, self.stage, self.started, self.shown = prefix, "", 0.0, 0.0
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        """`done` of `total` units of `stage` are finished."""
+        now, tty = time.monotonic(), sys.stderr.isatty()
+        if stage != self.stage:
+            self.stage, self.started, self.shown = stage, now, 0.0 if tty else now
+        last = done >= total
+        if now - self.shown < (0.2 if tty else 15.0) and not (last and tty):
+            return
+        self.shown = now
+        left = (now - self.started) * (total - done) / max(done, 1e-9)
+        text = f"{self.prefix}{stage} {done / total:4.0%}, {left:.0f} s left"
+        print(f"\r{text:78}" if tty else text, end="\n" if last or not tty else "", file=sys.stderr, flush=True)
+
+
+class Parts:
+    """Finished parts of a long run as JSON files, named by what made them: parameters and the code of the library."""
+
+    def __init__(self, folder: Path, *code: Path) -> None:
+        self.folder = folder
+        h = hashlib.sha256()
+        for path in sorted([*code, *_library()]):
+            h.update(path.name.encode() + path.read_bytes())
+        self.code = h.hexdigest()
+
+    def get(self, parameters: Any, make: Callable[[], Any]) -> Any:
+        """The stored part, or what `make()` returns, stored."""
+        text = json.dumps([parameters, self.code], sort_keys=True)
+        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        if path.is_file():
+            return json.loads(path.read_text())
+        made = make()
+        write_json(path, made)
+        return json.loads(path.read_text())
+
+
+def _library() -> list[Path]:
+    """The files that decide what is released, how it is attacked and how models train."""
+    package = ROOT / "safexplain"
+    return [p for part in (".", "explain", "audit", "audit/attacks") for p in (package / part).glob("*.py")]
+
+
+def finish(main: Callable[[list[str] | None], int]) -> None:
+    """Run a suite as a script: one line and exit code 2 for what the user can mend, 130 for Ctrl-C."""
+    try:
+        code = main(None)
+    except (Unusable, SafexplainError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; finished parts are kept, the same command resumes", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,155 @@
+"""`safexplain audit`: a stranger's model and data, from files to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from safexplain.audit import Policy, Population, Recipe, Shadows, train_shadows
+from safexplain.audit.cache import ModelCache
+from safexplain.audit.shadows import Progress, named
+from safexplain.cli.audit_data import AuditData
+from safexplain.cli.load_data import check_data, check_model_fits, load_data
+from safexplain.cli.load_model import LoadedModel, load_model
+from safexplain.cli.pipeline import Outcome, Plan, Pool, run_pipeline
+from safexplain.cli.release import Method
+from safexplain.errors import InputError
+from safexplain.hardening import Hardening
+
+FEWEST_REFERENCES = 4
+"""Fewer reference models leave many examples without one on each side."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where model and data come from, as the options of the command line say it."""
+
+    model: Path
+    data: Path | None
+    arch: str | None = None
+    num_classes: int | None = None
+    trust_pickle: bool = False
+    label: str | None = None
+    members: Path | None = None
+    non_members: Path | None = None
+    member_column: str = "member"
+    image_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the audit tries: reference models, their recipe, sizes, device."""
+
+    references: int
+    recipe: Recipe | None
+    seed: int
+    device: torch.device
+    batch_size: int = 256
+    notes: tuple[str, ...] = field(default=())
+
+
+def audit_model(
+    source: Source,
+    method: Method,
+    hardening: tuple[str, Hardening],
+    policy: Policy,
+    effort: Effort,
+    folder: Path,
+    progress: Progress,
+) -> Outcome:
+    """Load, check, train reference models, attack, and write the files.
+
+    Raises:
+        InputError: anything about the model, the data or the options that cannot be used.
+    """
+    if effort.references and effort.references < FEWEST_REFERENCES:
+        raise InputError(f"--references is 0 or at least {FEWEST_REFERENCES}, got {effort.references}")
+    data = load_data(
+        source.data,
+        label=source.label,
+        members=source.members,
+        non_members=source.non_members,
+        member_column=source.member_column,
+        image_size=source.image_size,
+    )
+    loaded = load_model(
+        source.model,
+        arch=source.arch,
+        num_classes=source.num_classes,
+        trust_pickle=source.trust_pickle,
+        input_shape=tuple(data.x.shape[1:]),
+    )
+    classes = check_model_fits(loaded.model, data)
+    notes = [*effort.notes, *check_data(data, num_classes=classes)]
+    population = Population.of(data.x, data.y)
+    target = loaded.model.to(effort.device)
+    notes += _fit_notes(target, population, data, effort)
+    shadows = _references(loaded, population, effort, folder, notes, progress).behind(target, data.member)
+    plan = Plan(
+        title=source.model.name,
+        method=method,
+        name=hardening[0],
+        hardening=hardening[1],
+        policy=policy,
+        seed=effort.seed,
+        batch_size=effort.batch_size,
+        subject=((source.model.name, loaded.sha256),),
+        materials={f"data {data.source} sha256": data.sha256},
+        notes=tuple(notes),
+    )
+    return run_pipeline([Pool(population, shadows)], plan, folder, progress)
+
+
+def _references(
+    loaded: LoadedModel,
+    population: Population,
+    effort: Effort,
+    folder: Path,
+    notes: list[str],
+    progress: Progress,
+) -> Shadows:
+    """Reference models, as many as can be had; what stands in the way goes into the notes."""
+    none = Shadows((), np.zeros((0, len(population)), dtype=bool))
+    if effort.references == 0:
+        notes.append("No reference models (--references 0): only threshold attacks ran, so nothing can be certified.")
+        return none
+    if loaded.fresh is None:
+        notes.append(f"No reference models: {loaded.fresh_unavailable}. Only threshold attacks ran.")
+        return none
+    recipe = effort.recipe or Recipe(seed=effort.seed)
+    if effort.recipe is None:
+        notes.append(
+            f"No --recipe: reference models were trained by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+            f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was trained differently, a real"
+            " attacker may do better than this audit: a leak found is a leak, a certificate says less."
+        )
+    return train_shadows(
+        population,
+        recipe,
+        build=loaded.fresh,
+        models=effort.references,
+        seed=effort.seed,
+        device=effort.device,
+        cache=ModelCache(folder / "models"),
+        progress=named(progress, "training reference models"),
+    )
+
+
+def _fit_notes(target: nn.Module, population: Population, data: AuditData, effort: Effort) -> list[str]:
+    """Accuracy on members and non-members, and what it says about the files."""
+    hits = []
+    with torch.no_grad():
+        for start in range(0, len(population), effort.batch_size):
+            part = slice(start, start + effort.batch_size)
+            predicted = target(population.x[part].to(effort.device)).argmax(1).cpu()
+            hits.append((predicted == population.y[part]).numpy())
+    hit = np.concatenate(hits)
+    inside, outside = float(hit[data.member].mean()), float(hit[~data.member].mean())
+    notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
+    if inside < 1.5 / len(torch.unique(population.y)):
+        notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
+    return notes

@@ -1,0 +1,157 @@
+"""What the terminal shows: progress on standard error, results on standard output, errors as one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from safexplain.audit.protocol import ATTACK_NAMES, SIGNAL_NAMES, AttackResult, AuditResult, Verdict
+from safexplain.audit.report import Configuration
+from safexplain.audit.shadows import Progress, silent
+from safexplain.errors import InputError, SafexplainError
+
+USAGE, INTERRUPTED = 2, 130
+
+STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "inconclusive": "bold yellow"}
+WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "inconclusive": "INCONCLUSIVE"}
+
+
+@contextmanager
+def progress_bars(quiet: bool) -> Iterator[Progress]:
+    """Bars with the time left, one a stage, on standard error; nothing when quiet."""
+    if quiet:
+        yield silent
+        return
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), TextColumn("{task.percentage:>4.0f}%"))
+    console = Console(stderr=True)
+    with Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: float, total: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
+    """A line for each released configuration: its verdict, its strongest attack, and what the label alone gives."""
+    policy = configurations[-1].result.policy
+    title = f"Members found while accusing at most {_percent(policy.fpr)} of the non-members"
+    caption = f"The policy allows {_percent(policy.max_tpr)}; guessing finds {_percent(policy.fpr)}."
+    table = _table(
+        title, ("released", "verdict", "strongest attack"), ("AUC", "found", "label\nalone", "top 10%\nkept")
+    )
+    table.caption, table.caption_justify = caption, "left"
+    for c in configurations:
+        r, best = c.result, c.result.strongest
+        low, high = r.bounds(best)
+        label = next((a for a in r.attacks if a.role == "label"), None)
+        table.add_row(
+            c.name,
+            f"[{STYLES[r.verdict]}]{WORDS[r.verdict]}[/]",
+            _lines(best),
+            f"{best.auc:.3f}",
+            f"{best.at(policy.fpr).tpr:.1%}\n[dim]{low:.1%}-{high:.1%}[/]",
+            f"{label.at(policy.fpr).tpr:.1%}" if label else "",
+            f"{c.utility.top_overlap:.0%}" if c.utility else "",
+        )
+    return table
+
+
+def attack_table(result: AuditResult) -> Table:
+    """A line for each attack."""
+    policy = result.policy
+    title = f"{result.members} members, {result.non_members} non-members, {result.references} reference models"
+    table = _table(title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "interval", "realised FPR"))
+    table.caption, table.caption_justify = "Dim: shown beside, not judged.", "left"
+    for a in result.attacks:
+        rate = a.at(policy.fpr)
+        low, high = result.bounds(a) if a.role == "explanation" else (rate.low, rate.high)
+        style = None if a.role == "explanation" else "dim"
+        cells = (f"{a.auc:.3f}", f"{rate.tpr:.1%}", f"{low:.1%}-{high:.1%}", f"{rate.realised_fpr:.2%}")
+        signal = SIGNAL_NAMES.get(a.signal, a.signal)
+        table.add_row(ATTACK_NAMES.get(a.attack, a.attack), signal, *cells, style=style)
+    return table
+
+
+def _lines(attack: AttackResult) -> str:
+    name = ATTACK_NAMES.get(attack.attack, attack.attack).lower()
+    return f"{name}\n[dim]{SIGNAL_NAMES.get(attack.signal, attack.signal)}[/]"
+
+
+def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (*texts, *numbers):
+        table.add_column(name, justify="left" if name in texts else "right", overflow="fold")
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device: "auto" is a GPU when there is one.
+
+    Raises:
+        InputError: unknown, or CUDA where there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: this machine has no usable CUDA device; use --device cpu or auto")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise InputError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}")
+    return device
+
+
+def run(app: typer.Typer, arguments: list[str]) -> int:
+    """Run the command line and return its exit code; errors become one line, never a traceback.
+
+    With SAFEXPLAIN_DEBUG set, unexpected errors keep theirs.
+    """
+    warnings.filterwarnings("ignore", module=r"captum\..*")
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=arguments, prog_name="safexplain", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SafexplainError as error:
+        return _fail(str(error), USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; what was finished is kept: run the same command with --run-dir DIR --resume", 130)
+    except torch.cuda.OutOfMemoryError:
+        return _fail("out of GPU memory; try a smaller --batch-size, or --device cpu", USAGE)
+    except MemoryError:
+        return _fail("out of memory; try a smaller --batch-size or fewer --references", USAGE)
+    except OSError as error:
+        return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE)
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
+            return _fail(f"{error.format_message()} (see --help)", USAGE)
+        if os.environ.get("SAFEXPLAIN_DEBUG"):
+            raise
+        return _fail(f"{type(error).__name__}: {error} (set SAFEXPLAIN_DEBUG=1 for the traceback)", USAGE)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"safexplain: {' '.join(message.split())}", file=sys.stderr)
+    return code

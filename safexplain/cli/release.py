@@ -1,0 +1,112 @@
+"""What is released and attacked: one explanation method, of one output, natively and hardened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.audit.signals import Explain
+from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.explain import find_row, harden
+from safexplain.explain.catalog import Row
+from safexplain.hardening import Hardening
+from safexplain.outputs import Probability
+
+Output = Literal["probability", "logit"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An explanation method as the command line names it.
+
+    Args:
+        row: of the catalog.
+        output: explain the probability of the predicted class, or its logit.
+        options: extra arguments of `attribute`.
+    """
+
+    row: Row
+    output: Output = "probability"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Readable name."""
+        return f"{self.row.name} of the predicted {self.output}"
+
+    def explain(self, hardening: Hardening | None) -> Explain:
+        """An `Explain` for `collect_signals`: native where `hardening` is None."""
+
+        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+            forward = self._forward(model, x)
+            explainer = self.row.explainer(forward)
+            if hardening is not None:
+                explainer = harden(explainer, hardening)
+            x = x.detach().clone().requires_grad_(self.row.leaf_inputs)
+            arguments = {**self.row.options(x), **self.options}
+            try:
+                attributions: Tensor = explainer.attribute(x, target=target, **arguments)
+            except SafexplainError:
+                raise
+            except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError):
+                    raise
+                raise InputError(f"{self.row.name} cannot explain this model: {str(error).splitlines()[0]}") from None
+            return attributions
+
+        return explain
+
+    def _forward(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """The module whose output is explained; models that return probabilities already stay as they are."""
+        if self.output == "logit":
+            return model
+        with torch.no_grad():
+            out = model(x)
+        summed = bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all())
+        return model if summed and len(out) > 1 else Probability(model)
+
+
+def parse_method(name: str, output: str, options: list[str]) -> Method:
+    """From the command line's words.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"--output is probability or logit, got {output!r}")
+    values: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigurationError(f"--option takes NAME=VALUE, as n_steps=25; got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return Method(find_row(name), "probability" if output == "probability" else "logit", values)
+
+
+def parse_hardening(text: str) -> tuple[str, Hardening]:
+    """(name, hardening) from "recommended", "none", JSON, or the path of a JSON file.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    match text.strip():
+        case "recommended":
+            return "recommended", Hardening.recommended()
+        case "none":
+            return "native", Hardening.none()
+        case stripped if stripped.startswith("{"):
+            return "custom", Hardening.from_json(stripped)
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigurationError(f"--hardening is recommended, none, JSON, or a JSON file; got {text!r}")
+    return "custom", Hardening.from_json(path.read_text())
