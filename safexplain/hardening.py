@@ -32,8 +32,8 @@ from safexplain.transforms import (
     TopKMask,
     UnitNorm,
     absolute,
-    check_amount,
     check_number,
+    keep_amount,
 )
 
 __all__ = [
@@ -71,7 +71,7 @@ class GaussianNoise:
     key: bytes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_amount("GaussianNoise std", self.std)
+        keep_amount(self, "std")
         check_key(self.key)
 
 
@@ -107,7 +107,7 @@ grid=None)
                 names = ", ".join(k.__name__ for k in kinds)
                 raise ConfigurationTypeError(f"{slot} must be one of {names} or None, got {value!r}")
         if self.grid is not None:
-            check_number("grid", self.grid, above=0.0)
+            object.__setattr__(self, "grid", check_number("grid", self.grid, above=0.0))
         if self.clip is None:
             for value in (getattr(self.mask, "threshold", None), getattr(self.noise, "std", None)):
                 if isinstance(value, Relative):
@@ -140,8 +140,7 @@ grid=None)
         """What outputs are multiples of, for explanations of d features; None: not rounded."""
         if self.grid is not None:
             return self.grid
-        std = self.noise_std(d)
-        return 2.0 ** math.floor(math.log2(std / 16)) if std > 0 else None
+        return math.ldexp(0.5, math.frexp(self.noise_std(d))[1] - 4) or None if self.noise_std(d) > 0 else None
 
     def __call__(
         self,
@@ -170,6 +169,8 @@ grid=None)
         tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
             raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
+        if not self.is_none and any(not t.is_floating_point() for t in tensors):
+            raise InputError(f"expected floating-point attributions, got {[str(t.dtype) for t in tensors]}")
         if self.is_none:
             released = [t.detach().clone() for t in tensors]
         else:
@@ -195,7 +196,7 @@ grid=None)
         """
         try:
             plain = json.loads(text) if isinstance(text, str) else dict(text)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigurationError(f"expected a hardening as JSON, got {text!r:.80} ({error})") from None
         if not isinstance(plain, dict) or not plain.keys() <= {*_SLOTS, "grid"}:
             raise ConfigurationError(f"expected a JSON object with clip, mask, noise, grid; got {plain!r:.120}")
@@ -236,8 +237,9 @@ grid=None)
         step = max(1, CHUNK // max(d, 1))
         for start in range(0, batch if d else 0, step):
             part = slice(start, start + step)
-            rows = torch.cat([t[part].detach().flatten(1).to(tensors[0].device, work) for t in tensors], 1)
-            rows = self._harden_rows(rows, None if seeds is None else seeds[part])
+            pieces = [t[part].detach() for t in tensors]
+            pieces = [p.reshape(len(p), w).to(tensors[0].device, work) for p, w in zip(pieces, widths, strict=True)]
+            rows = self._harden_rows(torch.cat(pieces, 1), None if seeds is None else seeds[part])
             for out, piece in zip(released, rows.split(widths, 1), strict=True):
                 limit = torch.finfo(out.dtype).max
                 out[part] = piece.clamp(-limit, limit).to(out.dtype).view_as(out[part])
@@ -256,8 +258,15 @@ grid=None)
         if std > 0 and seeds is not None:
             rows += torch.stack([_normal(seed, d, b"noise", rows) for seed in seeds]).mul_(std)
         if (step := self.grid_step(d)) is not None:
-            rows = rows.div_(step).round_().mul_(step)
-        return rows
+            rows = _rounded(rows, step)
+        return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+
+
+def _rounded(rows: Tensor, step: float) -> Tensor:
+    """Multiples of `step`; numbers so large that their quotient overflows are multiples of it already."""
+    step = min(step, torch.finfo(rows.dtype).max)
+    out = (rows / step).round_().mul_(step)
+    return torch.where(out.isfinite(), out, rows)
 
 
 def _normal(seed: bytes, d: int, purpose: bytes, like: Tensor) -> Tensor:
@@ -273,6 +282,9 @@ def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: boo
             raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
         drawn = _normal(seeds[i], rows.shape[1], b"direction", rows)
         smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
+        if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
+            rows[i] *= 2.0**80
+            smallest = smallest * 2.0**80
         rows[i] = torch.where(zero[i], drawn * (smallest / 16), rows[i])
     return rows
 
@@ -298,7 +310,7 @@ def _from_plain(slot: str, plain: Any) -> Any:
     if plain is None:
         return None
     kinds = {k.__name__: k for k in _SLOTS[slot]}
-    if not isinstance(plain, dict) or plain.get("kind") not in kinds:
+    if not isinstance(plain, dict) or str(plain.get("kind")) not in kinds:
         raise ConfigurationError(f"{slot}: expected an object whose kind is one of {sorted(kinds)}, got {plain!r:.120}")
     values = {
         k: Relative(factor=v["relative"]) if isinstance(v, dict) and v.keys() == {"relative"} else v

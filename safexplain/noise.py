@@ -63,7 +63,9 @@ def resolve_key(key: bytes | None) -> bytes:
     if key is not None:
         return key
     if from_environment := os.environ.get(KEY_VARIABLE):
-        return from_environment.encode()
+        encoded = from_environment.encode()
+        check_key(encoded)
+        return encoded
     if _process_key is None:
         _process_key = os.urandom(32)
         warnings.warn(
@@ -154,7 +156,10 @@ def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
         return [(int(target),)] * batch
     if isinstance(target, tuple):
         return [tuple(int(t) for t in target)] * batch
-    labels = [tuple(int(v) for v in t) if isinstance(t, tuple | list) else (int(t),) for t in target]
+    try:
+        labels = [tuple(int(v) for v in t) if isinstance(t, tuple | list) else (int(t),) for t in target]
+    except (TypeError, ValueError):
+        raise InputError(f"expected class indices as the target, as Captum takes them, got {target!r:.80}") from None
     if len(labels) != batch:
         raise InputError(f"expected one target for each of the {batch} examples, got {len(labels)}")
     return labels

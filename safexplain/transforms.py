@@ -30,7 +30,7 @@ class Relative:
     factor: float
 
     def __post_init__(self) -> None:
-        check_number("Relative factor", self.factor, minimum=0.0)
+        keep_number(self, "factor", minimum=0.0)
 
 
 Amount = float | Relative
@@ -63,8 +63,8 @@ class RangeClip:
     high: float
 
     def __post_init__(self) -> None:
-        check_number("RangeClip low", self.low)
-        check_number("RangeClip high", self.high)
+        keep_number(self, "low")
+        keep_number(self, "high")
         if self.low >= self.high:
             raise ConfigurationError(f"RangeClip needs low < high, got low={self.low!r}, high={self.high!r}")
 
@@ -74,7 +74,8 @@ class RangeClip:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Clamp elementwise."""
-        return rows.clamp_(self.low, self.high)
+        limit = torch.finfo(rows.dtype).max
+        return rows.clamp_(min(max(self.low, -limit), limit), max(min(self.high, limit), -limit))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class NormClip:
     max_norm: float
 
     def __post_init__(self) -> None:
-        check_number("NormClip max_norm", self.max_norm, above=0.0)
+        keep_number(self, "max_norm", above=0.0)
 
     def scale(self, d: int) -> float:
         """Root mean square coordinate of an explanation at the bound."""
@@ -109,7 +110,7 @@ class UnitNorm:
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("UnitNorm norm", self.norm, above=0.0)
+        keep_number(self, "norm", above=0.0)
 
     def scale(self, d: int) -> float:
         """Root mean square coordinate."""
@@ -141,8 +142,8 @@ class RankNorm:
     shape: float = 1.5
 
     def __post_init__(self) -> None:
-        check_number("RankNorm norm", self.norm, above=0.0)
-        check_number("RankNorm shape", self.shape, above=0.0)
+        keep_number(self, "norm", above=0.0)
+        keep_number(self, "shape", above=0.0)
 
     def scale(self, d: int) -> float:
         """Root mean square coordinate."""
@@ -151,7 +152,8 @@ class RankNorm:
     def profile(self, d: int) -> Tensor:
         """The d magnitudes in increasing order, float64."""
         quantiles = (torch.arange(d, dtype=torch.float64) + 0.5) / d
-        magnitudes = (-torch.log1p(-quantiles)) ** self.shape
+        magnitudes = -torch.log1p(-quantiles)
+        magnitudes = (magnitudes / magnitudes.amax()) ** self.shape  # at most 1, so that no shape overflows
         scaled: Tensor = magnitudes * (self.norm / torch.linalg.vector_norm(magnitudes))
         return scaled
 
@@ -176,7 +178,7 @@ class ThresholdMask:
     threshold: Amount
 
     def __post_init__(self) -> None:
-        check_amount("ThresholdMask threshold", self.threshold)
+        keep_amount(self, "threshold")
 
     def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
         """Zero the small coordinates."""
@@ -193,7 +195,7 @@ class TopKMask:
     fraction: float
 
     def __post_init__(self) -> None:
-        check_number("TopKMask fraction", self.fraction, above=0.0)
+        keep_number(self, "fraction", above=0.0)
         if self.fraction > 1:
             raise ConfigurationError(f"TopKMask fraction must lie in (0, 1], got {self.fraction!r}")
 
@@ -225,14 +227,24 @@ def absolute(amount: Amount, scale: float | None) -> float:
     return float(amount)
 
 
-def check_amount(name: str, amount: Amount) -> None:
-    """Raise unless `amount` is a finite number >= 0 or a `Relative`."""
-    if not isinstance(amount, Relative):
-        check_number(name, amount, minimum=0.0)
+def keep_amount(step: object, name: str) -> None:
+    """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`; see `keep_number`."""
+    if not isinstance(getattr(step, name), Relative):
+        keep_number(step, name, minimum=0.0)
 
 
-def check_number(name: str, value: float, *, minimum: float | None = None, above: float | None = None) -> None:
-    """Raise unless `value` is a finite real number within its limits.
+def keep_number(step: object, name: str, *, minimum: float | None = None, above: float | None = None) -> None:
+    """Check a field of a frozen dataclass and keep it as a plain float.
+
+    Configurations that are equal (1, 1.0 and NumPy's 1; 0 and -0.0) must also read the same as JSON, which the noise is
+    a function of.
+    """
+    value = check_number(f"{type(step).__name__} {name}", getattr(step, name), minimum=minimum, above=above)
+    object.__setattr__(step, name, value)
+
+
+def check_number(name: str, value: float, *, minimum: float | None = None, above: float | None = None) -> float:
+    """The value as a float, if it is a finite real number within its limits.
 
     Raises:
         ConfigurationTypeError: not a number.
@@ -240,12 +252,17 @@ def check_number(name: str, value: float, *, minimum: float | None = None, above
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
         raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
-    if not math.isfinite(value):
+    try:
+        number = float(value) + 0.0
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ConfigurationError(f"{name} must be finite, got {value!r}")
     if minimum is not None and value < minimum:
         raise ConfigurationError(f"{name} must be at least {minimum:g}, got {value!r}")
     if above is not None and value <= above:
         raise ConfigurationError(f"{name} must be greater than {above:g}, got {value!r}")
+    return number
 
 
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:

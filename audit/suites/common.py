@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+import safexplain
 from safexplain.errors import SafexplainError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "audit" / "results"
-PACKAGES = ("safexplain", "torch", "captum", "numpy", "scipy", "scikit-learn", "torchvision")
+PACKAGES = ("torch", "captum", "numpy", "scipy", "scikit-learn", "torchvision")
 
 
 class Unusable(Exception):
@@ -72,6 +73,16 @@ def load(folder: Path, name: str, needs: Iterable[str]) -> tuple[dict[str, Any],
     return arrays, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
 def provenance(seconds: float, device: str = "cpu") -> dict[str, Any]:
     """Hardware, versions, command line, revision and date; no machine's paths."""
     script, *given = sys.argv
@@ -84,7 +95,7 @@ def provenance(seconds: float, device: str = "cpu") -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "revision": revision(),
         "hardware": hardware(device),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), "safexplain": safexplain.__version__, **_versions()},
     }
 
 
@@ -111,16 +122,6 @@ def revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import marshal
 import os
-from collections.abc import Callable, Mapping
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -46,8 +50,15 @@ class ModelCache:
 
     def load(self, key: str, model: nn.Module) -> bool:
         """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
+        path = self._path(key)
         try:
-            state = torch.load(self._path(key), map_location="cpu", weights_only=True)
+            with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
+                if file.testzip() is not None:
+                    return False
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            own = {name: t.shape for name, t in model.state_dict().items()}
+            if {name: t.shape for name, t in state.items()} != own:
+                return False  # before anything is overwritten
             model.load_state_dict(state)
         except Exception:
             return False
@@ -122,11 +133,15 @@ def _feed(h: Any, value: Any, depth: int) -> None:
     elif isinstance(value, functools.partial):
         _feed(h, [value.func, value.args, value.keywords], depth + 1)
     elif isinstance(value, nn.Module):
-        _feed(h, [repr(value), dict(value.state_dict())], depth + 1)
-    elif inspect.ismodule(value) or inspect.isclass(value) or inspect.isbuiltin(value):
-        h.update(f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode())
+        _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
+    elif inspect.ismodule(value) or inspect.isbuiltin(value):
+        h.update(_name(value))
+    elif inspect.isclass(value):
+        h.update(_class_digest(cast(Any, value)))
     elif inspect.ismethod(value):
         _feed(h, [value.__func__, value.__self__], depth + 1)
+    elif inspect.isfunction(value) and _installed(value.__module__):
+        h.update(_name(value))
     elif inspect.isfunction(value):
         _feed_function(h, value, depth)
     elif hasattr(value, "__dict__"):
@@ -140,10 +155,56 @@ def _feed_function(h: Any, function: Callable[..., Any], depth: int) -> None:
         source = inspect.getsource(function)
     except (OSError, TypeError):
         raise Undigestable(f"the source of {function!r} is not at hand") from None
-    seen = inspect.getclosurevars(function)
     h.update(source.encode())
     _feed(h, [function.__defaults__, function.__kwdefaults__], depth + 1)
-    for name, value in sorted({**seen.globals, **seen.nonlocals}.items()):
+    for name, value in sorted(_refers_to(function).items()):
         h.update(name.encode())
         if value is not function:
             _feed(h, value, depth + 1)
+
+
+def _refers_to(function: Any) -> dict[str, Any]:
+    """Globals and closure variables that a function and its inner ones use, and numbers and functions of modules."""
+    names = set(_names(function.__code__))
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for module in [v for v in found.values() if inspect.ismodule(v)]:
+        members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
+        found |= {k: v for k, v in members.items() if isinstance(v, str | bytes | int | float) or inspect.isfunction(v)}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            found[name] = None
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _name(value: Any) -> bytes:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
+
+
+@functools.cache
+def _class_digest(kind: type) -> bytes:
+    """Name of a class, and the code of its methods and bases unless they come from an installed package."""
+    h = hashlib.sha256(_name(kind))
+    for one in inspect.getmro(kind):
+        if not _installed(one.__module__):
+            try:
+                h.update(inspect.getsource(one).encode())
+            except (OSError, TypeError):
+                codes = [f.__code__ for f in vars(one).values() if inspect.isfunction(f)]
+                h.update(b"".join(marshal.dumps(code) for code in codes))
+    return h.digest()
+
+
+def _installed(module: str | None) -> bool:
+    """Whether a module comes with Python or from site-packages: its name and version stand for its code."""
+    root = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file

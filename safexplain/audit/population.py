@@ -25,7 +25,7 @@ class Population:
         y: (n,) int64 labels.
 
     Raises:
-        InputError: sizes differ, fewer than 2 classes, or NaN or infinity in x.
+        InputError: sizes differ, fewer than 2 classes, a negative label, or NaN or infinity in x.
     """
 
     x: Tensor
@@ -36,6 +36,8 @@ class Population:
             raise InputError(f"expected x (n, ...) and y (n,), got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
         if not bool(torch.isfinite(self.x).all()):
             raise InputError("x holds NaN or infinity; clean or drop those rows first")
+        if bool((self.y < 0).any()):
+            raise InputError(f"labels are class indices from 0, got {int(self.y.min())}")
         if len(torch.unique(self.y)) < 2:
             raise InputError(
                 f"y has one class only ({self.y[:1].tolist()}); membership needs a task that can be learned"
@@ -43,8 +45,11 @@ class Population:
 
     @classmethod
     def of(cls, x: ArrayLike, y: ArrayLike) -> Population:
-        """From arrays of any numeric type: x becomes float32, y int64."""
-        return cls(torch.as_tensor(np.asarray(x, dtype=np.float32)), torch.as_tensor(np.asarray(y, dtype=np.int64)))
+        """From arrays of any numeric type: x becomes float32, y int64 (whole numbers only)."""
+        labels = np.asarray(y)
+        if labels.dtype.kind == "f" and not (np.isfinite(labels).all() and (labels == np.floor(labels)).all()):
+            raise InputError("labels must be whole numbers, the indices of classes")
+        return cls(torch.as_tensor(np.asarray(x, dtype=np.float32)), torch.as_tensor(labels.astype(np.int64)))
 
     def __len__(self) -> int:
         return len(self.y)

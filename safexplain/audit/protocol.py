@@ -172,7 +172,7 @@ class AuditResult:
         policy: what counts as a leak.
         attacks: in the order of the suite.
         members, non_members: examples scored, each once.
-        references: models that stood in for the target.
+        references: models that stood in for the target; 0 when only thresholds could be tried.
     """
 
     policy: Policy
@@ -292,7 +292,7 @@ def audit(
         rates = tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs)
         results.append(AttackResult(row.name, row.signal, row.role, curve, rates))
         progress("attacking", i + 1, len(rows))
-    references = len(signals.membership) - 1
+    references = len(signals.membership) - 1 if any(not isinstance(r.attack, Threshold) for r in rows) else 0
     return AuditResult(policy, tuple(results), int(member.sum()), int((~member).sum()), references)
 
 

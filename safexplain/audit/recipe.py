@@ -28,7 +28,8 @@ class Recipe:
         momentum: of sgd.
         weight_decay: as the optimizer applies it (L2 for adam and sgd, decoupled for adamw).
         epochs: passes over the members.
-        batch_size: examples a step; the members are permuted anew each epoch, the last batch may be smaller.
+        batch_size: examples a step; the members are permuted anew each epoch, the last batch may be smaller. A single
+            one left over joins the batch before it: BatchNorm cannot train on one.
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
         seed: the base of every random choice (initial weights, order, augmentation), together with a model's index.
@@ -105,7 +106,14 @@ class Recipe:
 
     def steps_per_epoch(self, members: int) -> int:
         """Batches an epoch over this many members."""
-        return -(-members // self.batch_size)
+        return len(self.batch_sizes(members))
+
+    def batch_sizes(self, members: int) -> list[int]:
+        """Examples in each batch of an epoch over this many members."""
+        full, rest = divmod(members, self.batch_size)
+        if rest == 1 and full:
+            return [self.batch_size] * (full - 1) + [self.batch_size + 1]
+        return [self.batch_size] * full + [rest] * (rest > 0)
 
 
 Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
@@ -113,4 +121,4 @@ Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
 
 
 def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return f'"{value}"' if isinstance(value, str) else repr(float(value) if isinstance(value, float) else int(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,7 +74,7 @@ def train_shadows(
     membership: NDArray[np.bool_] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
-    cache: ModelCache | str | None = None,
+    cache: ModelCache | str | Path | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Train reference models, each on the members that its own coin flips chose.
@@ -85,8 +86,9 @@ def train_shadows(
 
     Args:
         population: the pool.
-        train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`; or a scikit-learn classifier,
-            which is cloned, seeded where it has `random_state`, and fitted.
+        train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`, called with the global generator
+            seeded too; or a scikit-learn classifier, which is cloned, seeded where it or its steps have
+            `random_state`, and fitted.
         build: makes an untrained model from a seed.
         models: how many.
         membership: (models, n) bool to use instead of coin flips.
@@ -111,7 +113,7 @@ def train_shadows(
             raise InputError(
                 f"model {i} would train on {int(row.sum())} examples of fewer than two classes; use more data"
             )
-    store = ModelCache(cache) if isinstance(cache, str) else cache
+    store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     job = _Job(population, member, seed, torch.device(device), store, progress)
     if isinstance(train, Recipe):
         if build is None:
@@ -201,7 +203,10 @@ class _Job:
             key = self._key(train_key, row, model, i) if model else ""
             if not (model and self.store and self.store.load(key, model)):
                 index = torch.from_numpy(np.flatnonzero(row))
-                model = train(self.population.x[index], self.population.y[index], self._generator(0, i))
+                generator = self._generator(0, i)
+                with torch.random.fork_rng([]):
+                    torch.manual_seed(generator.initial_seed())
+                    model = train(self.population.x[index], self.population.y[index], generator)
                 if not isinstance(model, nn.Module):
                     raise ConfigurationTypeError(
                         f"train(x, y, generator) must return a module, got {type(model).__name__}"
@@ -219,8 +224,8 @@ class _Job:
         x, y = self.population.x.flatten(1).numpy(), self.population.y.numpy()
         for i, row in enumerate(self.member):
             one = clone(estimator)
-            if "random_state" in one.get_params():
-                one.set_params(random_state=_mixed(self.seed, 0, i) % 2**31)
+            states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
+            one.set_params(**dict.fromkeys(states, _mixed(self.seed, 0, i) % 2**31))
             models.append(EstimatorModule(one.fit(x[row], y[row]), self.population.classes).eval())
             self.progress("training", i + 1, len(self.member))
         return models

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """explain(model, x, target) -> attributions (batch, ...): native or hardened, from any library."""
 
 RESERVED = ("membership", "attributions", "meta")
+
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, NotImplementedError, TokenError, BadZipFile, zlib.error)
+"""What NumPy and zipfile raise on damaged files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +69,10 @@ class Signals:
             raise InputError(f"attributions must be floats of shape {m.shape} + (features,), got {a3.dtype} {a3.shape}")
         if a3 is not None and not np.isfinite(a3).all():
             raise InputError("attributions have NaN or infinite values")
-        targets = self.targets
+        try:
+            targets = self.targets
+        except (TypeError, ValueError):
+            raise InputError(f"meta['targets'] must be a list of models, got {self.meta['targets']!r:.60}") from None
         if not targets or any(not 0 <= t < len(m) for t in targets):
             raise InputError(f"meta['targets'] must name models 0 .. {len(m) - 1}, got {list(targets)}")
 
@@ -108,13 +116,16 @@ class Signals:
             InputError: missing, not an .npz, without membership, or as the constructor.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise InputError(f"{path} is a single array; expected an .npz with membership and signals")
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise InputError(f"{path} is a single array; expected an .npz with membership and signals")
+            with file:
                 arrays = {name: file[name] for name in file.files}
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except InputError:
+            raise
+        except _UNREADABLE as error:
             raise InputError(f"{path} is not a readable .npz of plain arrays ({error})") from None
         if "membership" not in arrays:
             raise InputError(f"{path} has no array 'membership' (bool, models x examples); found {sorted(arrays)}")
@@ -167,7 +178,7 @@ def collect_signals(
             a = explain(model, x, label).detach()
             if a.shape[:1] != x.shape[:1] or not bool(torch.isfinite(a).all()):
                 raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {tuple(a.shape)}")
-            rows = a.flatten(1).double()
+            rows = a.reshape(len(a), -1).double()
             found = {
                 "l1": rows.abs().sum(1),
                 "l2": torch.linalg.vector_norm(rows, dim=1),
@@ -200,11 +211,11 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
     """
     first = parts[0]
     if any(
-        (len(p.membership), p.values.keys(), p.targets, p.attributions is None)
-        != (len(first.membership), first.values.keys(), first.targets, first.attributions is None)
+        (len(p.membership), p.values.keys(), p.targets, _features(p))
+        != (len(first.membership), first.values.keys(), first.targets, _features(first))
         for p in parts
     ):
-        raise InputError("only signals with the same models, names and targets can be put side by side")
+        raise InputError("only signals with the same models, names, features and targets can be put side by side")
     maps = None if first.attributions is None else np.concatenate([np.asarray(p.attributions) for p in parts], axis=1)
     return Signals(
         np.concatenate([p.membership for p in parts], axis=1),
@@ -212,6 +223,10 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
         maps,
         first.meta,
     )
+
+
+def _features(signals: Signals) -> int | None:
+    return None if signals.attributions is None else signals.attributions.shape[2]
 
 
 def _predict(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -150,8 +150,7 @@ def tpr_at_fpr(
         raise InputError("membership is missing: pass (n,) bool beside the scores, or a RocCurve")
     else:
         curve = roc(scores, membership)
-    allowed = int(np.floor(fpr * curve.non_members * (1 + 1e-12)))
-    at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
+    at = int(np.searchsorted(curve.fpr, fpr, side="right")) - 1
     return RateAtFpr(
         fpr=float(fpr),
         threshold=float(curve.thresholds[at]),

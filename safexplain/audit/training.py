@@ -169,7 +169,7 @@ def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Te
 
 def _batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(recipe.epochs):
-        yield from torch.randperm(members, generator=generator).split(recipe.batch_size)
+        yield from torch.randperm(members, generator=generator).split(recipe.batch_sizes(members))
 
 
 def _check_finite(model: nn.Module) -> None:

@@ -12,10 +12,10 @@ from rich.console import Console
 import safexplain
 from safexplain.audit import Policy, Recipe, Signals, audit
 from safexplain.cli.audit_model import Effort, Source, audit_model
-from safexplain.cli.console import WORDS, attack_table, device_of, progress_bars, verdict_table
+from safexplain.cli.console import WORDS, attack_table, device_of, progress_bars, resumable, verdict_table
 from safexplain.cli.demo import run_demo
-from safexplain.cli.pipeline import Outcome, prepare_folder
-from safexplain.cli.release import parse_hardening, parse_method
+from safexplain.cli.pipeline import Outcome, choose_folder
+from safexplain.cli.release import parse_hardening, parse_method, parse_numbers
 
 app = typer.Typer(
     help="Prove or refute that explanations leak the training set.",
@@ -56,6 +56,8 @@ def audit_command(
     members: Annotated[Path | None, typer.Option(help="Training examples: folder of class folders, or table.")] = None,
     non_members: Annotated[Path | None, typer.Option(help="Held-out examples, in the same form.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Resize folder images to this many pixels a side.")] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from images in [0, 1], as 0.485,0.456,0.406.")] = "",
+    std: Annotated[str, typer.Option(help="What images are then divided by, as 0.229,0.224,0.225.")] = "",
     explainer: Annotated[str, typer.Option(help="Any method of the catalog, as IG or Saliency.")] = "IG",
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25.")] = None,
     output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability",
@@ -80,10 +82,21 @@ def audit_command(
         references, Recipe.from_toml(recipe) if recipe else None, seed, device_of(device), batch_size=batch_size
     )
     source = Source(
-        model, data, arch, num_classes, trust_pickle, label, members, non_members, member_column, image_size
+        model,
+        data,
+        arch,
+        num_classes,
+        trust_pickle,
+        label,
+        members,
+        non_members,
+        member_column,
+        image_size,
+        parse_numbers("--mean", mean),
+        parse_numbers("--std", std),
     )
-    folder = prepare_folder(run_dir, resume)
-    with progress_bars(quiet or json_) as progress:
+    folder = choose_folder(run_dir, resume)
+    with resumable(folder), progress_bars(quiet or json_) as progress:
         outcome = audit_model(source, method, chosen, policy, effort, folder, progress)
     return _show(outcome, json_, quiet)
 
@@ -124,8 +137,8 @@ def demo_command(
 ) -> int:
     """Attack, harden, attack again and judge a model trained on handwritten digits (under three minutes)."""
     device_of(device)
-    folder = prepare_folder(run_dir, resume)
-    with progress_bars(quiet or json_) as progress:
+    folder = choose_folder(run_dir, resume)
+    with resumable(folder), progress_bars(quiet or json_) as progress:
         outcome = run_demo(folder, seed=seed, device=device, progress=progress)
     return _show(outcome, json_, quiet)
 

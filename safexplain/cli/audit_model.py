@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,17 @@ from safexplain.audit.shadows import Progress, named
 from safexplain.cli.audit_data import AuditData
 from safexplain.cli.load_data import check_data, check_model_fits, load_data
 from safexplain.cli.load_model import LoadedModel, load_model
-from safexplain.cli.pipeline import Outcome, Plan, Pool, run_pipeline
+from safexplain.cli.pipeline import Outcome, Plan, Pool, make_folder, run_pipeline
 from safexplain.cli.release import Method
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening
 
 FEWEST_REFERENCES = 4
 """Fewer reference models leave many examples without one on each side."""
+
+
+ENOUGH_REFERENCES = 16
+"""From here on, more reference models strengthen the likelihood ratio slowly."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Source:
     non_members: Path | None = None
     member_column: str = "member"
     image_size: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ def audit_model(
         member_column=source.member_column,
         image_size=source.image_size,
     )
+    data = _normalised(data, source.mean, source.std)
     loaded = load_model(
         source.model,
         arch=source.arch,
@@ -85,6 +92,7 @@ def audit_model(
     )
     classes = check_model_fits(loaded.model, data)
     notes = [*effort.notes, *check_data(data, num_classes=classes)]
+    make_folder(folder)
     population = Population.of(data.x, data.y)
     target = loaded.model.to(effort.device)
     notes += _fit_notes(target, population, data, effort)
@@ -104,6 +112,21 @@ def audit_model(
     return run_pipeline([Pool(population, shadows)], plan, folder, progress)
 
 
+def _normalised(data: AuditData, mean: tuple[float, ...], std: tuple[float, ...]) -> AuditData:
+    """Images as (x - mean) / std per channel, members and non-members alike."""
+    if not mean and not std:
+        return data
+    channels = data.x.shape[1] if data.is_image else 0
+    if not data.is_image or {len(mean), len(std)} - {1, channels} or min(std, default=0) <= 0:
+        raise InputError(
+            f"--mean and --std normalise images, one number or one a channel ({channels}), std above 0;"
+            f" got mean {list(mean)}, std {list(std)} for x of shape {data.x.shape}"
+        )
+    shape = (1, -1, 1, 1)
+    x = (data.x - np.array(mean).reshape(shape)) / np.array(std).reshape(shape)
+    return replace(data, x=x.astype(np.float32))
+
+
 def _references(
     loaded: LoadedModel,
     population: Population,
@@ -120,6 +143,8 @@ def _references(
     if loaded.fresh is None:
         notes.append(f"No reference models: {loaded.fresh_unavailable}. Only threshold attacks ran.")
         return none
+    if effort.references < ENOUGH_REFERENCES:
+        notes.append(f"Only {effort.references} reference models: a real attacker may train more and find more.")
     recipe = effort.recipe or Recipe(seed=effort.seed)
     if effort.recipe is None:
         notes.append(

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import typer
@@ -27,6 +28,10 @@ STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "in
 WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "inconclusive": "INCONCLUSIVE"}
 
 
+class Interrupted(Exception):
+    """Ctrl-C in the middle of a run that can be taken up."""
+
+
 @contextmanager
 def progress_bars(quiet: bool) -> Iterator[Progress]:
     """Bars with the time left, one a stage, on standard error; nothing when quiet."""
@@ -35,15 +40,31 @@ def progress_bars(quiet: bool) -> Iterator[Progress]:
         return
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TextColumn("{task.percentage:>4.0f}%"))
     console = Console(stderr=True)
-    with Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars = Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
+    tasks: dict[str, TaskID] = {}
 
-        def show(stage: str, done: float, total: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+    def show(stage: str, done: float, total: float) -> None:
+        if not tasks:
+            bars.start()
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bars.stop()
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Let an interruption say how the run is taken up."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = f"the same command with --run-dir {folder} --resume goes on from there"
+        raise Interrupted(f"interrupted; finished models are kept: {how}") from None
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
@@ -133,11 +154,15 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(app)
         code = command.main(args=arguments, prog_name="safexplain", standalone_mode=False)
+        if code == INTERRUPTED:
+            _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except SafexplainError as error:
         return _fail(str(error), USAGE)
+    except Interrupted as error:
+        return _fail(str(error), INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; what was finished is kept: run the same command with --run-dir DIR --resume", 130)
+        return _fail("interrupted", INTERRUPTED)
     except torch.cuda.OutOfMemoryError:
         return _fail("out of GPU memory; try a smaller --batch-size, or --device cpu", USAGE)
     except MemoryError:
@@ -146,7 +171,8 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE)
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
-            return _fail(f"{error.format_message()} (see --help)", USAGE)
+            message = error.format_message()
+            return _fail(f"{message} (see --help)", USAGE) if message else USAGE
         if os.environ.get("SAFEXPLAIN_DEBUG"):
             raise
         return _fail(f"{type(error).__name__}: {error} (set SAFEXPLAIN_DEBUG=1 for the traceback)", USAGE)

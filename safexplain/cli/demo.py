@@ -10,7 +10,7 @@ from torch import nn
 from safexplain.audit import Policy, Population, Recipe, train_shadows
 from safexplain.audit.cache import ModelCache
 from safexplain.audit.shadows import Progress, named
-from safexplain.cli.pipeline import Outcome, Plan, Pool, run_pipeline
+from safexplain.cli.pipeline import Outcome, Plan, Pool, make_folder, run_pipeline
 from safexplain.cli.release import parse_method
 from safexplain.hardening import Hardening
 
@@ -40,6 +40,7 @@ def pools(seed: int) -> list[Population]:
 
 def run_demo(folder: Path, *, seed: int, device: str, progress: Progress) -> Outcome:
     """Train on digits, attack the native explanation and the recommended one, and write the files."""
+    make_folder(folder)
     made = []
     for i, population in enumerate(pools(seed)):
         stage = f"training (pool {i + 1} of {POOLS})"

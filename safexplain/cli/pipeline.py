@@ -247,25 +247,35 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def prepare_folder(run_dir: Path | None, resume: bool) -> Path:
-    """Make the run directory, or take up an old one.
+def choose_folder(run_dir: Path | None, resume: bool) -> Path:
+    """The run directory, not yet made.
 
     Raises:
-        InputError: it holds files and `resume` is False, `resume` without a directory, or it cannot be made.
+        InputError: it holds files and `resume` is False, or `resume` without a directory.
     """
     if run_dir is None:
         if resume:
             raise InputError("--resume needs --run-dir: the directory of the run to take up")
-        run_dir = Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
+        return Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
     if resume and not run_dir.is_dir():
         raise InputError(f"--resume: there is no run directory {run_dir}")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"--run-dir: {run_dir} is a file; give a directory")
     if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
         raise InputError(f"{run_dir} is not empty: pass --resume to take it up, or another --run-dir")
+    return run_dir
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run directory and see that it can be written, before anything long is begun.
+
+    Raises:
+        InputError: it cannot.
+    """
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".writable"
-        probe.touch()
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.write_bytes(b"0")
         probe.unlink()
     except OSError as error:
-        raise InputError(f"cannot write to {run_dir}: {error.strerror or error}") from None
-    return run_dir
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None

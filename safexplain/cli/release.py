@@ -110,3 +110,15 @@ def parse_hardening(text: str) -> tuple[str, Hardening]:
     if not path.is_file():
         raise ConfigurationError(f"--hardening is recommended, none, JSON, or a JSON file; got {text!r}")
     return "custom", Hardening.from_json(path.read_text())
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas; nothing gives none.
+
+    Raises:
+        ConfigurationError: something else.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise ConfigurationError(f"{option} takes numbers separated by commas, got {text!r}") from None

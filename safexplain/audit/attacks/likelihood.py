@@ -24,6 +24,11 @@ CHUNK = 1 << 22
 """Numbers of the reference signals held in double precision at a time."""
 
 
+def _check_shrink(shrink: float) -> None:
+    if not 0 <= shrink < np.inf:
+        raise ConfigurationError(f"shrink must be >= 0 and finite, got {shrink!r}")
+
+
 @dataclass(frozen=True)
 class SharedVariance:
     """One variance per example (and feature) for both hypotheses, shrunk towards the mean over examples.
@@ -37,8 +42,7 @@ class SharedVariance:
     shrink: float = 8.0
 
     def __post_init__(self) -> None:
-        if not self.shrink >= 0:
-            raise ConfigurationError(f"shrink must be >= 0, got {self.shrink!r}")
+        _check_shrink(self.shrink)
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,7 @@ class SeparateVariance:
     shrink: float = 8.0
 
     def __post_init__(self) -> None:
-        if not self.shrink >= 0:
-            raise ConfigurationError(f"shrink must be >= 0, got {self.shrink!r}")
+        _check_shrink(self.shrink)
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,10 @@ class LikelihoodRatio:
             m = moments[part]
             match self.variance:
                 case SharedVariance(shrink):
-                    v_in = v_out = (m.ss_in + m.ss_out + shrink * pooled) / (m.dof_in + m.dof_out + shrink)
+                    v_in = v_out = _shrunk(m.ss_in + m.ss_out, m.dof_in + m.dof_out, shrink, pooled)
                 case SeparateVariance(shrink):
-                    v_in = (m.ss_in + shrink * pooled_in) / (m.dof_in + shrink)
-                    v_out = (m.ss_out + shrink * pooled_out) / (m.dof_out + shrink)
+                    v_in = _shrunk(m.ss_in, m.dof_in, shrink, pooled_in)
+                    v_out = _shrunk(m.ss_out, m.dof_out, shrink, pooled_out)
                 case GlobalVariance():
                     v_in = v_out = pooled
             scores[part] = (_log_normal(t, m.mean_in, v_in) - _log_normal(t, m.mean_out, v_out)).sum(1)
@@ -133,7 +136,8 @@ class LikelihoodRatio:
             return target, shadows
         target, shadows = target.astype(np.float64), shadows.astype(np.float64)
         smallest = min((float(a[a > 0].min()) for a in (target, shadows) if (a > 0).any()), default=1.0)
-        return np.log(np.maximum(target, smallest / 2)), np.log(np.maximum(shadows, smallest / 2))
+        floor = max(smallest / 2, 5e-324)
+        return np.log(np.maximum(target, floor)), np.log(np.maximum(shadows, floor))
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class LabelLikelihoodRatio:
     smoothing: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.smoothing > 0:
+        if not 0 < self.smoothing < np.inf:
             raise ConfigurationError(f"smoothing must be > 0, got {self.smoothing!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
@@ -224,6 +228,16 @@ class _Moments:
         pairs = ((ss_in, dof_in), (ss_out, dof_out), (ss_in + ss_out, dof_in + dof_out))
         a, b, c = (_floored(ss / max(dof, 1.0))[None] for ss, dof in pairs)
         return a, b, c
+
+
+def _shrunk(
+    ss: NDArray[np.float64], dof: NDArray[np.float64], shrink: float, pooled: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Variances of (n, d) from squared deviations and a prior; the pooled one where nothing else is known."""
+    weight = dof + shrink
+    variance = np.where(weight > 0, (ss + shrink * pooled) / np.where(weight > 0, weight, 1.0), pooled)
+    out: NDArray[np.float64] = np.maximum(variance, 1e-9 * pooled)
+    return out
 
 
 def _floored(variance: NDArray[np.float64]) -> NDArray[np.float64]:

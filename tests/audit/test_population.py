@@ -1,0 +1,74 @@
+"""The pool: members and non-members by coin flips, and nothing else that tells them apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain.audit import Population
+from safexplain.errors import InputError
+
+X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(50) % 4
+
+
+def test_each_example_is_a_member_by_an_independent_fair_coin():
+    member = Population(torch.zeros(2000, 1), torch.arange(2000) % 2).flip(100, seed=0)
+    assert member.shape == (100, 2000)
+    assert member.dtype == np.bool_
+    assert member.mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(200_000))
+    assert np.abs(member.mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(100)
+    assert np.abs(member.mean(1) - 0.5).max() < 5 * 0.5 / np.sqrt(2000)
+    between_models = np.corrcoef(member)[np.triu_indices(100, 1)]
+    assert np.abs(between_models).max() < 5 / np.sqrt(2000)
+
+
+def test_the_coin_may_be_unfair():
+    assert Population(X, Y).flip(500, seed=0, rate=0.2).mean() == pytest.approx(0.2, abs=0.015)
+
+
+def test_a_seed_gives_the_same_flips_and_another_gives_others():
+    population = Population(X, Y)
+    assert np.array_equal(population.flip(9, seed=3), population.flip(9, seed=3))
+    assert not np.array_equal(population.flip(9, seed=3), population.flip(9, seed=4))
+    assert np.array_equal(population.flip(9, seed=3)[:5], population.flip(5, seed=3))
+
+
+def test_arrays_of_any_numeric_type_are_taken():
+    population = Population.of([[1, 2], [3, 4], [5, 6]], np.array([0.0, 1.0, 2.0]))
+    assert population.x.dtype == torch.float32
+    assert population.y.dtype == torch.int64
+    assert len(population) == 3
+    assert population.classes == 3
+
+
+def test_the_digest_tells_populations_apart():
+    digest = Population(X, Y).digest()
+    assert digest == Population(X.clone(), Y.clone()).digest()
+    assert len(digest) == 64
+    moved = X.clone()
+    moved[0, 0] += 1e-6
+    assert Population(moved, Y).digest() != digest
+    assert Population(X, (Y + 1) % 4).digest() != digest
+    assert Population(X.reshape(50, 1, 3), Y).digest() != digest
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Population(X, Y[:-1]), r"expected x \(n, ...\) and y \(n,\)"),
+        (lambda: Population(X, Y[:, None]), "expected x"),
+        (lambda: Population(X[:, 0], Y), "expected x"),
+        (lambda: Population(X / 0, Y), "NaN or infinity"),
+        (lambda: Population(X.index_fill(0, torch.tensor([3]), torch.nan), Y), "NaN or infinity"),
+        (lambda: Population(X, torch.full((50,), 2)), "one class only"),
+        (lambda: Population(X, Y - 1), "from 0, got -1"),
+        (lambda: Population(X[:0], Y[:0]), "one class only"),
+        (lambda: Population.of(X, Y + 0.5), "whole numbers"),
+        (lambda: Population.of(X, np.where(Y == 1, np.nan, 0.0)), "whole numbers"),
+    ],
+)
+def test_a_pool_that_cannot_be_audited_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

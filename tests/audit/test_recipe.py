@@ -1,0 +1,135 @@
+"""Recipes: training as data, checked when it is written down."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safexplain.audit import Recipe
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+RECIPES = st.builds(
+    Recipe,
+    optimizer=st.sampled_from(["adam", "adamw", "sgd"]),
+    lr=st.floats(0, 1e300),
+    momentum=st.one_of(st.floats(0, 1), st.just(0)),
+    weight_decay=st.floats(0, 1),
+    epochs=st.integers(1, 10**9),
+    batch_size=st.integers(1, 10**9),
+    schedule=st.sampled_from(["constant", "cosine"]),
+    augmentation=st.sampled_from(["none", "flip", "crop-flip"]),
+    seed=st.integers(0, 2**70),
+)
+
+
+@given(recipe=RECIPES)
+def test_a_recipe_survives_toml(tmp_path_factory, recipe):
+    path = tmp_path_factory.mktemp("recipes") / "recipe.toml"
+    path.write_text(recipe.to_toml())
+    assert Recipe.from_toml(path) == recipe
+
+
+def test_what_a_file_leaves_out_has_its_default(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text('optimizer = "sgd"\nlr = 1\n')
+    assert Recipe.from_toml(path) == Recipe(optimizer="sgd", lr=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("learning_rate = 1", ConfigurationError, r"unknown \['learning_rate'\]; known are .*'lr'"),
+        ("lr = ", InputError, "cannot read the recipe"),
+        ("lr = 'fast'", ConfigurationTypeError, "lr must be a number"),
+        ("lr = nan", ConfigurationError, "lr must be at least 0 and finite"),
+        ("epochs = 0", ConfigurationError, "epochs must be at least 1"),
+        ("epochs = 1.5", ConfigurationTypeError, "epochs must be a whole number"),
+        ("[optimizer]\nlr = 1", ConfigurationError, "optimizer is one of adam, adamw, sgd"),
+        ("\xff", InputError, "cannot read the recipe"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, kind, message):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(kind, match=message):
+        Recipe.from_toml(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot read the recipe"):
+        Recipe.from_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"optimizer": "lion"}, ConfigurationError),
+        ({"optimizer": ["adam"]}, ConfigurationError),
+        ({"schedule": "linear"}, ConfigurationError),
+        ({"augmentation": "mixup"}, ConfigurationError),
+        ({"lr": -1e-3}, ConfigurationError),
+        ({"lr": math.inf}, ConfigurationError),
+        ({"lr": math.nan}, ConfigurationError),
+        ({"lr": "1e-3"}, ConfigurationTypeError),
+        ({"lr": True}, ConfigurationTypeError),
+        ({"weight_decay": -1}, ConfigurationError),
+        ({"momentum": None}, ConfigurationTypeError),
+        ({"epochs": 0}, ConfigurationError),
+        ({"epochs": 2.0}, ConfigurationTypeError),
+        ({"batch_size": 0}, ConfigurationError),
+        ({"batch_size": True}, ConfigurationTypeError),
+        ({"seed": -1}, ConfigurationError),
+        ({"seed": 0.5}, ConfigurationTypeError),
+    ],
+    ids=repr,
+)
+def test_a_recipe_that_makes_no_sense_is_refused(values, kind):
+    with pytest.raises(kind, match=f"recipe: {next(iter(values))}"):
+        Recipe(**values)
+
+
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_an_epoch_sees_every_member_once_and_no_batch_of_one_is_left_over(members, batch_size):
+    recipe = Recipe(batch_size=batch_size)
+    sizes = recipe.batch_sizes(members)
+    assert sum(sizes) == members
+    assert recipe.steps_per_epoch(members) == len(sizes)
+    assert set(sizes[:-2]) <= {batch_size}
+    if batch_size > 1 and members > 1:
+        assert min(sizes) > 1
+        assert max(sizes) <= batch_size + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("adam", torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.01}),
+        ("adamw", torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.01}),
+        ("sgd", torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01, "momentum": 0.8}),
+    ],
+)
+def test_the_optimizer_is_the_one_that_is_named(name, kind, options):
+    recipe = Recipe(optimizer=name, lr=0.1, weight_decay=0.01, momentum=0.8)
+    optimizer = recipe.make_optimizer([torch.zeros(1, requires_grad=True)])
+    assert type(optimizer) is kind
+    assert {k: optimizer.defaults[k] for k in options} == options
+
+
+def test_the_cosine_schedule_ends_at_zero_and_the_constant_one_stays():
+    for name, expected in (
+        ("constant", [0.1] * 5),
+        ("cosine", [0.05 * (1 + math.cos(math.pi * i / 4)) for i in range(5)]),
+    ):
+        recipe = Recipe(lr=0.1, schedule=name)
+        optimizer = recipe.make_optimizer([torch.zeros(1, requires_grad=True)])
+        schedule = recipe.make_schedule(optimizer, 4)
+        seen = [schedule.get_last_lr()[0]]
+        for _ in range(4):
+            optimizer.step()
+            schedule.step()
+            seen.append(schedule.get_last_lr()[0])
+        assert seen == pytest.approx(expected, abs=1e-9)

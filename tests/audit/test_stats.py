@@ -1,0 +1,275 @@
+"""ROC curves, rates and intervals: against slow versions, other libraries and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as distributions
+from sklearn.metrics import roc_auc_score
+
+from safexplain.audit.stats import auc_interval, clopper_pearson, epsilon_lower_bound, roc, tpr_at_fpr
+from safexplain.errors import InputError
+
+TIED = st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5), st.just(-math.inf))
+
+
+@st.composite
+def scored(draw):
+    """Scores with ties, at least one member and one non-member."""
+    member = draw(st.lists(st.booleans(), min_size=0, max_size=20)) + [True, False]
+    scores = draw(st.lists(TIED, min_size=len(member), max_size=len(member)))
+    return np.array(scores), np.array(member)
+
+
+def slow_auc(scores, member):
+    pairs = [(a > b) + (a == b) / 2 for a in scores[member] for b in scores[~member]]
+    return sum(pairs) / len(pairs)
+
+
+def slow_rates(scores, member, threshold):
+    return (scores[member] >= threshold).mean(), (scores[~member] >= threshold).mean()
+
+
+# ---------------------------------------------------------------------------------------------------------- ROC
+
+
+@given(scored())
+def test_the_auc_is_the_probability_that_a_member_scores_higher(case):
+    scores, member = case
+    assert roc(scores, member).auc == pytest.approx(slow_auc(scores, member))
+
+
+@given(scored())
+def test_every_point_of_the_curve_is_what_its_threshold_gives(case):
+    scores, member = case
+    curve = roc(scores, member)
+    assert list(curve.thresholds) == [math.inf, *sorted(set(scores), reverse=True)]
+    for threshold, tpr, fpr in zip(curve.thresholds, curve.tpr, curve.fpr, strict=True):
+        assert (tpr, fpr) == slow_rates(scores, member, threshold)
+    best = max((t + 1 - f) / 2 for t, f in (slow_rates(scores, member, s) for s in curve.thresholds))
+    assert curve.balanced_accuracy == pytest.approx(best)
+    assert (curve.members, curve.non_members) == (member.sum(), (~member).sum())
+
+
+def test_the_auc_agrees_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    for digits in (1, 15):
+        scores = rng.normal(size=3000).round(digits)
+        member = rng.random(3000) < distributions.norm.cdf(scores)
+        assert roc(scores, member).auc == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
+
+
+def test_higher_scores_mean_member():
+    member = np.array([True, True, False, False])
+    assert roc([3, 2, 1, 0], member).auc == 1
+    assert roc([0, 1, 2, 3], member).auc == 0
+    assert roc([1, 1, 1, 1], member).auc == 0.5
+    assert tpr_at_fpr([3, 2, 1, 0], member, 0.0).tpr == 1
+    assert tpr_at_fpr([0, 1, 2, 3], member, 0.5).tpr == 0
+
+
+def test_membership_may_be_written_as_0_and_1():
+    assert roc([3, 2, 1], [1, 0, 0]).auc == 1
+
+
+# ------------------------------------------------------------------------------------------------- TPR at an FPR
+
+
+RATES = st.one_of(st.floats(0, 1), st.sampled_from([0.001, 0.01, 0.05, 0.1, 0.3, 1 / 3, 0.3 - 1e-16, 0.3 + 1e-16, 1.0]))
+
+
+@given(scored(), RATES)
+def test_the_realised_false_positive_rate_never_exceeds_the_stated_one(case, fpr):
+    scores, member = case
+    rate = tpr_at_fpr(scores, member, fpr)
+    assert rate.realised_fpr <= fpr
+    assert (rate.tpr, rate.realised_fpr) == slow_rates(scores, member, rate.threshold)
+
+
+@given(scored(), RATES)
+def test_no_threshold_within_the_stated_rate_finds_more_members(case, fpr):
+    scores, member = case
+    rates = [slow_rates(scores, member, t) for t in (math.inf, *scores)]
+    assert tpr_at_fpr(scores, member, fpr).tpr == max(t for t, f in rates if f <= fpr)
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_rate_that_the_counts_can_realise_is_used_up(counts):
+    k, n = counts
+    scores = np.append(np.arange(n, 0, -1.0), 0.0)
+    assert tpr_at_fpr(scores, np.append(np.zeros(n, bool), True), k / n).false_positives == k
+
+
+def test_ties_are_never_split():
+    scores, member = np.array([1.0] * 10 + [0.0] * 10), np.array([True, False] * 10)
+    assert tpr_at_fpr(scores, member, 0.4).tpr == 0
+    assert tpr_at_fpr(scores, member, 0.5).tpr == 0.5
+
+
+def test_a_rate_can_be_read_from_a_curve():
+    rng = np.random.default_rng(0)
+    scores, member = rng.normal(size=500), rng.random(500) < 0.5
+    assert tpr_at_fpr(roc(scores, member), fpr=0.1) == tpr_at_fpr(scores, member, 0.1)
+    rate = tpr_at_fpr(scores, member, 0.1, confidence=0.9)
+    assert (rate.low, rate.high) == clopper_pearson(rate.true_positives, rate.members, 0.9)
+
+
+# ---------------------------------------------------------------------------------------------- Clopper-Pearson
+
+
+@given(
+    st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.sampled_from([0.5, 0.9, 0.95, 0.999]),
+)
+def test_clopper_pearson_is_the_exact_interval_of_scipy(counts, confidence):
+    expected = distributions.binomtest(*counts).proportion_ci(confidence, method="exact")
+    assert clopper_pearson(*counts, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def wald(successes, trials, confidence=0.95):
+    p, z = successes / trials, distributions.norm.ppf(0.5 + confidence / 2)
+    half = z * math.sqrt(p * (1 - p) / trials)
+    return p - half, p + half
+
+
+def coverage(interval, p, trials, confidence, repeats=20_000):
+    """Share of simulated experiments whose interval holds the truth."""
+    drawn = np.random.default_rng([trials, int(1e6 * p)]).binomial(trials, p, repeats)
+    values, counts = np.unique(drawn, return_counts=True)
+    bounds = [interval(int(v), trials, confidence) for v in values]
+    return sum(c for (low, high), c in zip(bounds, counts, strict=True) if low <= p <= high) / repeats
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize("p", [0.001, 0.01, 0.1, 0.5, 0.97])
+@pytest.mark.parametrize("trials", [20, 100, 300])
+def test_clopper_pearson_covers_at_least_as_often_as_it_says(trials, p, confidence):
+    assert coverage(clopper_pearson, p, trials, confidence) >= confidence - 0.008
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.97])
+def test_the_normal_approximation_would_not_pass(p):
+    assert coverage(wald, p, 20, 0.95) < 0.95 - 0.008
+
+
+# ------------------------------------------------------------------------------------------------------- DeLong
+
+
+def auc_coverage(auc, members, others, confidence, repeats, seed=0):
+    rng = np.random.default_rng([seed, members, others, int(100 * auc)])
+    shift = math.sqrt(2) * distributions.norm.ppf(auc)
+    membership = np.arange(members + others) < members
+    hits = 0
+    for _ in range(repeats):
+        low, high = auc_interval(roc(rng.normal(size=len(membership)) + shift * membership, membership), confidence)
+        hits += low <= auc <= high
+    return hits / repeats
+
+
+@pytest.mark.parametrize(("members", "others"), [(100, 100), (300, 150)])
+@pytest.mark.parametrize("auc", [0.5, 0.7, 0.9])
+def test_the_auc_interval_covers_about_as_often_as_it_says(auc, members, others):
+    assert auc_coverage(auc, members, others, 0.95, 1000) == pytest.approx(0.95, abs=0.025)
+
+
+def test_a_narrower_auc_interval_would_not_pass():
+    assert auc_coverage(0.7, 100, 100, 0.85, 1000) < 0.95 - 0.025
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("members", "others"), [(30, 30), (100, 100), (300, 100), (300, 300)])
+@pytest.mark.parametrize("auc", [0.5, 0.7, 0.9])
+def test_the_auc_interval_covers_at_every_confidence(auc, members, others, confidence):
+    assert auc_coverage(auc, members, others, confidence, 10_000) == pytest.approx(confidence, abs=0.015)
+
+
+@given(scored())
+def test_the_auc_interval_holds_the_auc_and_stays_in_0_to_1(case):
+    curve = roc(*case)
+    low, high = auc_interval(curve)
+    assert 0 <= low <= curve.auc + 1e-12
+    assert curve.auc - 1e-12 <= high <= 1
+    assert low < high
+
+
+def test_a_perfect_score_does_not_make_a_certain_auc():
+    low, high = auc_interval(roc(np.arange(60.0), np.arange(60) >= 30))
+    assert (low, high) == (pytest.approx(0.9), 1)
+
+
+# ------------------------------------------------------------------------------------------------------ epsilon
+
+
+def randomized_response(epsilon, delta, trials, rng, repeats):
+    """False positives and negatives of the best attack on a mechanism of known (epsilon, delta)."""
+    error = (1 - delta) / (1 + math.exp(epsilon))
+    return rng.binomial(trials, error, (repeats, 2))
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.05])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
+def test_the_epsilon_bound_exceeds_the_truth_in_at_most_5_percent_of_experiments(epsilon, delta):
+    trials, repeats = 300, 1500
+    counts = randomized_response(epsilon, delta, trials, np.random.default_rng(1), repeats)
+    bounds = [epsilon_lower_bound(int(fp), trials, int(fn), trials, delta=delta) for fp, fn in counts]
+    assert np.mean(np.array(bounds) > epsilon) <= 0.05 + 0.01
+    assert min(bounds) >= 0
+
+
+def test_the_estimate_without_its_intervals_would_not_pass():
+    counts = randomized_response(1.0, 0.0, 300, np.random.default_rng(1), 1500)
+    rates = counts / 300
+    plain = np.log(np.maximum((1 - rates[:, 1]) / rates[:, 0], (1 - rates[:, 0]) / rates[:, 1]))
+    assert np.mean(plain > 1.0) > 0.4
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.05])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_with_many_samples_the_epsilon_bound_is_close_to_the_truth(epsilon, delta):
+    trials = 4_000_000
+    errors = round(trials * (1 - delta) / (1 + math.exp(epsilon)))
+    bound = epsilon_lower_bound(errors, trials, errors, trials, delta=delta)
+    assert epsilon - 0.01 < bound < epsilon
+
+
+def test_either_side_of_the_trade_off_counts():
+    assert epsilon_lower_bound(0, 1000, 900, 1000) == pytest.approx(epsilon_lower_bound(900, 1000, 0, 1000))
+    assert epsilon_lower_bound(0, 1000, 900, 1000) > 2
+    assert epsilon_lower_bound(500, 1000, 500, 1000) == 0
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: roc([1, 2], [True]), "one shape"),
+        (lambda: roc([[1, 2]], [[True, False]]), "one shape"),
+        (lambda: roc([1, math.nan], [True, False]), "1 of 2 scores are NaN"),
+        (lambda: roc([1, 2], [True, True]), "need members and non-members"),
+        (lambda: roc([1, 2], [False, False]), "need members and non-members"),
+        (lambda: roc([], []), "need members and non-members"),
+        (lambda: roc([1, 2], [0.5, 1]), "bool or 0/1"),
+        (lambda: tpr_at_fpr([1, 2], [True, False], 1.1), r"\[0, 1\]"),
+        (lambda: tpr_at_fpr([1, 2], [True, False], -0.1), r"\[0, 1\]"),
+        (lambda: tpr_at_fpr([1, 2], [True, False], math.nan), r"\[0, 1\]"),
+        (lambda: tpr_at_fpr([1, 2]), "membership is missing"),
+        (lambda: clopper_pearson(3, 2), "0 <= successes <= trials"),
+        (lambda: clopper_pearson(-1, 2), "0 <= successes <= trials"),
+        (lambda: clopper_pearson(0, 0), "trials >= 1"),
+        (lambda: clopper_pearson(1, 2, 1.0), "confidence"),
+        (lambda: clopper_pearson(1, 2, 0.0), "confidence"),
+        (lambda: epsilon_lower_bound(1, 2, 1, 2, delta=1.0), "delta"),
+        (lambda: epsilon_lower_bound(1, 2, 1, 2, delta=-0.1), "delta"),
+        (lambda: epsilon_lower_bound(3, 2, 1, 2), "successes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

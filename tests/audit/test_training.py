@@ -1,0 +1,229 @@
+"""Training: the batched computation gives the models that the plain loop gives."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit import Recipe
+from safexplain.audit.training import augment, is_batchable, train_one, train_together
+from safexplain.errors import InputError
+
+N, D, CLASSES = 90, 12, 4
+
+
+def data(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(N, 1, 3, 4, generator=g), torch.randint(0, CLASSES, (N,), generator=g)
+
+
+def mlp(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(D, 16), nn.Tanh()), nn.Linear(16, CLASSES))
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def members(*counts):
+    rng = np.random.default_rng(0)
+    return [torch.from_numpy(np.sort(rng.choice(N, c, replace=False))) for c in counts]
+
+
+def plain(recipe, index, seed):
+    x, y = data()
+    return weights(train_one(recipe, mlp(seed), x[index], y[index], generator(seed)))
+
+
+OPTIMIZERS = [
+    Recipe(optimizer="adam", lr=3e-3, epochs=4, batch_size=16),
+    Recipe(optimizer="adam", lr=3e-3, epochs=4, batch_size=16, weight_decay=0.05),
+    Recipe(optimizer="adamw", lr=3e-3, epochs=4, batch_size=16, weight_decay=0.1, schedule="cosine"),
+    Recipe(optimizer="sgd", lr=0.05, epochs=4, batch_size=16, momentum=0.9, weight_decay=0.01, schedule="cosine"),
+    Recipe(optimizer="sgd", lr=0.05, epochs=4, batch_size=100, momentum=0.0),
+]
+
+
+@pytest.mark.parametrize("recipe", OPTIMIZERS, ids=lambda r: f"{r.optimizer}-{r.schedule}-{r.batch_size}")
+def test_models_trained_together_are_those_trained_one_by_one(recipe):
+    x, y = data()
+    index = members(33, 36, 40, 48, 34)  # last batches of 17, 4, 8, 16 and 2
+    if recipe.batch_size == 16:
+        index = index[1:]
+    together = train_together(
+        recipe, [mlp(s) for s in range(len(index))], x, y, index, list(map(generator, range(5)))[: len(index)]
+    )
+    for seed, model in enumerate(together):
+        expected = plain(recipe, index[seed], seed)
+        assert torch.allclose(weights(model), expected, atol=2e-5)
+        assert not model.training
+        moved = (expected - weights(mlp(seed))).abs().max()
+        assert moved > 1e-2
+
+
+def test_a_last_batch_of_one_joins_the_batch_before_it_in_both_ways_of_training():
+    x, y = data()
+    recipe = Recipe(optimizer="adam", lr=3e-3, epochs=3, batch_size=16)
+    index = members(33, 17 + 15, 31)
+    together = train_together(recipe, [mlp(s) for s in range(3)], x, y, index, [generator(s) for s in range(3)])
+    for seed, model in enumerate(together):
+        assert torch.allclose(weights(model), plain(recipe, index[seed], seed), atol=2e-5)
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    train_one(recipe, normed, x[:33], y[:33], generator(0))
+
+
+def test_the_comparison_of_the_two_ways_can_fail():
+    recipe = OPTIMIZERS[0]
+    index = members(36)[0]
+    expected = plain(recipe, index, 0)
+    x, y = data()
+    other_order = weights(train_one(recipe, mlp(0), x[index], y[index], generator(1)))
+    other_start = weights(train_one(recipe, mlp(1), x[index], y[index], generator(0)))
+    one_less = weights(train_one(recipe, mlp(0), x[index[1:]], y[index[1:]], generator(0)))
+    for other in (other_order, other_start, one_less):
+        assert not torch.allclose(other, expected, atol=1e-3)
+    assert torch.equal(plain(recipe, index, 0), expected)
+
+
+def test_only_members_influence_a_model():
+    x, y = data()
+    recipe, index = OPTIMIZERS[0], members(36, 40)
+
+    def first(x, y):
+        models = train_together(recipe, [mlp(0), mlp(1)], x, y, index, [generator(0), generator(1)])
+        return weights(models[0])
+
+    changed_x, changed_y = x.clone(), y.clone()
+    outside = torch.ones(N, dtype=torch.bool)
+    outside[index[0]] = False
+    changed_x[outside] += 5
+    changed_y[outside] = (y[outside] + 1) % CLASSES
+    assert torch.equal(first(x, y), first(changed_x, changed_y))
+    changed_x[index[0][0]] += 5
+    assert not torch.allclose(first(x, y), first(changed_x, y), atol=1e-4)
+
+
+def test_steps_that_differ_cannot_be_batched():
+    x, y = data()
+    with pytest.raises(InputError, match="equal steps per epoch"):
+        train_together(Recipe(batch_size=16), [mlp(0), mlp(1)], x, y, members(16, 40), [generator(0), generator(1)])
+
+
+def test_progress_counts_up_to_one():
+    x, y = data()
+    recipe = Recipe(epochs=13, batch_size=16)
+    for train in (
+        lambda tick: train_one(recipe, mlp(0), x, y, generator(0), tick),
+        lambda tick: train_together(recipe, [mlp(0)], x, y, members(90), [generator(0)], tick),
+    ):
+        seen = []
+        train(seen.append)
+        assert seen == sorted(seen)
+        assert len(seen) >= 3
+        assert seen[-1] == 1
+
+
+def test_divergence_is_said_in_one_line():
+    x, y = data()
+    recipe = Recipe(optimizer="sgd", lr=1e30, epochs=3, batch_size=16)
+    with pytest.raises(InputError, match="diverged.*lower the recipe's learning rate"):
+        train_one(recipe, mlp(0), x, y, generator(0))
+    with pytest.raises(InputError, match="diverged"):
+        train_together(recipe, [mlp(0)], x, y, members(90), [generator(0)])
+
+
+def test_training_leaves_the_global_generator_and_the_gradients_alone():
+    x, y = data()
+    dropout = nn.Sequential(nn.Flatten(), nn.Linear(D, 32), nn.Dropout(0.5), nn.Linear(32, CLASSES))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = train_one(OPTIMIZERS[0], copy.deepcopy(dropout), x, y, generator(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.grad is None for p in first.parameters())
+    torch.manual_seed(6)
+    again = train_one(OPTIMIZERS[0], copy.deepcopy(dropout), x, y, generator(0))
+    assert torch.equal(weights(first), weights(again))
+    other = train_one(OPTIMIZERS[0], copy.deepcopy(dropout), x, y, generator(1))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_it_trains_inside_of_no_grad():
+    x, y = data()
+    with torch.no_grad():
+        one = weights(train_one(OPTIMIZERS[0], mlp(0), x, y, generator(0)))
+        many = weights(train_together(OPTIMIZERS[0], [mlp(0)], x, y, members(90), [generator(0)])[0])
+    assert torch.equal(one, weights(train_one(OPTIMIZERS[0], mlp(0), x, y, generator(0))))
+    assert torch.allclose(one, many, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "expected"),
+    [
+        (mlp(0), Recipe(), True),
+        (mlp(0), Recipe(augmentation="flip"), False),
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)), Recipe(), False),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Recipe(), False),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(4, 2)), Recipe(), False),
+        (nn.Linear(3, 2), Recipe(), False),
+    ],
+)
+def test_only_what_has_no_state_and_no_chance_is_batched(model, recipe, expected):
+    assert is_batchable(model, recipe) is expected
+
+
+# ------------------------------------------------------------------------------------------------- augmentation
+
+
+def pictures(b=64, c=2, h=8, w=6):
+    return torch.arange(b * c * h * w, dtype=torch.float32).reshape(b, c, h, w)
+
+
+def test_flip_mirrors_about_half_of_the_images():
+    x = pictures()
+    found = augment(x, "flip", generator(0))
+    kept = (found == x).flatten(1).all(1)
+    mirrored = (found == x.flip(3)).flatten(1).all(1)
+    assert bool((kept ^ mirrored).all())
+    assert 16 < int(mirrored.sum()) < 48
+
+
+def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
+    x = pictures()
+    found = augment(x, "crop-flip", generator(0))
+    assert found.shape == x.shape
+    padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
+    shifts = [padded[..., i : i + 8, j : j + 6] for i in range(3) for j in range(3)]
+    candidates = torch.stack(shifts + [s.flip(3) for s in shifts])
+    fits = (candidates == found).flatten(2).all(2)
+    assert bool(fits.any(0).all())
+    assert bool(fits.any(1).all())  # each of the 18 occurs among 64 images
+
+
+def test_augmentation_follows_its_generator():
+    x = pictures()
+    for kind in ("flip", "crop-flip"):
+        assert torch.equal(augment(x, kind, generator(3)), augment(x, kind, generator(3)))
+        assert not torch.equal(augment(x, kind, generator(3)), augment(x, kind, generator(4)))
+    assert augment(x, "none", generator(0)) is x
+
+
+def test_augmentation_is_for_images():
+    with pytest.raises(InputError, match="is for images"):
+        augment(torch.zeros(3, 5), "flip", generator(0))
+
+
+def test_augmented_training_depends_on_the_augmentation():
+    x, y = data()
+    nets = [Recipe(epochs=2, augmentation=kind) for kind in ("none", "flip", "crop-flip")]
+    found = [weights(train_one(recipe, mlp(0), x, y, generator(0))) for recipe in nets]
+    assert not torch.allclose(found[0], found[1], atol=1e-5)
+    assert not torch.allclose(found[1], found[2], atol=1e-5)

@@ -1,0 +1,301 @@
+"""The command line as a stranger uses it: files in, one verdict out, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from safexplain.audit import Recipe, Signals
+from safexplain.audit.training import train_one
+from safexplain.cli import _run, demo
+from safexplain.cli.load_model import load_model
+
+ROOT = Path(__file__).parents[2]
+RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an overfitted digits network in every format, its data and its recipe."""
+    folder = tmp_path_factory.mktemp("case")
+    digits = load_digits()
+    x, y = (digits.images[:400, None] / 16).astype(np.float32), digits.target[:400]
+    member = np.random.default_rng(0).random(400) < 0.5
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    net = train_one(RECIPE, network(), torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
+    np.savez(folder / "data.npz", x=x, y=y, member=member)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, folder / "model.pt2")
+    torch.save(net.state_dict(), folder / "state.pt")
+    torch.save(net, folder / "pickled.pt")
+    source = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64),"
+    (folder / "digits_arch.py").write_text(source + " nn.ReLU(), nn.Linear(64, 10))\n")
+    (folder / "recipe.toml").write_text(RECIPE.to_toml())
+    return folder
+
+
+@pytest.fixture
+def cli(
+    case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in the case's folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(case)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = _run([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def synthetic(path: Path, *, shift: float, examples: int = 4000, models: int = 17) -> Path:
+    rng = np.random.default_rng(0)
+    membership = rng.random((models, examples)) < 0.5
+    l1 = np.exp(rng.normal(size=membership.shape) - shift * membership)
+    Signals(membership, {"l1": l1}).save(path)
+    return path
+
+
+# --- attack ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shift", "examples", "verdict", "code"), [
+    (3.0, 4000, "leak", 1),
+    (0.0, 4000, "certified", 0),
+    (0.0, 60, "inconclusive", 3),
+])  # fmt: skip
+def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, shift: float, examples: int, verdict: str, code: int
+) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=shift, examples=examples)
+    got, out, err = cli("attack", path, "--json", "--policy-fpr", 0.01, "--max-tpr", 0.03, "--confidence", 0.95)
+    content = json.loads(out)
+    assert (got, content["verdict"], err) == (code, verdict, "")
+    assert {a["attack"] for a in content["attacks"]} == {"Threshold", "LikelihoodRatio"}
+    for attack in content["attacks"]:
+        assert attack["signal"] == "l1"
+        assert 0 <= attack["auc"] <= 1
+        for rate in attack["tpr"]:
+            assert rate["realised_fpr"] <= rate["fpr"]
+            assert rate["low"] <= rate["tpr"] <= rate["high"]
+
+
+def test_quiet_prints_the_verdict_alone(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=3.0)
+    assert cli("attack", path, "--quiet") == (1, "LEAK PROVEN\n", "")
+
+
+def test_the_tables_name_every_attack(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    code, out, _ = cli("attack", synthetic(tmp_path / "signals.npz", shift=3.0))
+    assert code == 1
+    assert "Threshold" in out
+    assert "Likelihood ratio" in out
+    assert "Leak proven" in out
+
+
+# --- audit ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_exported_model_is_audited_natively_and_hardened(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", 8)
+    code, out, _ = cli(*command, "--explainer", "Saliency", "--run-dir", run, "--json", "--seed", 3)
+    content = json.loads(out)
+    assert code == {"certified": 0, "leak": 1, "inconclusive": 3}[content["verdict"]]
+    assert content["configuration"] == "recommended"
+    assert {a["signal"] for a in content["attacks"]} == {"l1", "l2", "variance", "attributions", "label", "loss"}
+    native = {a["signal"]: a["auc"] for a in content["compared"]["native"]["attacks"] if a["attack"] != "Threshold"}
+    released = {a["signal"]: a["auc"] for a in content["attacks"] if a["attack"] != "Threshold"}
+    assert native["l1"] > released["l1"] + 0.03
+    assert content["utility"]["top_overlap"] > 0.8
+    signals = Signals.load(run / "signals.npz")
+    assert signals.membership.shape == (9, 400)
+    assert np.array_equal(signals.membership[0], np.load("data.npz")["member"])
+    certificate = json.loads((run / "certificate.json").read_text())
+    assert certificate["predicate"]["verdict"] == content["verdict"]
+    assert certificate["subject"][0]["digest"]["sha256"] == load_model("model.pt2").sha256
+    assert "key" not in json.dumps(certificate["predicate"]["hardening"])
+    assert (run / "report.html").stat().st_size > 10_000
+
+
+def test_a_state_dict_with_its_architecture_and_an_unhardened_release(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    command = ("audit", "state.pt", "--arch", "digits_arch:build", "--data", "data.npz", "--hardening", "none")
+    extra = ("--references", 0, "--explainer", "InputXGradient", "--output", "logit", "--run-dir", tmp_path / "run")
+    code, out, _ = cli(*command, *extra, "--json")
+    content = json.loads(out)
+    assert content["configuration"] == "native"
+    assert content["compared"] == {}
+    assert content["references"] == 0
+    assert content["verdict"] != "certified"
+    assert code in (1, 3)
+
+
+def test_mean_and_std_normalise_the_images(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    with np.load("data.npz") as file:
+        np.savez("shifted.npz", x=file["x"] * 4 + 3, y=file["y"], member=file["member"])
+    command = ("--references", 0, "--explainer", "Saliency", "--json")
+    plain = cli("audit", "model.pt2", "--data", "data.npz", *command, "--run-dir", tmp_path / "a")
+    shifted = ("audit", "model.pt2", "--data", "shifted.npz", "--mean", "3", "--std", "4")
+    again = cli(*shifted, *command, "--run-dir", tmp_path / "b")
+    auc = [[a["auc"] for a in json.loads(out)["compared"]["native"]["attacks"]] for _, out, _ in (plain, again)]
+    assert np.allclose(*auc, atol=0.02)
+
+
+def test_the_same_seed_gives_the_same_numbers(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    command = ("audit", "model.pt2", "--data", "data.npz", "--references", 4, "--explainer", "Saliency", "--json")
+    command = (*command, "--recipe", "recipe.toml")
+    first = json.loads(cli(*command, "--run-dir", tmp_path / "a", "--seed", 1)[1])
+    again = json.loads(cli(*command, "--run-dir", tmp_path / "b", "--seed", 1)[1])
+    other = json.loads(cli(*command, "--run-dir", tmp_path / "c", "--seed", 2)[1])
+    assert first["attacks"] == again["attacks"]
+    assert first["attacks"] != other["attacks"]
+
+
+BAD = {
+    "missing model": (["audit", "nope.pt", "--data", "data.npz"], "nope.pt"),
+    "missing data": (["audit", "model.pt2", "--data", "nope.npz"], "nope.npz"),
+    "no data": (["audit", "model.pt2"], "--data"),
+    "a pickle": (["audit", "pickled.pt", "--data", "data.npz"], "--trust-pickle"),
+    "a state dict without arch": (["audit", "state.pt", "--data", "data.npz"], "--arch"),
+    "unknown explainer": (["audit", "model.pt2", "--data", "data.npz", "--explainer", "Tarot"], "Saliency"),
+    "no ReLU to guide": (["audit", "model.pt2", "--data", "data.npz", "--explainer", "GuidedBackprop",
+                          "--references", "0"], "ReLU"),
+    "unknown explainer option": (["audit", "model.pt2", "--data", "data.npz", "--option", "steps=3",
+                                  "--references", "0"], "steps"),
+    "broken hardening": (["audit", "model.pt2", "--data", "data.npz", "--hardening", '{"clip": 3}'], "clip"),
+    "hardening that is nothing": (["audit", "model.pt2", "--data", "data.npz", "--hardening", "strong"], "recommended"),
+    "CUDA that is not there": (["audit", "model.pt2", "--data", "data.npz", "--device", "cuda:77"], "CUDA"),
+    "unknown device": (["audit", "model.pt2", "--data", "data.npz", "--device", "abacus"], "abacus"),
+    "too few references": (["audit", "model.pt2", "--data", "data.npz", "--references", "2"], "--references"),
+    "missing recipe": (["audit", "model.pt2", "--data", "data.npz", "--recipe", "nope.toml"], "nope.toml"),
+    "policy below chance": (["audit", "model.pt2", "--data", "data.npz", "--max-tpr", "0.001"], "guessing"),
+    "resume of nothing": (["demo", "--resume"], "--run-dir"),
+    "mean without std": (["audit", "model.pt2", "--data", "data.npz", "--mean", "0.5"], "--std"),
+    "mean that is no number": (["audit", "model.pt2", "--data", "data.npz", "--mean", "grey"], "grey"),
+    "unknown option": (["attack", "--frobnicate"], "frobnicate"),
+    "missing signals": (["attack", "nope.npz"], "nope.npz"),
+    "signals that are no npz": (["attack", "recipe.toml"], "recipe.toml"),
+    "an npz without membership": (["attack", "data.npz"], "membership"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Callable[..., tuple[int, str, str]], name: str) -> None:
+    arguments, said = BAD[name]
+    code, out, err = cli(*arguments)
+    lines = [line for line in err.splitlines() if line.strip() and "left" not in line]
+    assert (code, out) == (2, "")
+    assert len(lines) == 1, err
+    assert lines[0].startswith("safexplain: ")
+    assert said in lines[0]
+    assert "Traceback" not in err
+
+
+def test_a_used_run_directory_needs_resume(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (tmp_path / "old.txt").touch()
+    code, _, err = cli("audit", "model.pt2", "--data", "data.npz", "--run-dir", tmp_path)
+    assert code == 2
+    assert "--resume" in err
+
+
+def test_bad_input_leaves_no_run_directory(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    cli("audit", "nope.pt", "--data", "data.npz", "--run-dir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_version_and_help(cli: Callable[..., tuple[int, str, str]]) -> None:
+    assert cli("--version")[1].startswith("safexplain ")
+    code, out, _ = cli("audit", "--help")
+    assert code == 0
+    assert "--hardening" in out
+
+
+# --- interruptions --------------------------------------------------------------------------------------------------
+
+
+def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
+    """The audit with plain-loop training (augmentation), slow enough to be interrupted."""
+    slow = RECIPE.to_toml().replace('augmentation = "none"', 'augmentation = "flip"').replace("= 40", "= 60")
+    (case / "slow.toml").write_text(slow)
+    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "slow.toml", "--references", "6", "--quiet"]
+    code = "from safexplain.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run), *extra]
+    return subprocess.Popen(
+        arguments, cwd=case, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_ctrl_c_keeps_what_was_trained_and_resume_goes_on(case: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(case, run)
+    deadline = time.monotonic() + 120
+    while not list(run.glob("models/*.pt")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    kept = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert 1 <= len(kept) < 6
+
+    process = start(case, run, "--resume")
+    _, err = process.communicate(timeout=180)
+    assert process.returncode in (0, 1, 3), err
+    after = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
+    assert len(after) == 6
+    assert kept.items() <= after.items()
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "6", "--quiet"]
+    code = f"{limit} from safexplain.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run)]
+    done = subprocess.run(arguments, cwd=case, env=environment, text=True, capture_output=True, timeout=180)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr
+    assert len(list(run.glob("models/*.pt"))) == 6
+    assert not list(run.rglob("*.partial*"))
+
+
+# --- demo -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_shows_a_leak_and_takes_it_away(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "MODELS", 17)
+    code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
+    content = json.loads(out)
+    assert content["compared"]["native"]["verdict"] == "leak"
+    assert content["verdict"] == "certified"
+    assert code == 0
+    for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
+        assert (tmp_path / "demo" / name).stat().st_size > 1000

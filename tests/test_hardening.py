@@ -1,0 +1,572 @@
+"""Clip, mask, noise, grid: what leaves, and what must not be readable from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import safexplain
+from safexplain.audit.stats import roc
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening import (
+    GaussianNoise,
+    Hardening,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    UnitNorm,
+)
+from safexplain.noise import query_seeds, standard_normal
+from safexplain.outputs import Probability
+
+KEY = b"a secret of thirty-two bytes...."
+CLIPS = (None, RangeClip(-0.5, 0.8), NormClip(1.5), UnitNorm(2.0), RankNorm(2.0, 1.2))
+MASKS = (None, ThresholdMask(0.3), TopKMask(0.4))
+NOISES = (None, GaussianNoise(0.1, key=KEY), GaussianNoise(0.0, key=KEY))
+EVERYTHING = [Hardening(*slots) for slots in product(CLIPS, MASKS, NOISES)]
+
+
+@pytest.fixture(autouse=True)
+def key_in_environment(monkeypatch):
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
+
+
+def batch(n=6, d=10, seed=0, dtype=torch.float64):
+    """Maps with ties, zeros, a zero row, and inputs."""
+    g = torch.Generator().manual_seed(seed)
+    a = torch.randn(n, d, dtype=torch.float64, generator=g).to(dtype)
+    a[0] = 0
+    a[1, ::2] = 0
+    a[2, :4] = 0.75
+    a[2, 4:6] = -0.75
+    a[3, 1:] = a[3, 0].abs()
+    return a, torch.randn(n, 3, generator=g)
+
+
+# ------------------------------------------------------------------------------------------------- slow oracle
+
+
+def slow_fill(row, seed, *, every_zero):
+    """Random numbers of both signs below all others, in place of zeros."""
+    if not (every_zero or not any(row)):
+        return row
+    normal = standard_normal(seed, len(row), purpose=b"direction")
+    smallest = min((abs(v) for v in row if v), default=1.0)
+    return [v if v else n * smallest / 16 for v, n in zip(row, normal, strict=True)]
+
+
+def slow_clip(clip, row, seed):
+    match clip:
+        case RangeClip(low, high):
+            return [min(max(v, low), high) for v in row]
+        case NormClip(limit):
+            size = math.sqrt(sum(v * v for v in row))
+            return [v * limit / size if size > limit else v for v in row]
+        case UnitNorm(norm):
+            row = slow_fill(row, seed, every_zero=False)
+            size = math.sqrt(sum(v * v for v in row))
+            return [v * norm / size for v in row]
+        case RankNorm(norm, shape):
+            row = slow_fill(row, seed, every_zero=True)
+            raw = [(-math.log(1 - (j + 0.5) / len(row))) ** shape for j in range(len(row))]
+            magnitudes = [v * norm / math.sqrt(sum(r * r for r in raw)) for v in raw]
+            out = []
+            for v in row:
+                lower = sum(abs(w) < abs(v) for w in row)
+                equal = sum(abs(w) == abs(v) for w in row)
+                out.append(math.copysign(sum(magnitudes[lower : lower + equal]) / equal, v))
+            return out
+    return row
+
+
+def slow_mask(mask, row):
+    match mask:
+        case ThresholdMask(threshold):
+            return [v if abs(v) >= threshold else 0.0 for v in row]
+        case TopKMask(fraction):
+            k = max(1, round(fraction * len(row)))
+            kept = sorted(range(len(row)), key=lambda j: (-round(abs(row[j]), 12), j))[:k]
+            return [v if j in kept else 0.0 for j, v in enumerate(row)]
+    return row
+
+
+def slow_harden(h, row, seed):
+    row = slow_clip(h.clip, list(row), seed)
+    row = slow_mask(h.mask, row)
+    std = 0.0 if h.noise is None else h.noise.std
+    if std:
+        row = [v + std * n for v, n in zip(row, standard_normal(seed, len(row)), strict=True)]
+    step = h.grid
+    if step is None and std:
+        step = 2.0 ** math.floor(math.log2(std / 16))
+    return row if step is None else [round(v / step) * step for v in row]
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+@pytest.mark.parametrize("grid", [None, 0.0625])
+def test_the_order_is_clip_then_mask_then_noise_then_grid(hardening, grid):
+    hardening = replace(hardening, grid=grid)
+    a, x = batch()
+    key = KEY if hardening.noise is not None else b"the environment's own secret key"
+    query = {"inputs": x, "target": 3, "model_digest": b"model", "method": "Saliency"}
+    seeds = query_seeds(key, **query, configuration=hardening.to_json())
+    expected = [slow_harden(hardening, row, seed) for row, seed in zip(a.tolist(), seeds, strict=True)]
+    assert np.allclose(hardening(a, **query).numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERYTHING))
+@settings(max_examples=60, deadline=None)
+def test_single_precision_agrees_with_double(seed, d, hardening):
+    if isinstance(hardening.mask, TopKMask | ThresholdMask):
+        hardening = replace(hardening, mask=None)  # a mask's edge may fall either way
+    hardening = replace(hardening, grid=2.0**-30)
+    a = torch.randn(4, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).float()
+    x = torch.arange(4.0)[:, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
+        single, double = hardening(a, inputs=x), hardening(a.double(), inputs=x)
+    assert single.dtype == torch.float32
+    assert torch.allclose(single, double.float(), atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ what may not be seen
+
+
+def test_masked_coordinates_carry_noise_too():
+    a = torch.full((1, 5000), 0.01)
+    released = Hardening(None, ThresholdMask(0.5), GaussianNoise(0.1, key=KEY))(a, inputs=torch.ones(1, 1))
+    assert float(released.std()) == pytest.approx(0.1, rel=0.1)
+    assert float((released == 0).double().mean()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("noise", "grid", "step"),
+    [
+        (GaussianNoise(0.1, key=KEY), None, 2.0**-8),
+        (GaussianNoise(0.125, key=KEY), None, 2.0**-7),
+        (GaussianNoise(Relative(0.5), key=KEY), None, 2.0**-6),
+        (GaussianNoise(0.1, key=KEY), 0.25, 0.25),
+        (None, 0.5, 0.5),
+    ],
+    ids=repr,
+)
+def test_released_numbers_are_multiples_of_the_grid(noise, grid, step, dtype):
+    hardening = Hardening(RangeClip(-0.5, 0.9), None, noise, grid)
+    a, x = batch(4, 50, dtype=dtype)
+    released = hardening(a, inputs=x).double()
+    assert hardening.grid_step(50) == step
+    assert torch.equal((released / step).round(), released / step)
+    assert not torch.equal((released / step / 2).round(), released / step / 2)
+
+
+def test_nothing_is_rounded_without_noise():
+    assert Hardening(RangeClip(-1, 1)).grid_step(10) is None
+    assert Hardening(noise=GaussianNoise(0.0)).grid_step(10) is None
+
+
+def lowest_bit(y):
+    """Exponent of the last binary digit that is not zero."""
+    mantissa, exponent = np.frexp(y.double().numpy())
+    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
+    return exponent - 53 + np.log2((whole & -whole).clip(1))
+
+
+def mask_visibility(hardening):
+    """AUC of telling masked from kept coordinates by their low-order bits, where the size tells little."""
+    d = 40_000
+    a = torch.where(torch.arange(d) % 2 == 0, 1.0, 0.01)[None]
+    y = hardening(a, inputs=torch.zeros(1, 1))[0]
+    near = (y.abs() > 0.5) & (y.abs() < 1.5)
+    return roc(-lowest_bit(y[near]), (a[0] < 0.5)[near].numpy()).auc
+
+
+def test_the_low_order_bits_do_not_tell_which_coordinates_were_masked():
+    hardening = Hardening(None, ThresholdMask(0.5), GaussianNoise(4.0, key=KEY))
+    assert mask_visibility(replace(hardening, grid=2.0**-60)) > 0.54
+    assert mask_visibility(hardening) == pytest.approx(0.5, abs=0.02)
+
+
+def test_masked_coordinates_do_not_keep_their_sign():
+    a = torch.tensor([[-0.1, 0.1, -3.0, 4.0]])
+    for mask in (TopKMask(0.5), ThresholdMask(1.0)):
+        assert torch.signbit(Hardening(mask=mask)(a)).tolist() == [[False, False, True, False]]
+    rounded = Hardening(RangeClip(-1, 1), grid=0.5)(torch.tensor([[-0.1, 0.1]]))
+    assert torch.signbit(rounded).tolist() == [[False, False]]
+
+
+@pytest.mark.parametrize("clip", [UnitNorm(), RankNorm()], ids=repr)
+def test_a_zero_explanation_does_not_stand_out(clip):
+    a, x = torch.randn(2, 400, generator=torch.Generator().manual_seed(0)), torch.randn(2, 3)
+    a[0] = 0
+    zero, other = Hardening(clip)(a, inputs=x, target=0)
+    assert float(zero.norm()) == pytest.approx(float(other.norm()), rel=1e-5)
+    assert 120 < int((zero > 0).sum()) < 280
+    again = Hardening(clip)(torch.zeros(1, 400), inputs=x[:1], target=1)[0]
+    assert not torch.equal(zero, again)
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-30, 1.0, 1e30])
+def test_rank_norm_does_not_show_how_many_coordinates_are_zero(size):
+    g = torch.Generator().manual_seed(0)
+    a, x = torch.randn(1, 400, generator=g), torch.zeros(1, 1)
+    a = a.sign() * (a.abs() + 0.1) * size
+    a[0, :300] = 0
+    found = Hardening(RankNorm())(a, inputs=x)[0]
+    assert 100 < int((found[:300] > 0).sum()) < 200
+    assert float(found[:300].abs().amax()) < float(found[300:].abs().amin())
+    assert len(found.abs().unique()) == 400 if size > 1e-40 else len(found[:300].abs().unique()) == 300
+
+
+def test_zeros_without_inputs_are_refused_where_they_would_need_a_direction():
+    with pytest.raises(InputError, match="pass inputs="):
+        Hardening(RankNorm())(torch.zeros(1, 4))
+    assert Hardening(NormClip(1.0))(torch.zeros(1, 4)).tolist() == [[0, 0, 0, 0]]
+
+
+# ------------------------------------------------------------------------------------------------ broken numbers
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING[1:], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_comes_out_as_zero_plus_noise(hardening, dtype, bad):
+    a, x = batch(dtype=dtype)
+    broken, zeroed = a.clone(), a.clone()
+    broken[:, 3], zeroed[:, 3] = bad, 0
+    broken[5], zeroed[5] = bad, 0
+    released = hardening(broken, inputs=x)
+    assert bool(released.isfinite().all())
+    assert torch.equal(released, hardening(zeroed, inputs=x))
+
+
+SIZES = st.floats(1e-320, 1e308)
+EXTREME = st.builds(
+    Hardening,
+    st.one_of(
+        st.none(),
+        SIZES.map(lambda s: RangeClip(-s, s)),
+        SIZES.map(NormClip),
+        SIZES.map(UnitNorm),
+        st.builds(RankNorm, SIZES, SIZES),
+    ),
+    st.one_of(st.none(), SIZES.map(ThresholdMask)),
+    st.one_of(st.none(), SIZES.map(lambda s: GaussianNoise(s, key=KEY))),
+    st.one_of(st.none(), SIZES),
+)
+
+
+@given(EXTREME, st.lists(st.floats(width=32), min_size=1, max_size=6), st.sampled_from([torch.float16, torch.float32]))
+@settings(max_examples=200, deadline=None)
+def test_no_configuration_releases_what_is_not_finite(hardening, row, dtype):
+    a = torch.tensor([row]).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
+        released = hardening(a, inputs=torch.ones(1, 1))
+    assert hardening.is_none or bool(released.isfinite().all())
+
+
+def test_numbers_too_large_for_the_grid_are_released_as_they_are():
+    a = torch.tensor([[1e36, -3e38]])
+    assert torch.equal(Hardening(noise=GaussianNoise(0.02, key=KEY))(a, inputs=torch.ones(1, 1)), a)
+
+
+# ------------------------------------------------------------------------------------------------ any tensor
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0), (0,), (0, 0)])
+def test_an_empty_batch_gives_an_empty_tensor(hardening, shape):
+    released = hardening(torch.zeros(shape, dtype=torch.float16), inputs=torch.zeros(shape[0], 2), target=1)
+    assert released.shape == shape
+    assert released.dtype == torch.float16
+
+
+def test_one_number_for_each_example_is_hardened():
+    assert Hardening(RangeClip(-1, 1))(torch.tensor([0.5, 3.0])).tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+def test_the_memory_layout_does_not_matter(hardening):
+    a = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    x = torch.zeros(4, 1)
+    expected = hardening(a, inputs=x)
+    wide = torch.zeros(4, 6, 5, 6)
+    wide[:, ::2] = a
+    views = (a.to(memory_format=torch.channels_last), a.transpose(1, 3).contiguous().transpose(1, 3), wide[:, ::2])
+    for view in views:
+        assert not view.is_contiguous()
+        assert torch.equal(hardening(view, inputs=x), expected)
+    repeated = a[:1, :1, :1].expand(4, 3, 5, 6)
+    assert torch.equal(hardening(repeated, inputs=x), hardening(repeated.contiguous(), inputs=x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_come_back_as_they_came(dtype):
+    a, x = batch(dtype=dtype)
+    released = Hardening(UnitNorm(2.0), None, GaussianNoise(0.1, key=KEY))(a, inputs=x)
+    assert released.dtype == dtype
+    single = Hardening(UnitNorm(2.0), None, GaussianNoise(0.1, key=KEY))(a.float(), inputs=x)
+    assert torch.allclose(released.float(), single, atol=2.0**-7)
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING[1:], ids=repr)
+def test_the_tensors_of_an_example_are_hardened_as_one(hardening):
+    a, x = batch(6, 12)
+    first, second = a[:, :8].reshape(6, 2, 4), a[:, 8:].float().double()
+    whole = hardening(torch.cat([first.flatten(1), second], 1), inputs=x)
+    released = hardening((first, second), inputs=x)
+    assert isinstance(released, tuple)
+    assert [t.shape for t in released] == [first.shape, second.shape]
+    assert torch.equal(torch.cat([t.flatten(1) for t in released], 1), whole)
+
+
+def test_one_tensor_in_a_tuple_stays_in_a_tuple():
+    released = Hardening(RangeClip(-1, 1))((torch.zeros(2, 3),))
+    assert isinstance(released, tuple)
+    assert len(released) == 1
+
+
+def test_each_tensor_of_a_tuple_keeps_its_precision():
+    released = Hardening(UnitNorm())((torch.ones(2, 3, dtype=torch.float16), torch.ones(2, 1, dtype=torch.float64)))
+    assert [t.dtype for t in released] == [torch.float16, torch.float64]
+    assert torch.allclose(released[1], torch.full((2, 1), 0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+def test_what_is_released_is_detached_and_new(hardening):
+    a, x = batch(dtype=torch.float32)
+    a.requires_grad_()
+    maps = a * 1.0
+    before = maps.detach().clone()
+    for given_map in (maps, maps[1:2]):
+        released = hardening(given_map, inputs=x[: len(given_map)])
+        assert not released.requires_grad
+        assert released.grad_fn is None
+        assert released.untyped_storage().data_ptr() != maps.untyped_storage().data_ptr()
+    assert torch.equal(maps, before)
+
+
+def test_no_hardening_changes_nothing():
+    a, _ = batch(dtype=torch.float32)
+    a[0, 0] = math.nan
+    released = Hardening.none()((a, a.long()))
+    assert torch.equal(released[0].view(torch.int32), a.view(torch.int32))
+    assert torch.equal(released[1], a.long())
+
+
+def test_large_batches_are_worked_on_in_parts_with_the_same_result(monkeypatch):
+    a, x = batch(50, 30, dtype=torch.float32)
+    hardening = Hardening(RankNorm(), TopKMask(0.5), GaussianNoise(0.1, key=KEY))
+    whole = hardening(a, inputs=x)
+    monkeypatch.setattr("safexplain.hardening.CHUNK", 70)
+    assert torch.equal(hardening(a, inputs=x), whole)
+
+
+MEMORY = """
+import sys, torch
+import safexplain.hardening as hardening
+from safexplain.hardening import *
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+torch.set_num_threads(1)
+def growth(n):
+    a, x = torch.full((n, 3, 32, 32), 0.5), torch.ones(n, 1)
+    a[..., 0] = 0.1
+    masked = Hardening(NormClip(1.0), TopKMask(0.5), GaussianNoise(0.1, key=b"k" * 32))
+    found = []
+    for h in (masked, Hardening.recommended(b"k" * 32)):
+        before = peak()
+        h(a, inputs=x)
+        found.append((peak() - before) / (a.numel() * 4))
+    return max(found)
+growth(64)
+in_parts = growth(1024)
+hardening.CHUNK = 1 << 40
+print(in_parts, growth(1024))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_stays_below_three_times_the_attribution():
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    in_parts, at_once = map(float, run.stdout.split())
+    assert 0.9 < in_parts < 3
+    assert at_once > 3
+
+
+# ------------------------------------------------------------------------------------------------ configurations
+
+
+FLOATS = st.floats(1e-6, 1e6)
+AMOUNTS = st.one_of(FLOATS, st.just(0.0), FLOATS.map(Relative))
+CONFIGURED_CLIPS = st.one_of(
+    st.tuples(st.floats(-1e6, 1e6), FLOATS).map(lambda p: RangeClip(p[0], p[0] + p[1])),
+    FLOATS.map(NormClip),
+    FLOATS.map(UnitNorm),
+    st.builds(RankNorm, FLOATS, FLOATS),
+)
+ABSOLUTE = st.builds(
+    Hardening,
+    st.none(),
+    st.one_of(st.none(), FLOATS.map(ThresholdMask), st.floats(0.01, 1).map(TopKMask)),
+    st.one_of(st.none(), FLOATS.map(lambda s: GaussianNoise(s, key=KEY))),
+    st.one_of(st.none(), FLOATS),
+)
+RELATIVE = st.builds(
+    Hardening,
+    CONFIGURED_CLIPS,
+    st.one_of(st.none(), AMOUNTS.map(ThresholdMask), st.floats(0.01, 1).map(TopKMask)),
+    st.one_of(st.none(), AMOUNTS.map(lambda s: GaussianNoise(s, key=KEY))),
+    st.one_of(st.none(), FLOATS),
+)
+CONFIGURATIONS = st.one_of(ABSOLUTE, RELATIVE)
+
+
+@given(CONFIGURATIONS)
+def test_a_configuration_survives_json_and_repr(hardening):
+    assert Hardening.from_json(hardening.to_json()) == hardening
+    assert Hardening.from_json(hardening.to_dict()) == hardening
+    assert Hardening.from_json(hardening.to_json()).to_json() == hardening.to_json()
+    assert eval(repr(hardening), vars(safexplain)) == hardening
+    assert hash(Hardening.from_json(hardening.to_json())) == hash(hardening)
+    assert json.loads(hardening.to_json()) == hardening.to_dict()
+
+
+@given(CONFIGURATIONS)
+def test_the_key_is_in_neither_repr_nor_json(hardening):
+    for text in (repr(hardening), str(hardening), hardening.to_json(), str(hardening.to_dict()), f"{hardening.noise}"):
+        assert "secret" not in text
+        assert KEY.hex() not in text
+
+
+@given(CONFIGURATIONS, CONFIGURATIONS)
+def test_equal_configurations_are_those_that_read_the_same(a, b):
+    assert (a == b) == (a.to_json() == b.to_json())
+
+
+def test_the_spelling_of_a_number_does_not_change_the_noise():
+    a, x = batch(dtype=torch.float32)
+    written = Hardening(RangeClip(-1.0, 1.0), None, GaussianNoise(1.0, key=KEY))
+    for one in (1, np.float32(1), np.int64(1)):
+        other = Hardening(RangeClip(-one, one), None, GaussianNoise(one, key=KEY))
+        assert other == written
+        assert torch.equal(other(a, inputs=x), written(a, inputs=x))
+
+
+def test_keys_do_not_count_in_equality():
+    assert Hardening.recommended(KEY) == Hardening.recommended(b"another of these secret keys")
+    assert Hardening.recommended(KEY).with_key(b"another of these secret keys").noise.key != KEY
+    assert Hardening(RangeClip(-1, 1)).with_key(KEY) == Hardening(RangeClip(-1, 1))
+
+
+def test_the_recommended_hardening_survives_json():
+    recommended = Hardening.recommended()
+    assert not recommended.is_none
+    assert Hardening.from_json(recommended.to_json()) == recommended
+    assert Hardening.none().is_none
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: GaussianNoise(-0.1), ConfigurationError, "GaussianNoise std must be at least 0"),
+        (lambda: GaussianNoise(math.nan), ConfigurationError, "finite"),
+        (lambda: GaussianNoise(math.inf), ConfigurationError, "finite"),
+        (lambda: GaussianNoise("0.1"), ConfigurationTypeError, "number"),
+        (lambda: GaussianNoise(True), ConfigurationTypeError, "number"),
+        (lambda: Hardening(clip=TopKMask(0.5)), ConfigurationTypeError, "clip must be one of RangeClip"),
+        (lambda: Hardening(clip=(-1, 1)), ConfigurationTypeError, "clip must be one of"),
+        (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
+        (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
+        (lambda: Hardening(noise=RangeClip(-1, 1)), ConfigurationTypeError, "noise"),
+        (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
+        (lambda: Hardening(grid=-1.0), ConfigurationError, "grid"),
+        (lambda: Hardening(grid=math.nan), ConfigurationError, "grid must be finite"),
+        (lambda: Hardening(grid="1"), ConfigurationTypeError, "grid"),
+        (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
+        (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "none",
+        "[]",
+        "3",
+        "null",
+        b"{}",
+        5,
+        None,
+        "[" * 100_000,
+        '{"clips": null}',
+        '{"clip": "RangeClip"}',
+        '{"clip": {"kind": "os.system"}}',
+        '{"clip": {"kind": []}}',
+        '{"clip": {"kind": "TopKMask", "fraction": 0.5}}',
+        '{"clip": {"kind": "RangeClip", "low": 0}}',
+        '{"clip": {"kind": "RangeClip", "low": 0, "high": 1, "middle": 2}}',
+        '{"clip": {"kind": "RangeClip", "low": {"relative": 1}, "high": 2}}',
+        '{"clip": {"kind": "RangeClip", "low": NaN, "high": 2}}',
+        '{"noise": {"kind": "GaussianNoise", "std": -1}}',
+        '{"noise": {"kind": "GaussianNoise", "std": {"relative": "a"}}}',
+        '{"noise": {"kind": "GaussianNoise", "std": {"relative": 1, "absolute": 2}}}',
+        '{"noise": {"kind": "GaussianNoise", "std": 1, "key": "00"}}',
+        '{"grid": "fine"}',
+    ],
+    ids=lambda t: repr(t)[:60],
+)
+def test_json_that_is_no_hardening_is_refused(text):
+    with pytest.raises(ConfigurationError):
+        Hardening.from_json(text)
+
+
+def test_whole_numbers_in_json_are_read():
+    text = '{"clip": {"kind": "RangeClip", "low": -1, "high": 1}, "grid": 1}'
+    assert Hardening.from_json(text) == Hardening(RangeClip(-1.0, 1.0), grid=1.0)
+
+
+NOISY = Hardening(noise=GaussianNoise(0.1, key=KEY))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
+        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
+        (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
+        (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
+        (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
+        (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
+        (lambda: NOISY([[1.0]], inputs=torch.zeros(1, 1)), "tensor"),
+        (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
+        (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_probability_is_the_softmax_of_the_logits():
+    logits = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = Probability(torch.nn.Identity())(logits)
+    assert torch.allclose(found, logits.exp() / logits.exp().sum(1, keepdim=True))

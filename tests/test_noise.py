@@ -1,0 +1,364 @@
+"""Keyed noise: one query, one answer; any other query, independent noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats as distributions
+
+from safexplain import noise
+from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
+from safexplain.hardening import (
+    GaussianNoise,
+    Hardening,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    UnitNorm,
+)
+from safexplain.noise import query_seeds, standard_normal
+
+KEY = b"a secret of thirty-two bytes...."
+FINE = 2.0**-24
+PLAIN = Hardening(noise=GaussianNoise(1.0, key=KEY), grid=FINE)
+
+
+def drawn(inputs, *, d=4, hardening=PLAIN, **query):
+    """What noise meets explanations that are zero: (batch, d)."""
+    first = inputs[0] if isinstance(inputs, tuple) else inputs
+    return hardening(torch.zeros(len(first), d), inputs=inputs, **query)
+
+
+def images(batch=5, seed=0):
+    return torch.randn(batch, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------------------------------------- the same query
+
+
+def test_asking_again_gives_the_same_bits():
+    x = images()
+    assert torch.equal(drawn(x, target=1), drawn(x.clone(), target=1))
+
+
+@pytest.mark.parametrize("d", [24, 3072])
+@pytest.mark.parametrize(
+    "hardening",
+    [
+        Hardening(RangeClip(-1, 1), ThresholdMask(0.2), GaussianNoise(0.1)),
+        Hardening(NormClip(2.0), TopKMask(0.3), GaussianNoise(Relative(0.3))),
+        Hardening(UnitNorm(), None, GaussianNoise(Relative(0.3))),
+        Hardening(RankNorm(), None, GaussianNoise(Relative(0.2))),
+        Hardening(RankNorm(), None, GaussianNoise(0.0)),
+    ],
+    ids=lambda h: f"{type(h.clip).__name__}-{h.noise.std}",
+)
+def test_neither_batch_nor_order_changes_an_answer(hardening, d):
+    hardening = hardening.with_key(KEY)
+    g = torch.Generator().manual_seed(3)
+    a, x = torch.randn(70, d, generator=g), torch.randn(70, d, generator=g)
+    a[7] = 0
+    a[8, ::3] = 0
+    y = torch.arange(70) % 10
+    together = hardening(a, inputs=x, target=y)
+    alone = [hardening(a[i : i + 1], inputs=x[i : i + 1], target=int(y[i])) for i in range(70)]
+    assert torch.equal(torch.cat(alone), together)
+    order = torch.randperm(70, generator=g)[:50]
+    assert torch.equal(hardening(a[order], inputs=x[order], target=y[order]), together[order])
+    twice = torch.tensor([4, 4, 9])
+    assert torch.equal(hardening(a[twice], inputs=x[twice], target=y[twice]), together[twice])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_cast_of_the_input_is_the_same_query(dtype):
+    x = images().to(dtype)
+    assert torch.equal(drawn(x), drawn(x.float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32])
+def test_whole_numbers_of_any_width_are_the_same_query(dtype):
+    x = torch.randint(0, 2, (3, 7), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(drawn(x.to(dtype)), drawn(x))
+
+
+def test_the_sign_of_zero_does_not_make_a_new_query():
+    x = torch.tensor([[0.0, 1.0]])
+    flipped = torch.tensor([[-0.0, 1.0]])
+    assert torch.equal(drawn(x), drawn(flipped))
+    assert not torch.equal(drawn(x), drawn(torch.tensor([[1e-30, 1.0]])))
+
+
+def test_memory_layout_does_not_make_a_new_query():
+    x = images()
+    assert torch.equal(drawn(x), drawn(x.contiguous(memory_format=torch.channels_last)))
+    assert torch.equal(drawn(x), drawn(x.transpose(2, 3).contiguous().transpose(2, 3)))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        (2,),
+        torch.tensor(2),
+        torch.tensor([2]),
+        torch.tensor([2, 2, 2]),
+        torch.tensor([2, 2, 2], dtype=torch.int32),
+        np.array([2, 2, 2]),
+        np.int64(2),
+        [2, 2, 2],
+        [(2,), (2,), (2,)],
+        [torch.tensor(2)] * 3,
+    ],
+    ids=repr,
+)
+def test_a_target_is_the_same_however_it_is_written(spelling):
+    x = images(3)
+    assert torch.equal(drawn(x, target=spelling), drawn(x, target=2))
+    assert not torch.equal(drawn(x, target=spelling), drawn(x, target=1))
+
+
+def test_each_example_has_its_own_target():
+    x = images(3)
+    mixed = drawn(x, target=[0, 1, 2])
+    assert all(torch.equal(mixed[i], drawn(x, target=i)[i]) for i in range(3))
+    several = drawn(x, target=[(0, 1), (2, 3), (4, 5)])
+    assert torch.equal(several[1], drawn(x, target=(2, 3))[1])
+
+
+def test_the_noise_of_one_version_is_the_noise_of_the_next():
+    seed = query_seeds(
+        KEY,
+        inputs=(torch.tensor([[1.0, -2.5]]), torch.tensor([[7]])),
+        target=3,
+        model_digest=b"model",
+        method="Saliency",
+        configuration="{}",
+    )[0]
+    assert seed.hex() == "2c06ae67c1a61d6096b73024957293dca313d74a0d5c387dd7e4cd46311bf52a"
+    expected = [0.8922756446928714, -2.1841026132069734, -1.0108554493617985, 1.8622602889227553]
+    assert standard_normal(seed, 4).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------------- any other query
+
+
+D = 40_000
+
+
+def correlation(a, b):
+    return float(np.corrcoef(a.double().flatten(), b.double().flatten())[0, 1])
+
+
+def independent(a, b):
+    """Whether two draws are neither equal nor correlated beyond five standard errors."""
+    return not torch.equal(a, b) and abs(correlation(a, b)) < 5 / np.sqrt(a.numel())
+
+
+def nudged(x):
+    x = x.clone()
+    x[0, 0, 0, 0] = torch.nextafter(x[0, 0, 0, 0], torch.tensor(9.0))
+    return x
+
+
+X = images(1)
+QUERY = {"inputs": X, "target": 1, "model_digest": b"model", "method": "Saliency"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hardening": PLAIN.with_key(KEY[::-1])},
+        {"hardening": PLAIN.with_key(KEY + b"\0")},
+        {"inputs": nudged(X)},
+        {"inputs": X.flatten(1)},
+        {"inputs": (X, X)},
+        {"target": 2},
+        {"target": None},
+        {"target": (1, 1)},
+        {"model_digest": b"Model"},
+        {"model_digest": b"mode", "method": "lSaliency"},
+        {"method": "InputXGradient"},
+        {"hardening": replace(PLAIN, clip=RangeClip(-1, 1))},
+        {"hardening": replace(PLAIN, mask=TopKMask(0.5))},
+        {"hardening": replace(PLAIN, grid=FINE / 2)},
+        {"hardening": replace(PLAIN, noise=GaussianNoise(1.0 + 2**-20, key=KEY))},
+    ],
+    ids=lambda c: ", ".join(c),
+)
+def test_another_query_gets_independent_noise(change):
+    assert independent(drawn(**{**QUERY, **change}, d=D), drawn(**QUERY, d=D))
+
+
+def test_swapped_inputs_get_independent_noise():
+    a, b = images(1, seed=1), images(1, seed=2)
+    assert independent(drawn((a, b), d=D), drawn((b, a), d=D))
+
+
+def test_the_tensors_of_a_tuple_get_independent_noise():
+    first, second = PLAIN((torch.zeros(1, D), torch.zeros(1, D)), inputs=(X, X))
+    assert independent(first, second)
+
+
+def test_examples_of_a_batch_get_independent_noise():
+    first, second = drawn(images(2), d=D)
+    assert independent(first, second)
+
+
+def test_noise_and_random_directions_are_independent():
+    a, b = (torch.from_numpy(standard_normal(b"seed", D, purpose=p)) for p in (b"noise", b"direction"))
+    assert independent(a, b)
+
+
+def test_the_measure_of_independence_can_fail():
+    a, b = drawn(images(2), d=D)
+    assert not independent(a, a)
+    assert not independent(a, a + 10 * b)
+
+
+# ------------------------------------------------------------------------------------------- what it looks like
+
+
+def fits(sample, std):
+    return distributions.kstest(np.asarray(sample, dtype=np.float64).ravel(), "norm", args=(0, std)).pvalue > 1e-4
+
+
+def test_the_numbers_are_standard_normal():
+    z = standard_normal(b"some seed", 200_000)
+    assert fits(z, 1.0)
+    assert not fits(z, 1.05)
+    assert not fits(z, 0.95)
+    assert np.abs(z).max() < 6.5
+    neighbours = np.corrcoef(z[1:], z[:-1])[0, 1]
+    assert abs(neighbours) < 5 / np.sqrt(len(z))
+
+
+@pytest.mark.parametrize(
+    ("clip", "std", "expected"),
+    [
+        (None, 0.3, 0.3),
+        (RangeClip(-1.0, 4.0), Relative(0.25), 1.0),
+        (NormClip(3.0), Relative(0.5), 0.5 * 3 / 100),
+        (UnitNorm(2.0), Relative(0.4), 0.4 * 2 / 100),
+        (RankNorm(5.0), Relative(0.2), 0.2 * 5 / 100),
+        (RankNorm(5.0), 0.2, 0.2),
+    ],
+    ids=repr,
+)
+def test_the_noise_has_the_declared_standard_deviation(clip, std, expected):
+    g = torch.Generator().manual_seed(0)
+    a, x = torch.randn(8, 10_000, dtype=torch.float64, generator=g), images(8)
+    noisy = Hardening(clip, None, GaussianNoise(std, key=KEY), grid=2.0**-40)
+    without = Hardening(clip, None, GaussianNoise(0.0, key=KEY))(a, inputs=x)
+    added = noisy(a, inputs=x) - without
+    assert noisy.noise_std(10_000) == pytest.approx(expected)
+    assert fits(added, expected)
+    assert not fits(added, 1.05 * expected)
+
+
+# --------------------------------------------------------------------------------------------------------- keys
+
+
+CHILD = """
+import json, os, warnings
+import torch
+from safexplain.hardening import GaussianNoise, Hardening, RankNorm, Relative
+x = torch.arange(12.0).reshape(3, 4)
+h = Hardening(noise=GaussianNoise(1.0))
+out = {"keyed": Hardening.recommended(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    out["drawn"] = [h(torch.zeros(3, 4), inputs=x).tolist() for _ in range(3)]
+out["warnings"] = [w.category.__name__ for w in seen]
+os.environ["SAFEXPLAIN_NOISE_KEY"] = "the environment's own secret key"
+out["environment"] = h(torch.zeros(3, 4), inputs=x).tolist()
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def children():
+    environment = {k: v for k, v in os.environ.items() if k != noise.KEY_VARIABLE}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(2)
+    ]
+    return [json.loads(run.communicate(timeout=120)[0]) for run in runs]
+
+
+def test_the_same_key_gives_the_same_bits_after_a_restart(children):
+    x = torch.arange(12.0).reshape(3, 4)
+    here = Hardening.recommended(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()
+    assert children[0]["keyed"] == children[1]["keyed"] == here
+
+
+def test_without_a_key_each_process_draws_its_own_and_says_so_once(children):
+    for child in children:
+        assert child["warnings"] == ["NoKeyWarning"]
+        assert child["drawn"][0] == child["drawn"][1] == child["drawn"][2]
+    assert children[0]["drawn"] != children[1]["drawn"]
+
+
+def test_the_environment_supplies_the_key(children, monkeypatch):
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
+    x = torch.arange(12.0).reshape(3, 4)
+    silent = Hardening(noise=GaussianNoise(1.0))
+    here = silent(torch.zeros(3, 4), inputs=x).tolist()
+    assert children[0]["environment"] == children[1]["environment"] == here
+    written = silent.with_key(b"the environment's own secret key")
+    assert written(torch.zeros(3, 4), inputs=x).tolist() == here
+
+
+def test_a_key_in_the_configuration_comes_before_the_environment(monkeypatch):
+    before = drawn(X)
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
+    assert torch.equal(drawn(X), before)
+
+
+def test_the_warning_about_a_missing_key_says_what_to_set(monkeypatch):
+    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
+    monkeypatch.setattr(noise, "_process_key", None)
+    keyless = Hardening(noise=GaussianNoise(1.0))
+    with pytest.warns(NoKeyWarning, match="SAFEXPLAIN_NOISE_KEY"):
+        first = drawn(X, hardening=keyless)
+    assert torch.equal(drawn(X, hardening=keyless), first)
+
+
+@pytest.mark.parametrize("key", [b"", "text", 5, bytearray(32), True])
+def test_only_bytes_are_keys(key):
+    with pytest.raises(ConfigurationTypeError, match="bytes"):
+        GaussianNoise(1.0, key=key)
+
+
+def test_a_short_key_is_warned_about(monkeypatch):
+    with pytest.warns(WeakKeyWarning, match="15 bytes"):
+        GaussianNoise(1.0, key=b"k" * 15)
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "hunter2")
+    with pytest.warns(WeakKeyWarning, match="7 bytes"):
+        drawn(X, hardening=Hardening(noise=GaussianNoise(1.0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GaussianNoise(1.0, key=b"k" * 16)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("target", [[1, 2], torch.tensor([1, 2]), [(1, 2)], [], "cat", ["cat"] * 3, 1.5, [None] * 3])
+def test_a_target_that_does_not_fit_the_batch_is_refused(target):
+    with pytest.raises(InputError, match="target"):
+        query_seeds(KEY, inputs=torch.zeros(3, 2), target=target)
+
+
+def test_inputs_of_different_batch_sizes_are_refused():
+    with pytest.raises(InputError, match="first dimension"):
+        query_seeds(KEY, inputs=(torch.zeros(3, 2), torch.zeros(2, 2)))

@@ -1,0 +1,242 @@
+"""Clips and masks against slow, obvious versions of themselves, one row and one number at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.transforms import (
+    Clip,
+    Mask,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    UnitNorm,
+    absolute,
+)
+
+NUMBERS = st.one_of(
+    st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])
+)
+ROWS = arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=NUMBERS)
+SIZES = st.floats(0.01, 10)
+
+
+def apply(step, rows, *scale):
+    return step(torch.from_numpy(rows.copy()), *scale).numpy()
+
+
+def length(row):
+    largest = max(abs(v) for v in row)
+    return largest * math.sqrt(sum((v / largest) ** 2 for v in row)) if largest else 0.0
+
+
+@given(ROWS, st.floats(-2, 2), SIZES)
+def test_range_clip_limits_every_number(rows, low, width):
+    clip = RangeClip(low, low + width)
+    expected = [[min(max(v, low), low + width) for v in row] for row in rows]
+    assert np.array_equal(apply(clip, rows), expected)
+    assert clip.scale(7) == max(abs(low), abs(low + width))
+
+
+@given(ROWS, SIZES)
+def test_norm_clip_shortens_long_rows_only(rows, limit):
+    expected = [[v * min(1, limit / length(row)) if length(row) else v for v in row] for row in rows]
+    assert np.allclose(apply(NormClip(limit), rows), expected, rtol=1e-12, atol=0)
+
+
+@given(ROWS, SIZES)
+def test_unit_norm_gives_every_row_one_length(rows, size):
+    expected = [[v / length(row) * size if length(row) else v for v in row] for row in rows]
+    found = apply(UnitNorm(size), rows)
+    assert np.allclose(found, expected, rtol=1e-12, atol=1e-300)
+    assert all(length(row) == pytest.approx(size) for row in found if length(row))
+
+
+def weibull_magnitudes(d, norm, shape):
+    raw = [(-math.log(1 - (j + 0.5) / d)) ** shape for j in range(d)]
+    return [v * norm / math.sqrt(sum(r * r for r in raw)) for v in raw]
+
+
+def ranked(row, norm, shape):
+    """RankNorm, one number at a time: the mean of the magnitudes that belong to the ranks of its equals."""
+    magnitudes = weibull_magnitudes(len(row), norm, shape)
+    out = []
+    for v in row:
+        lower = sum(abs(w) < abs(v) for w in row)
+        equal = sum(abs(w) == abs(v) for w in row)
+        out.append(math.copysign(sum(magnitudes[lower : lower + equal]) / equal, v))
+    return out
+
+
+@given(ROWS, SIZES, st.floats(0.2, 3))
+def test_rank_norm_keeps_ranks_and_signs_and_gives_all_rows_the_same_magnitudes(rows, norm, shape):
+    found = apply(RankNorm(norm, shape), rows)
+    assert np.allclose(found, [ranked(row, norm, shape) for row in rows], rtol=1e-9, atol=1e-12)
+    assert np.array_equal(np.signbit(found), np.signbit(rows))
+
+
+@pytest.mark.parametrize("d", [1, 2, 64, 3072])
+@pytest.mark.parametrize("shape", [0.01, 1.0, 1.5, 300.0, 1e6])
+def test_the_profile_of_rank_norm_has_the_declared_length(d, shape):
+    profile = RankNorm(2.0, shape).profile(d)
+    assert float(torch.linalg.vector_norm(profile)) == pytest.approx(2.0)
+    assert bool((profile.diff() >= 0).all())
+
+
+def test_rank_norm_tells_nothing_but_order():
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 500, dtype=torch.float64, generator=g)
+    rows[1] = rows[1] ** 3 * 1e-12
+    rows[2, 1:] *= 1e-5
+    magnitudes = RankNorm()(rows).abs().sort(1).values
+    assert torch.equal(magnitudes[0], magnitudes[1])
+    assert torch.equal(magnitudes[0], magnitudes[2])
+
+
+@given(ROWS, st.floats(0, 2))
+def test_threshold_mask_zeroes_small_magnitudes_of_either_sign(rows, threshold):
+    expected = [[v if abs(v) >= threshold else 0.0 for v in row] for row in rows]
+    assert np.array_equal(apply(ThresholdMask(threshold), rows, None), expected)
+    assert np.array_equal(apply(ThresholdMask(Relative(threshold / 2)), rows, 2.0), expected)
+
+
+def top_k(row, k):
+    order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))
+    return [v if j in order[:k] else 0.0 for j, v in enumerate(row)]
+
+
+@given(ROWS, st.floats(0.01, 1))
+def test_top_k_mask_keeps_exactly_the_largest_and_the_first_among_equals(rows, fraction):
+    mask = TopKMask(fraction)
+    k = max(1, round(fraction * rows.shape[1]))
+    assert mask.kept(rows.shape[1]) == k
+    assert np.array_equal(apply(mask, rows, None), [top_k(row, k) for row in rows])
+
+
+def test_all_equal_numbers_are_cut_to_the_first_ones():
+    assert TopKMask(0.5)(torch.ones(2, 6), None).tolist() == [[1, 1, 1, 0, 0, 0]] * 2
+
+
+STEPS = [RangeClip(-0.7, 0.9), NormClip(0.8), UnitNorm(2.0), RankNorm(), ThresholdMask(0.3), TopKMask(0.4)]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+@given(rows=ROWS, data=st.data())
+@settings(max_examples=40)
+def test_rows_do_not_influence_each_other(step, rows, data):
+    scale = () if isinstance(step, Clip) else (None,)
+    row = data.draw(st.integers(0, len(rows) - 1))
+    alone = apply(step, rows[row : row + 1], *scale)
+    assert np.array_equal(apply(step, rows, *scale)[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30, 3e38])
+@pytest.mark.parametrize("step", [UnitNorm(), RankNorm()], ids=repr)
+def test_tiny_and_huge_numbers_keep_their_direction(step, size):
+    row = torch.tensor([[1.0, -2.0, 0.5]]) / 2
+    found = step(row.clone() * size)
+    expected = step(row.double()).float()
+    assert torch.allclose(found, expected, rtol=0.3 if size < 1e-40 else 1e-5, atol=0)  # 1e-44 has three bits
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30, 3e38])
+def test_norm_clip_neither_under_nor_overflows(size):
+    row = torch.tensor([[1.0, -2.0, 0.5]]) / 2 * size
+    length = 1.145644 * size
+    assert torch.allclose(NormClip(length / 2)(row.clone()), row / 2, rtol=1e-5, atol=0)
+    assert torch.allclose(NormClip(length * 2)(row.clone()), row, rtol=1e-6, atol=0)
+
+
+def test_scales_are_what_one_coordinate_can_be():
+    assert RangeClip(-3.0, 1.0).scale(100) == 3.0
+    for clip in (NormClip(2.0), UnitNorm(2.0), RankNorm(2.0)):
+        assert clip.scale(100) == pytest.approx(0.2)
+    assert absolute(Relative(0.5), 0.2) == pytest.approx(0.1)
+    assert absolute(0.5, 0.2) == 0.5
+
+
+def test_a_relative_amount_without_a_scale_is_refused():
+    with pytest.raises(ConfigurationError, match="needs a clip"):
+        absolute(Relative(0.5), None)
+
+
+def test_steps_are_what_their_protocols_say():
+    assert all(isinstance(s, Clip) for s in STEPS[:4])
+    assert all(isinstance(s, Mask) for s in STEPS[4:])
+
+
+NOT_NUMBERS = [True, "1", None, [1.0], 1j, torch.tensor(1.0)]
+NOT_FINITE = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400]
+MAKERS = {
+    "RangeClip low": lambda v: RangeClip(v, 1e9),
+    "RangeClip high": lambda v: RangeClip(-1e9, v),
+    "NormClip max_norm": NormClip,
+    "UnitNorm norm": UnitNorm,
+    "RankNorm norm": RankNorm,
+    "RankNorm shape": lambda v: RankNorm(1.0, v),
+    "Relative factor": Relative,
+    "ThresholdMask threshold": ThresholdMask,
+    "TopKMask fraction": TopKMask,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
+def test_what_is_no_number_is_refused_by_type(name, value):
+    with pytest.raises(ConfigurationTypeError, match=f"{name} must be a number"):
+        MAKERS[name](value)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("value", NOT_FINITE, ids=lambda v: repr(v)[:9])
+def test_what_is_not_finite_is_refused(name, value):
+    with pytest.raises(ConfigurationError, match=f"{name} must be finite"):
+        MAKERS[name](value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RangeClip(1.0, 1.0), "low < high"),
+        (lambda: RangeClip(1.0, -1.0), "low < high"),
+        (lambda: RangeClip(0.0, -0.0), "low < high"),
+        (lambda: NormClip(0.0), "greater than 0"),
+        (lambda: UnitNorm(-1.0), "greater than 0"),
+        (lambda: RankNorm(0.0), "greater than 0"),
+        (lambda: RankNorm(1.0, -1.0), "greater than 0"),
+        (lambda: Relative(-0.1), "at least 0"),
+        (lambda: ThresholdMask(-0.1), "at least 0"),
+        (lambda: TopKMask(0.0), "greater than 0"),
+        (lambda: TopKMask(1.1), r"\(0, 1\]"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+@given(st.integers(-5, 5), st.integers(1, 5))
+def test_equal_configurations_hold_equal_numbers(low, width):
+    plain = RangeClip(float(low), float(low + width))
+    for number in (int, np.int64, np.float32, np.float64):
+        other = RangeClip(number(low), number(low + width))
+        assert repr(other) == repr(plain)
+        assert type(other.low) is float
+    assert repr(RangeClip(-0.0, 1)) == repr(RangeClip(0, 1))
+
+
+@given(ROWS)
+def test_the_oracles_can_tell_the_steps_apart(rows):
+    assume(np.abs(rows).max() > 1 and rows.shape[1] > 2)
+    assert not np.allclose(apply(RangeClip(-0.1, 0.1), rows), apply(RangeClip(-0.2, 0.2), rows), rtol=1e-12, atol=0)
