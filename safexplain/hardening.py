@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -256,7 +257,7 @@ grid=None)
             rows = self.mask(rows, self._scale(d))
         std = self.noise_std(d)
         if std > 0 and seeds is not None:
-            rows += torch.stack([_normal(seed, d, b"noise", rows) for seed in seeds]).mul_(std)
+            rows += _normal(seeds, d, b"noise", rows).mul_(std)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
         return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
@@ -269,8 +270,12 @@ def _rounded(rows: Tensor, step: float) -> Tensor:
     return torch.where(out.isfinite(), out, rows)
 
 
-def _normal(seed: bytes, d: int, purpose: bytes, like: Tensor) -> Tensor:
-    return torch.from_numpy(standard_normal(seed, d, purpose=purpose)).to(like.device, like.dtype)
+def _normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
+    """(len(seeds), d) keyed standard normal numbers; made on the CPU, so that a GPU gets the same ones."""
+    numbers = np.empty((len(seeds), d), np.float64 if like.dtype == torch.float64 else np.float32)
+    for row, seed in zip(numbers, seeds, strict=True):
+        row[:] = standard_normal(seed, d, purpose=purpose)
+    return torch.from_numpy(numbers).to(like.device)
 
 
 def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:
@@ -280,7 +285,7 @@ def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: boo
     for i in concerned.nonzero().flatten().tolist():
         if seeds is None:
             raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
-        drawn = _normal(seeds[i], rows.shape[1], b"direction", rows)
+        drawn = _normal([seeds[i]], rows.shape[1], b"direction", rows)[0]
         smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
         if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
             rows[i] *= 2.0**80

@@ -18,7 +18,7 @@ PREDICATE_TYPE = "urn:safexplain:explanation-audit:v1"
 
 def statement(
     *,
-    subject: Sequence[tuple[str, str]],
+    subject: Mapping[str, Mapping[str, str]],
     explainer: Mapping[str, Any],
     hardening: Mapping[str, Any],
     audit: Mapping[str, Any],
@@ -30,7 +30,7 @@ def statement(
     """The statement as plain JSON types.
 
     Args:
-        subject: (name, sha256 hex) of each model file or model that was audited.
+        subject: name -> {algorithm: hex digest} of each model that was audited.
         explainer: method, output and options.
         hardening: `Hardening.to_dict()`; it carries no key.
         audit: `AuditResult.to_dict()`.
@@ -41,7 +41,7 @@ def statement(
     """
     return {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subject],
+        "subject": [{"name": name, "digest": dict(digest)} for name, digest in subject.items()],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "verdict": audit["verdict"],

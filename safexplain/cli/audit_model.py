@@ -15,10 +15,11 @@ from safexplain.audit.shadows import Progress, named
 from safexplain.cli.audit_data import AuditData
 from safexplain.cli.load_data import check_data, check_model_fits, load_data
 from safexplain.cli.load_model import LoadedModel, load_model
-from safexplain.cli.pipeline import Outcome, Plan, Pool, make_folder, run_pipeline
+from safexplain.cli.pipeline import MODEL_DIGEST, Outcome, Plan, Pool, make_folder, run_pipeline
 from safexplain.cli.release import Method
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening
+from safexplain.identity import model_digest
 
 FEWEST_REFERENCES = 4
 """Fewer reference models leave many examples without one on each side."""
@@ -105,7 +106,7 @@ def audit_model(
         policy=policy,
         seed=effort.seed,
         batch_size=effort.batch_size,
-        subject=((source.model.name, loaded.sha256),),
+        subject={source.model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}},
         materials={f"data {data.source} sha256": data.sha256},
         notes=tuple(notes),
     )

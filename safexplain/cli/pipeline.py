@@ -26,6 +26,9 @@ from safexplain.errors import InputError
 from safexplain.hardening import Hardening
 from safexplain.identity import model_digest
 
+MODEL_DIGEST = "safexplainModelDigest"
+"""Name of `safexplain.identity.model_digest` in a certificate."""
+
 SHOWN = 6
 """Examples pictured in the report."""
 
@@ -58,7 +61,7 @@ class Plan:
         policy: what counts as a leak.
         seed: of everything random; also makes the audit's own noise key.
         batch_size: examples an explanation call.
-        subject: (name, sha256) of the audited models; empty: their parameter digests.
+        subject: name -> {algorithm: digest} of the audited models; empty: digests of their parameters.
         materials: name -> digest, for provenance.
         notes: caveats for the reader.
     """
@@ -70,7 +73,7 @@ class Plan:
     policy: Policy
     seed: int
     batch_size: int = 256
-    subject: tuple[tuple[str, str], ...] = ()
+    subject: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     materials: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -144,9 +147,9 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         signals["native"].save(folder / "native-signals.npz")
         files["native_signals"] = "native-signals.npz"
     materials = {**plan.materials, "signals.npz sha256": _sha256(folder / "signals.npz")}
-    subject = plan.subject or tuple(
-        (f"target{i if len(pools) > 1 else ''}", model_digest(p.shadows.models[0]).hex()) for i, p in enumerate(pools)
-    )
+    subject = plan.subject or {
+        f"target {i + 1}": {MODEL_DIGEST: model_digest(p.shadows.models[0]).hex()} for i, p in enumerate(pools)
+    }
     environment = _environment(plan, pools)
     write_json(
         folder / "certificate.json",
@@ -166,7 +169,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         ),
     )
     provenance = {
-        **{f"model {name} (sha256)": digest for name, digest in subject},
+        **{f"{name} ({kind})": value for name, digests in subject.items() for kind, value in digests.items()},
         **materials,
         **environment,
     }

@@ -20,7 +20,7 @@ TIED = st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5), st.just(-math.
 @st.composite
 def scored(draw):
     """Scores with ties, at least one member and one non-member."""
-    member = draw(st.lists(st.booleans(), min_size=0, max_size=20)) + [True, False]
+    member = [*draw(st.lists(st.booleans(), max_size=20)), True, False]
     scores = draw(st.lists(TIED, min_size=len(member), max_size=len(member)))
     return np.array(scores), np.array(member)
 

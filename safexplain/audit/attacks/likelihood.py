@@ -111,19 +111,19 @@ class LikelihoodRatio:
         elif self.transform == "log":
             raise InputError("the logarithm is for one-number signals, not for vectors")
         moments = _Moments.of(shadows, membership)
-        pooled_in, pooled_out, pooled = moments.pooled(usable)
+        pooled_in, pooled_out, pooled, floor = moments.pooled(usable)
         scores = np.zeros(len(target))
         for part in _parts(len(target), target.shape[1]):
             t = np.asarray(target[part], dtype=np.float64)
             m = moments[part]
             match self.variance:
                 case SharedVariance(shrink):
-                    v_in = v_out = _shrunk(m.ss_in + m.ss_out, m.dof_in + m.dof_out, shrink, pooled)
+                    v_in = v_out = _shrunk(m.ss_in + m.ss_out, m.dof_in + m.dof_out, shrink, pooled) + floor
                 case SeparateVariance(shrink):
-                    v_in = _shrunk(m.ss_in, m.dof_in, shrink, pooled_in)
-                    v_out = _shrunk(m.ss_out, m.dof_out, shrink, pooled_out)
+                    v_in = _shrunk(m.ss_in, m.dof_in, shrink, pooled_in) + floor
+                    v_out = _shrunk(m.ss_out, m.dof_out, shrink, pooled_out) + floor
                 case GlobalVariance():
-                    v_in = v_out = pooled
+                    v_in = v_out = pooled + floor
             scores[part] = (_log_normal(t, m.mean_in, v_in) - _log_normal(t, m.mean_out, v_out)).sum(1)
         scores[~usable] = 0.0
         return scores
@@ -221,13 +221,17 @@ class _Moments:
             self.dof_out[part],
         )
 
-    def pooled(self, usable: Bools) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Variances over all usable examples, (1, d): among in-models, among out-models, and both together."""
+    def pooled(self, usable: Bools) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
+        """Variances over all usable examples, (1, d): among in-models, among out-models, and both together.
+
+        Last comes a number to add to every variance, small beside the mean of the features, so that a feature which
+        never changes decides nothing.
+        """
         ss_in, ss_out = self.ss_in[usable].sum(0), self.ss_out[usable].sum(0)
         dof_in, dof_out = self.dof_in[usable].sum(), self.dof_out[usable].sum()
         pairs = ((ss_in, dof_in), (ss_out, dof_out), (ss_in + ss_out, dof_in + dof_out))
-        a, b, c = (_floored(ss / max(dof, 1.0))[None] for ss, dof in pairs)
-        return a, b, c
+        a, b, c = ((ss / max(dof, 1.0))[None] for ss, dof in pairs)
+        return a, b, c, 1e-9 * float(c.mean()) or 1.0
 
 
 def _shrunk(
@@ -235,15 +239,7 @@ def _shrunk(
 ) -> NDArray[np.float64]:
     """Variances of (n, d) from squared deviations and a prior; the pooled one where nothing else is known."""
     weight = dof + shrink
-    variance = np.where(weight > 0, (ss + shrink * pooled) / np.where(weight > 0, weight, 1.0), pooled)
-    out: NDArray[np.float64] = np.maximum(variance, 1e-9 * pooled)
-    return out
-
-
-def _floored(variance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Variances per feature, none of them so far below their mean that a constant feature could decide alone."""
-    mean = float(variance.mean())
-    return np.maximum(variance, 1e-9 * mean if mean > 0 else 1.0)
+    return np.where(weight > 0, (ss + shrink * pooled) / np.where(weight > 0, weight, 1.0), pooled)
 
 
 def _log_normal(

@@ -1,0 +1,357 @@
+"""Attacks: higher says member, equal to slow versions, near the optimum where there is a leak, blind where not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as distributions
+
+from safexplain.audit.attacks import (
+    Attack,
+    GlobalVariance,
+    LabelLikelihoodRatio,
+    LikelihoodRatio,
+    SeparateVariance,
+    SharedVariance,
+    Threshold,
+)
+from safexplain.audit.stats import auc_interval, roc
+from safexplain.errors import ConfigurationError, InputError
+
+VARIANCES = [
+    SharedVariance(),
+    SharedVariance(2.0),
+    SharedVariance(0.0),
+    SeparateVariance(),
+    SeparateVariance(3.0),
+    GlobalVariance(),
+]
+
+
+def world(n=4000, m=32, leak=1.0, seed=0, d=None):
+    """Signals of a target and m references: an example's own level, noise, and `leak` less on members."""
+    rng = np.random.default_rng(seed)
+    shape = (m + 1, n) if d is None else (m + 1, n, d)
+    member = rng.random((m + 1, n)) < 0.5
+    moved = member if d is None else member[..., None]
+    signal = rng.normal(0, 2, shape[1:]) + rng.normal(size=shape) - leak * moved
+    return signal[0], signal[1:], member[1:], member[0]
+
+
+# -------------------------------------------------------------------------------------------------- slow oracle
+
+
+def sides(shadows, membership, i):
+    return shadows[membership[:, i], i], shadows[~membership[:, i], i]
+
+
+def squares(values):
+    return float(((values - values.mean()) ** 2).sum())
+
+
+def slow_likelihood_ratio(target, shadows, membership, variance):
+    """One example after the other, with the normal distribution of SciPy."""
+    usable = [i for i in range(len(target)) if 0 < membership[:, i].sum() < len(membership)]
+    pairs = {i: sides(shadows, membership, i) for i in usable}
+    dof = [sum(len(pairs[i][s]) - 1 for i in usable) for s in (0, 1)]
+    ss = [sum(squares(pairs[i][s]) for i in usable) for s in (0, 1)]
+    pooled_in, pooled_out, pooled = ss[0] / max(dof[0], 1), ss[1] / max(dof[1], 1), sum(ss) / max(sum(dof), 1)
+    scores = []
+    for i in range(len(target)):
+        if i not in pairs:
+            scores.append(0.0)
+            continue
+        with_it, without = pairs[i]
+        match variance:
+            case SharedVariance(k):
+                v = (squares(with_it) + squares(without) + k * pooled) / (len(with_it) + len(without) - 2 + k)
+                v_in = v_out = v
+            case SeparateVariance(k):
+                v_in = (squares(with_it) + k * pooled_in) / (len(with_it) - 1 + k)
+                v_out = (squares(without) + k * pooled_out) / (len(without) - 1 + k)
+            case GlobalVariance():
+                v_in = v_out = pooled
+        p_in = distributions.norm.logpdf(target[i], with_it.mean(), math.sqrt(v_in))
+        p_out = distributions.norm.logpdf(target[i], without.mean(), math.sqrt(v_out))
+        scores.append(p_in - p_out)
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+def test_the_likelihood_ratio_equals_the_slow_one(variance):
+    target, shadows, membership, _ = world(60, 12)
+    membership[:, 3], membership[:, 4] = True, False
+    found = LikelihoodRatio(variance=variance)(target, shadows, membership)
+    assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership, variance), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+def test_the_likelihood_ratio_of_a_vector_is_the_sum_over_its_features(variance):
+    target, shadows, membership, _ = world(40, 12, d=5)
+    found = LikelihoodRatio(variance=variance)(target, shadows, membership)
+    one_by_one = [slow_likelihood_ratio(target[:, j], shadows[:, :, j], membership, variance) for j in range(5)]
+    assert np.allclose(found, sum(one_by_one), rtol=1e-7, atol=1e-7)
+
+
+def test_the_logarithm_is_that_of_the_signal():
+    target, shadows, membership, _ = world(60, 12)
+    on_logs = LikelihoodRatio("identity")(target, shadows, membership)
+    for attack in (LikelihoodRatio("log"), LikelihoodRatio("auto")):
+        assert np.allclose(attack(np.exp(target), np.exp(shadows), membership), on_logs)
+    raw = LikelihoodRatio("identity")(np.exp(target), np.exp(shadows), membership)
+    assert not np.allclose(raw, on_logs, atol=0.1)
+    assert np.array_equal(LikelihoodRatio("auto")(target, shadows, membership), on_logs)
+
+
+def test_zeros_are_raised_to_half_of_the_smallest_positive_value():
+    target, shadows, membership, _ = world(60, 12)
+    target, shadows = np.exp(target), np.exp(shadows)
+    target[0] = shadows[0, 1] = 0
+    raised = [
+        np.where(a == 0, min(target[target > 0].min(), shadows[shadows > 0].min()) / 2, a) for a in (target, shadows)
+    ]
+    found = LikelihoodRatio()(target, shadows, membership)
+    assert np.allclose(found, LikelihoodRatio("identity")(*np.log(raised[0])[None], np.log(raised[1]), membership))
+
+
+def test_work_in_parts_gives_the_same_scores(monkeypatch):
+    case = world(50, 10, d=4)[:3]
+    whole = LikelihoodRatio()(*case)
+    monkeypatch.setattr("safexplain.audit.attacks.likelihood.CHUNK", 100)
+    assert np.allclose(LikelihoodRatio()(*case), whole, rtol=1e-12)
+
+
+def slow_label_ratio(target, shadows, membership, smoothing):
+    scores = []
+    for i, label in enumerate(target):
+        same = [s[i] == label for s in shadows]
+        inside = [m[i] for m in membership]
+        prior = (sum(same) + 1) / (len(same) + 2)
+        p_in = (sum(s and m for s, m in zip(same, inside, strict=True)) + smoothing * prior) / (sum(inside) + smoothing)
+        outside = len(same) - sum(inside)
+        p_out = (sum(s and not m for s, m in zip(same, inside, strict=True)) + smoothing * prior) / (
+            outside + smoothing
+        )
+        scores.append(math.log(p_in / p_out))
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 1.0, 5.0])
+def test_the_label_ratio_equals_the_slow_one(smoothing):
+    rng = np.random.default_rng(0)
+    membership = rng.random((12, 80)) < 0.5
+    membership[:, 3], membership[:, 4] = True, False
+    labels = rng.integers(0, 3, (13, 80))
+    found = LabelLikelihoodRatio(smoothing)(labels[0], labels[1:], membership)
+    assert np.allclose(found, slow_label_ratio(labels[0], labels[1:], membership, smoothing))
+
+
+# ------------------------------------------------------------------------------------- leaks, and none, both ways
+
+
+def auc_and_interval(scores, member):
+    curve = roc(scores, member)
+    return curve.auc, auc_interval(curve, 0.999)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+@pytest.mark.parametrize("leak", [0.5, 1.5, -1.0])
+def test_a_known_shift_is_found_almost_as_well_as_it_can_be(leak, variance):
+    target, shadows, membership, member = world(leak=leak)
+    best = float(distributions.norm.cdf(abs(leak) / math.sqrt(2)))
+    auc, (low, _) = auc_and_interval(LikelihoodRatio(variance=variance)(target, shadows, membership), member)
+    assert best - 0.06 < auc < best + 0.02
+    assert low > 0.5
+
+
+def test_more_references_come_closer_to_the_optimum():
+    best = float(distributions.norm.cdf(1 / math.sqrt(2)))
+    aucs = []
+    for m in (4, 16, 128):
+        target, shadows, membership, member = world(m=m)
+        aucs.append(roc(LikelihoodRatio()(target, shadows, membership), member).auc)
+    assert aucs == sorted(aucs)
+    assert aucs[-1] == pytest.approx(best, abs=0.02)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+@pytest.mark.parametrize("d", [None, 10])
+def test_without_a_leak_nothing_is_found(variance, d):
+    for seed in range(3):
+        target, shadows, membership, member = world(2000, 16, leak=0.0, seed=seed, d=d)
+        _, (low, high) = auc_and_interval(LikelihoodRatio(variance=variance)(target, shadows, membership), member)
+        assert low < 0.5 < high
+
+
+def test_weak_traces_in_many_features_add_up():
+    target, shadows, membership, member = world(1000, 32, leak=0.3, d=60)
+    scores = LikelihoodRatio()(target, shadows, membership)
+    single = LikelihoodRatio()(target[:, 0], shadows[:, :, 0], membership)
+    assert roc(scores, member).auc > 0.8
+    assert roc(single, member).auc < 0.65
+
+
+def test_a_label_that_members_get_right_is_found():
+    rng = np.random.default_rng(0)
+    member = rng.random((33, 3000)) < 0.5
+    wrong = rng.random((33, 3000)) < np.where(member, 0.02, 0.5)
+    attack = LabelLikelihoodRatio()
+    auc, (low, _) = auc_and_interval(attack(wrong[0] * 1.0, wrong[1:] * 1.0, member[1:]), member[0])
+    assert auc > 0.7
+    assert low > 0.5
+    same = rng.random((33, 3000)) < 0.3
+    _, (low, high) = auc_and_interval(attack(same[0] * 1.0, same[1:] * 1.0, member[1:]), member[0])
+    assert low < 0.5 < high
+
+
+def test_a_higher_score_says_member():
+    target, shadows, membership, member = world()
+    for scores in (
+        LikelihoodRatio()(target, shadows, membership),
+        Threshold()(target),
+        Threshold(member_when_low=False)(-target),
+    ):
+        assert roc(scores, member).auc > 0.55
+        assert roc(-scores, member).auc < 0.45
+
+
+def test_the_threshold_score_is_the_negated_signal():
+    assert Threshold()(np.array([1, -2, 3])).tolist() == [-1, 2, -3]
+    assert Threshold(member_when_low=False)(np.array([1, -2, 3])).tolist() == [1, -2, 3]
+
+
+# -------------------------------------------------------------------------------------------------- odd signals
+
+
+def test_an_example_without_references_on_one_side_scores_0():
+    target, shadows, membership, _ = world(20, 6)
+    membership[:, 0], membership[:, 1] = True, False
+    for variance in VARIANCES:
+        scores = LikelihoodRatio(variance=variance)(target, shadows, membership)
+        assert scores[:2].tolist() == [0, 0]
+        assert np.count_nonzero(scores[2:]) >= 15
+
+
+def test_such_examples_do_not_move_the_pooled_variance():
+    target, shadows, membership, _ = world(20, 8)
+    membership[:, 0] = True
+    wild = shadows.copy()
+    wild[:, 0] *= 1e6
+    expected = LikelihoodRatio()(target, shadows, membership)[1:]
+    assert np.allclose(LikelihoodRatio()(target, wild, membership)[1:], expected)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+def test_signals_that_are_all_zero_score_0(variance):
+    membership = np.random.default_rng(0).random((8, 20)) < 0.5
+    for shape in ((20,), (20, 3)):
+        scores = LikelihoodRatio(variance=variance)(np.zeros(shape), np.zeros((8, *shape)), membership)
+        assert scores.tolist() == [0] * 20
+
+
+def test_a_constant_feature_decides_nothing():
+    target, shadows, membership, _ = world(200, 12, d=3)
+    for value in (0.0, 1e6, 0.1):
+        column = np.full((200, 1), value)
+        wide = np.concatenate([target, column], 1), np.concatenate([shadows, np.repeat(column[None], 12, 0)], 2)
+        expected = LikelihoodRatio()(target, shadows, membership)
+        assert np.allclose(LikelihoodRatio()(*wide, membership), expected, atol=1e-6)
+
+
+@given(
+    st.integers(2, 5),
+    st.integers(1, 4),
+    st.data(),
+    st.sampled_from(VARIANCES),
+    st.sampled_from(["auto", "identity"]),
+)
+@settings(max_examples=150)
+def test_scores_are_always_finite(m, n, data, variance, transform):
+    numbers = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, 5e-324, 1e-300, 1e100]))
+    signal = np.array(data.draw(st.lists(numbers, min_size=(m + 1) * n, max_size=(m + 1) * n))).reshape(m + 1, n)
+    membership = np.array(data.draw(st.lists(st.booleans(), min_size=m * n, max_size=m * n))).reshape(m, n)
+    membership[0, 0], membership[1, 0] = True, False
+    assert np.isfinite(LikelihoodRatio(transform, variance)(signal[0], signal[1:], membership)).all()
+    if (signal >= 0).all():
+        assert np.isfinite(LikelihoodRatio("log", variance)(signal[0], signal[1:], membership)).all()
+    assert np.isfinite(LabelLikelihoodRatio()(signal[0], signal[1:], membership)).all()
+
+
+def test_single_precision_is_enough():
+    target, shadows, membership, _ = world(100, 12, d=3)
+    single = LikelihoodRatio()(target.astype(np.float32), shadows.astype(np.float32), membership)
+    assert np.allclose(single, LikelihoodRatio()(target, shadows, membership), atol=1e-3)
+
+
+def test_attacks_are_attacks_that_compare_and_print():
+    for attack in (LikelihoodRatio(), LabelLikelihoodRatio(), Threshold()):
+        assert isinstance(attack, Attack)
+        assert attack == type(attack)()
+        assert eval(repr(attack)) == attack
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+T, S, M = world(6, 4)[:3]
+
+
+@pytest.mark.parametrize("attack", [LikelihoodRatio(), LabelLikelihoodRatio()], ids=repr)
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ((T[:5], S, M), "expected target"),
+        ((T, S[:3], M), "expected target"),
+        ((T, S[:, :5], M), "expected target"),
+        ((T, S[..., None], M), "expected target"),
+        ((T[:, None, None], S[..., None, None], M), "expected target"),
+        ((T, S, M * 1), "membership must be bool"),
+        ((T, S, M[0]), "membership must be bool"),
+        ((np.where(np.arange(6) == 2, np.nan, T), S, M), "1 values of the target signal"),
+        ((T, np.where(S[0, 0] == S, np.inf, S), M), "1 values of the shadows signal"),
+    ],
+)
+def test_shapes_and_values_that_do_not_fit_are_refused(attack, case, message):
+    with pytest.raises(InputError, match=message):
+        attack(*case)
+
+
+def test_references_on_one_side_only_are_refused():
+    with pytest.raises(InputError, match="train more reference models"):
+        LikelihoodRatio()(T, S, np.ones_like(M))
+
+
+def test_the_logarithm_of_a_negative_signal_is_refused():
+    with pytest.raises(InputError, match=r"negative values.*transform='identity'"):
+        LikelihoodRatio("log")(-np.abs(T), np.abs(S), M)
+    with pytest.raises(InputError, match="not for vectors"):
+        LikelihoodRatio("log")(np.abs(T)[:, None], np.abs(S)[..., None], M)
+
+
+def test_vectors_are_refused_where_one_number_is_meant():
+    with pytest.raises(InputError, match="one number per example"):
+        LabelLikelihoodRatio()(T[:, None], S[..., None], M)
+    with pytest.raises(InputError, match="one finite number per example"):
+        Threshold()(T[:, None])
+    with pytest.raises(InputError, match="one finite number per example"):
+        Threshold()(np.array([1.0, np.nan]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LikelihoodRatio("sqrt"),
+        lambda: LikelihoodRatio(variance="shared"),
+        lambda: SharedVariance(-1.0),
+        lambda: SharedVariance(math.nan),
+        lambda: SeparateVariance(math.inf),
+        lambda: LabelLikelihoodRatio(0.0),
+        lambda: LabelLikelihoodRatio(math.inf),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make):
+    with pytest.raises(ConfigurationError):
+        make()
