@@ -51,7 +51,7 @@ __all__ = [
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 """Numbers worked on at a time, so that memory beside the result stays small."""
 
 

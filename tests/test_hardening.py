@@ -128,7 +128,7 @@ def test_the_order_is_clip_then_mask_then_noise_then_grid(hardening, grid):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERYTHING))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_single_precision_agrees_with_double(seed, d, hardening):
     if isinstance(hardening.mask, TopKMask | ThresholdMask):
         hardening = replace(hardening, mask=None)  # a mask's edge may fall either way
@@ -270,7 +270,7 @@ EXTREME = st.builds(
 
 
 @given(EXTREME, st.lists(st.floats(width=32), min_size=1, max_size=6), st.sampled_from([torch.float16, torch.float32]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_configuration_releases_what_is_not_finite(hardening, row, dtype):
     a = torch.tensor([row]).to(dtype)
     with pytest.MonkeyPatch.context() as patch:

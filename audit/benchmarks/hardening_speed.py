@@ -2,9 +2,11 @@
 """Time and memory of clip + mask + noise on a batch of 256 x 3 x 32 x 32, on one CPU core.
 
 Each round runs the hardening and a naive torch version without any of the promises (`clamp`, multiply by a mask, add
-`randn`: fresh noise, no key, no grid) in alternating order; the figure is the median over rounds, and the median of the
-ratios of the two. The target is 60 ms. Memory is measured in a process of its own: the highest resident size during one
-call, over that before it, in units of the attribution (float32, 3 MiB), the released result included; the target is 3.
+`randn`: fresh noise, no key, no grid) in alternating order; the figure is the median over rounds of the processor time,
+which other processes on the machine disturb less than the time on the clock, and the median of the ratios of the two.
+The target is 60 ms. Memory is measured in a process of its own: the highest resident size during one call, over that
+before it, in units of the attribution (float32, 3 MiB), the released result included, the worst of three processes; the
+target is 3. A batch eight times as large is shown beside it.
 
     python audit/benchmarks/hardening_speed.py [--rounds 15] [--batch 256] [--out FILE]
 """
@@ -68,10 +70,11 @@ def naive(attributions: Tensor) -> Tensor:
     return clipped * (clipped.abs() >= 0.01) + 0.02 * torch.randn_like(clipped)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
+    """Of the processor, and on the clock."""
+    start, clock = time.process_time(), time.perf_counter()
     call()
-    return time.perf_counter() - start
+    return 1e3 * (time.process_time() - start), 1e3 * (time.perf_counter() - clock)
 
 
 def measure(name: str, n: int, rounds: int) -> dict[str, Any]:
@@ -82,14 +85,18 @@ def measure(name: str, n: int, rounds: int) -> dict[str, Any]:
     for call in calls:
         call()
     times: list[list[float]] = [[], []]
+    clock = []
     for i in range(rounds):
         for which in (0, 1) if i % 2 == 0 else (1, 0):
-            times[which].append(1e3 * seconds(calls[which]))
+            busy, passed = milliseconds(calls[which])
+            times[which].append(busy)
+            clock += [passed] if which == 0 else []
     low, median, high = statistics.quantiles(times[0], n=4)
     return {
         "ms_median": round(median, 2),
         "ms_quartiles": [round(low, 2), round(high, 2)],
-        "ms_shortest": round(min(times[0]), 2),
+        "ms_on_the_clock_median": round(statistics.median(clock), 2),
+        "ms_on_the_clock_shortest": round(min(clock), 2),
         "naive_ms_median": round(statistics.median(times[1]), 2),
         "ratio_to_naive_median": round(statistics.median(h / n for h, n in zip(*times, strict=True)), 2),
     }
@@ -120,8 +127,13 @@ def _resident(field: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def memory(name: str, n: int) -> dict[str, float] | None:
-    """`memory_of_one_call` in a fresh process."""
+def memory(name: str, n: int, repeats: int = 3) -> dict[str, float] | None:
+    """`memory_of_one_call` in fresh processes, the worst of them."""
+    found = [_in_a_process(name, n) for _ in range(repeats)]
+    return max((f for f in found if f), key=lambda f: f["multiple"], default=None)
+
+
+def _in_a_process(name: str, n: int) -> dict[str, float] | None:
     command = [sys.executable, __file__, "--memory-of", name, "--batch", str(n)]
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
@@ -146,21 +158,21 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = {}
     for name in CONFIGURATIONS:
         results[name] = measure(name, options.batch, options.rounds)
-        results[name] |= {"memory": memory(name, options.batch), "memory_batch_x8": memory(name, 8 * options.batch)}
+        results[name] |= {"memory": memory(name, options.batch), "memory_batch_x8": memory(name, 8 * options.batch, 1)}
         print(f"{name}: {results[name]['ms_median']} ms", file=sys.stderr, flush=True)
     worst_ms = max(r["ms_median"] for r in results.values())
-    multiples = [r[k]["multiple"] for r in results.values() for k in ("memory", "memory_batch_x8") if r[k]]
+    multiples = [r["memory"]["multiple"] for r in results.values() if r["memory"]]
     met = {
         "milliseconds": {"target": TARGET_MS, "worst": worst_ms, "met": worst_ms <= TARGET_MS},
         "memory": {"target": TARGET_MEMORY, "worst": max(multiples, default=None),
                    "met": max(multiples) <= TARGET_MEMORY if multiples else None},
     }  # fmt: skip
     rows = [
-        (name, r["ms_median"], r["ms_shortest"], r["naive_ms_median"], r["ratio_to_naive_median"],
+        (name, r["ms_median"], r["ms_on_the_clock_median"], r["naive_ms_median"], r["ratio_to_naive_median"],
          *(r[k]["multiple"] if r[k] else "-" for k in ("memory", "memory_batch_x8")))
         for name, r in results.items()
     ]  # fmt: skip
-    print(table((f"{options.batch} x 3 x 32 x 32, one core", "ms", "shortest", "naive ms", "ratio",
+    print(table((f"{options.batch} x 3 x 32 x 32, one core", "ms", "clock ms", "naive ms", "ratio",
                  "memory", "at batch x 8"), rows))  # fmt: skip
     report = {
         "benchmark": "hardening_speed",

@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--cpu-anyway", action="store_true", help="run the full size without a GPU")
     p.add_argument("--models", type=int, default=17)
     p.add_argument("--epochs", type=int, default=30)
-    p.add_argument("--map-examples", type=int, default=4000, help="examples whose whole maps are kept and attacked")
+    p.add_argument("--map-examples", type=int, default=2000, help="examples whose whole maps are kept and attacked")
     options = p.parse_args(argv)
     start, progress = time.perf_counter(), Progress()
     plan = (

@@ -148,14 +148,14 @@ class Progress:
     """One line on standard error that is rewritten; on a pipe, a line now and then. Fits `safexplain.audit`."""
 
     def __init__(self, prefix: str = "") -> None:
-        self.prefix, self.stage, self.started, self.shown = prefix, "", 0.0, 0.0
+        self.prefix, self.stage, self.done, self.started, self.shown = prefix, "", 0.0, 0.0, 0.0
 
     def __call__(self, stage: str, done: float, total: float) -> None:
         """`done` of `total` units of `stage` are finished."""
         now, tty = time.monotonic(), sys.stderr.isatty()
-        if stage != self.stage:
+        if stage != self.stage or done < self.done:
             self.stage, self.started, self.shown = stage, now, 0.0 if tty else now
-        last = done >= total
+        self.done, last = done, done >= total
         if now - self.shown < (0.2 if tty else 15.0) and not (last and tty):
             return
         self.shown = now

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +20,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from captum.attr import InputXGradient
 from matplotlib import pyplot as plt
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain import (
@@ -35,9 +34,18 @@ from safexplain import (
     ThresholdMask,
     UnitNorm,
 )
-from safexplain.audit import AuditResult, Policy, Population, Shadows, Signals, audit, collect_signals, side_by_side
+from safexplain.audit import (
+    AuditResult,
+    Policy,
+    Population,
+    Shadows,
+    Signals,
+    audit,
+    collect_signals,
+    side_by_side,
+    utility,
+)
 from safexplain.audit import train_shadows as train
-from safexplain.audit import utility
 from safexplain.audit.stats import auc_interval
 from safexplain.cli.demo import MODELS, POLICY, RECIPE, build, pools
 
@@ -62,6 +70,7 @@ class Run:
 
     @cached_property
     def trained(self) -> list[tuple[Population, Shadows]]:
+        """The pools of the demo, each with its target and reference models."""
         return [(p, train(p, RECIPE, build=build, models=MODELS, seed=i, cache=self.cache))
                 for i, p in enumerate(pools(0))]  # fmt: skip
 
@@ -77,9 +86,11 @@ class Run:
 
     @cached_property
     def native(self) -> Signals:
+        """Signals of the native explanations."""
         return self.signals(Hardening.none())
 
     def audit(self, hardening: Hardening, policy: Policy = POLICY) -> AuditResult:
+        """All attacks under a hardening."""
         return audit(self.signals(hardening), policy)
 
 
@@ -111,7 +122,7 @@ def steps(run: Run) -> plt.Figure:
     x = population.x[at : at + 1]
     target = model(x).argmax(1)
     bound = float(np.median(np.abs(run.native.attributions[0, at])))  # type: ignore[index]
-    clip, unit, rank = RangeClip(-4 * bound, 4 * bound), UnitNorm(), RankNorm()
+    clip, rank = RangeClip(-4 * bound, 4 * bound), RankNorm()
     shown = {
         "native": Hardening.none(),
         "clip\nRangeClip": Hardening(clip=clip),
@@ -120,7 +131,6 @@ def steps(run: Run) -> plt.Figure:
         "+ noise\nrecommended": RECOMMENDED,
         "+ much noise\nRelative(1.0)": Hardening(clip=rank, noise=GaussianNoise(Relative(1.0), KEY)),
     }
-    assert unit.norm == rank.norm
     figure, axes = plt.subplots(1, 1 + len(shown), figsize=(9, 1.85), layout="constrained")
     axes[0].imshow(x[0, 0], cmap="gray_r")
     axes[0].set_title("input\n", fontsize=8)
@@ -141,6 +151,9 @@ def averaging(run: Run) -> plt.Figure:
     model = Probability(shadows.models[0])
     x = population.x[:32]
     target = model(x).argmax(1)
+    some = (
+        HardenedInputXGradient(model, hardening=Hardening.none()).attribute(x, target=target) != 0
+    )  # zeros: see RankNorm
     clean = HardenedInputXGradient(model, hardening=Hardening(clip=RankNorm())).attribute(x, target=target)
     counts = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     figure, axis = plt.subplots(figsize=(5.4, 3.2), layout="constrained")
@@ -152,9 +165,12 @@ def averaging(run: Run) -> plt.Figure:
             hardening = Hardening.recommended(key=key)
             total += HardenedInputXGradient(model, hardening=hardening).attribute(x, target=target)
             if asked in counts:
-                errors[name].append(float((total / asked - clean).pow(2).mean().sqrt()))
+                errors[name].append(float((total / asked - clean)[some].pow(2).mean().sqrt()))
         axis.plot(counts, errors[name], "o-", color=colour, label=name, markersize=4)
     axis.set(xscale="log", yscale="log", xlabel="times the same query is asked", ylabel="error of the mean answer")
+    axis.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"], minor=False)
+    axis.set_yticks([0.002, 0.005, 0.01, 0.02], ["0.002", "0.005", "0.01", "0.02"], minor=False)
+    axis.minorticks_off()
     axis.legend(frameon=False)
     run.numbers["averaging"] = {"asked": counts, **{k: [round(e, 5) for e in v] for k, v in errors.items()}}
     return figure
@@ -232,6 +248,7 @@ FIGURES: tuple[tuple[Figure, str], ...] = (
 
 
 def style(scheme: str) -> dict[str, Any]:
+    """Matplotlib settings of a scheme: transparent, without frames."""
     colours = SCHEMES[scheme]
     edges = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), colours["text"])
     return {
@@ -253,12 +270,14 @@ def style(scheme: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the named figures, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="figures to make; default: all")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--cache", help="folder of finished models")
     options = parser.parse_args(arguments)
     mpl.use("Agg")
+    os.environ["SAFEXPLAIN_NOISE_KEY"] = KEY.hex()  # for the zeros under a RankNorm without noise
     numbers = options.out / "figures.json"
     run = Run(options.cache, json.loads(numbers.read_text()) if numbers.is_file() else {})
     for make, kind in FIGURES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import marshal
 import os
 import sys
 import zipfile
@@ -194,13 +193,22 @@ def _class_digest(kind: type) -> bytes:
     """Name of a class, and the code of its methods and bases unless they come from an installed package."""
     h = hashlib.sha256(_name(kind))
     for one in inspect.getmro(kind):
-        if not _installed(one.__module__):
-            try:
-                h.update(inspect.getsource(one).encode())
-            except (OSError, TypeError):
-                codes = [f.__code__ for f in vars(one).values() if inspect.isfunction(f)]
-                h.update(b"".join(marshal.dumps(code) for code in codes))
+        for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
+            member = getattr(member, "fget", getattr(member, "__func__", member))
+            if inspect.isfunction(member):
+                h.update(f"{name}{_code(member.__code__)}".encode())
+            elif isinstance(member, str | bytes | int | float) and not name.startswith("__"):
+                h.update(f"{name}{member!r}".encode())
     return h.digest()
+
+
+def _code(code: CodeType) -> str:
+    """What a function does, without where it stands."""
+    consts = [
+        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code!r}{code.co_names}{code.co_varnames}{consts}"
 
 
 def _installed(module: str | None) -> bool:

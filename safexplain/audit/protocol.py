@@ -3,14 +3,14 @@
 Every explanation attack is judged by a Clopper-Pearson bound on its true-positive rate at the policy's false-positive
 rate:
 
-    leak          some lower bound lies above max_tpr
+    leak          some lower bound lies above max_tpr, and above the upper bound of the false-positive rate there
     certified     every upper bound lies at or below max_tpr
     inconclusive  otherwise
 
 The bounds hold together for all judged attacks with the policy's confidence (Bonferroni). They speak of the scored
-examples at the threshold that realised the false-positive rate among them; that this threshold is itself an estimate
-is not yet in the bound. Attacks on the label and on the loss are shown beside, not judged: what they find is not the
-explanation's doing.
+examples at the threshold that realised the false-positive rate among them. That this threshold is itself an estimate
+keeps a leak from being proven where there is none (the second condition), but is not yet in the bounds themselves.
+Attacks on the label and on the loss are shown beside, not judged: what they find is not the explanation's doing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks import Attack, LabelLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.names import ATTACK_NAMES, SIGNAL_NAMES, WHOLE_MAP
 from safexplain.audit.shadows import Progress, silent
 from safexplain.audit.signals import Signals
 from safexplain.audit.stats import RateAtFpr, RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
@@ -39,24 +40,6 @@ SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
 
 MOST_TARGETS = 64
 """Most models that take turns as the target; more would only cost time, as each example is scored once."""
-
-WHOLE_MAP = "attributions"
-"""Name of the signal that is the whole attribution vector."""
-
-ATTACK_NAMES = {
-    "Threshold": "Threshold",
-    "LikelihoodRatio": "Likelihood ratio",
-    "LabelLikelihoodRatio": "Likelihood ratio",
-}
-SIGNAL_NAMES = {
-    "l1": "L1 norm",
-    "l2": "L2 norm",
-    "variance": "variance",
-    WHOLE_MAP: "whole map",
-    "label": "predicted label",
-    "loss": "loss",
-}
-"""Attacks and signals as people read them."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +179,16 @@ class AuditResult:
         rate = attack.at(self.policy.fpr)
         return clopper_pearson(rate.true_positives, rate.members, self.judged_confidence)
 
+    def proven(self, attack: AttackResult) -> bool:
+        """Whether the attack surely finds more members than the policy allows, and more than it accuses wrongly.
+
+        The second bound matters where the policy allows little more than chance or the non-members are few: the true
+        false-positive rate at a threshold that realised 1 % among 50 of them may well be 4 %.
+        """
+        rate = attack.at(self.policy.fpr)
+        accused = clopper_pearson(rate.false_positives, rate.non_members, self.judged_confidence)[1]
+        return self.bounds(attack)[0] > max(self.policy.max_tpr, accused)
+
     @property
     def strongest(self) -> AttackResult:
         """The judged attack that finds most members at the policy's false-positive rate."""
@@ -205,7 +198,7 @@ class AuditResult:
     def verdict(self) -> Verdict:
         """Derived from the bounds, see the module."""
         bounds = [self.bounds(a) for a in self.judged]
-        if any(low > self.policy.max_tpr for low, _ in bounds):
+        if any(self.proven(a) for a in self.judged):
             return "leak"
         if all(high <= self.policy.max_tpr for _, high in bounds) and self.references > 0:
             return "certified"

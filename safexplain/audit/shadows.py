@@ -150,7 +150,7 @@ class EstimatorModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities of the classes 0 .. classes-1, float32."""
         out = np.zeros((len(x), self.classes), dtype=np.float32)
-        rows = x.detach().cpu().numpy().reshape(len(x), -1)
+        rows = x.detach().cpu().flatten(1).numpy()
         if len(rows):
             out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
         return torch.from_numpy(out).to(x.device)

@@ -84,7 +84,7 @@ class Signals:
     @property
     def examples(self) -> int:
         """Number of examples."""
-        return self.membership.shape[1]
+        return int(self.membership.shape[1])
 
     def save(self, path: str | Path) -> None:
         """Write the .npz, all or nothing.

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from safexplain.audit.protocol import ATTACK_NAMES, SIGNAL_NAMES, AttackResult, AuditResult, Verdict
+from safexplain.audit.names import ATTACK_NAMES, SIGNAL_NAMES
+from safexplain.audit.protocol import AttackResult, AuditResult, Verdict
 from safexplain.audit.report import Configuration
 from safexplain.audit.shadows import Progress, silent
 from safexplain.errors import InputError, SafexplainError

@@ -194,8 +194,8 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
             low, high = found.bounds(attack)
             numbers = [f"{attack.auc:.3f}", f"{rate.tpr:.1%}", f"{100 * low:.1f}–{100 * high:.1f}%"]
             numbers += [f"FPR {rate.realised_fpr:.2%}", *(f"{r.tpr:.1%}" for r in attack.rates)]
-            row = [r for r in rows if attack.title in r and all(n in r for n in numbers)]
-            assert row, (configuration.name, attack.title, numbers)
+            row = [r for r in rows if attack.code in r and all(n in r for n in numbers)]
+            assert row, (configuration.name, attack.code, numbers)
 
 
 def test_the_label_and_the_loss_stand_beside_and_are_not_judged() -> None:
@@ -233,7 +233,7 @@ def test_each_row_says_in_words_how_it_stands_to_the_limit() -> None:
             low, high = found.bounds(attack)
             kind = "above" if low > 0.3 else "below" if high <= 0.3 else "open"
             seen.add(kind)
-            assert any(attack.title in r and words[kind] in r for r in rows)
+            assert any(attack.code in r and words[kind] in r for r in rows)
     assert seen == set(words)
 
 

@@ -245,7 +245,9 @@ def _shrunk(
 def _log_normal(
     value: NDArray[np.float64], mean: NDArray[np.float64], variance: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    out: NDArray[np.float64] = -0.5 * (np.log(variance) + (value - mean) ** 2 / variance)
+    with np.errstate(over="ignore"):
+        distance = np.minimum((value - mean) ** 2 / variance, 1e290)  # finite, and so are sums and differences
+    out: NDArray[np.float64] = -0.5 * (np.log(variance) + distance)
     return out
 
 

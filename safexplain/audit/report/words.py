@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safexplain.audit.protocol import ATTACK_NAMES, SIGNAL_NAMES
+from safexplain.audit.names import ATTACK_NAMES, SIGNAL_NAMES
 from safexplain.audit.report.model import NATIVE, Configuration
 
 if TYPE_CHECKING:

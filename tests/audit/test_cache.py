@@ -1,0 +1,290 @@
+"""The cache of finished models: what it reuses, what it does not, and what it never runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit import ModelCache
+from safexplain.audit import cache as cache_module
+from safexplain.audit.cache import Undigestable, code_version, digest
+from safexplain.errors import InputError
+
+LR = 0.1
+settings = types.ModuleType("settings")
+settings.RATE = 0.5
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 20), nn.BatchNorm1d(20), nn.Linear(20, 3))
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- save and load
+
+
+def test_a_stored_model_comes_back(tmp_path):
+    cache = ModelCache(tmp_path / "new" / "folder")
+    stored, other = net(0), net(1).train()
+    stored[1].running_mean += 1
+    cache.save("key", stored)
+    assert cache.load("key", other)
+    assert same(stored, other)
+    assert not other.training
+    assert os.listdir(cache.folder) == ["key.pt"]
+
+
+def test_what_is_not_there_is_not_loaded(tmp_path):
+    model, untouched = net(1), net(1)
+    assert not ModelCache(tmp_path).load("key", model)
+    assert same(model, untouched)
+
+
+def test_a_damaged_file_is_not_loaded_and_leaves_the_model_alone(tmp_path):
+    cache = ModelCache(tmp_path)
+    cache.save("key", net(0))
+    path = tmp_path / "key.pt"
+    whole = path.read_bytes()
+    at = whole.index(net(0)[0].weight.detach().numpy().tobytes()[:16])
+    flipped = bytearray(whole)
+    flipped[at + 5] ^= 1
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 500, bytes(flipped), whole[::-1]):
+        path.write_bytes(damaged)
+        model = net(1)
+        assert not cache.load("key", model)
+        assert same(model, net(1))
+    path.write_bytes(whole)
+    assert cache.load("key", net(1))
+
+
+def test_another_architecture_is_not_loaded_and_leaves_the_model_alone(tmp_path):
+    cache = ModelCache(tmp_path)
+    torch.manual_seed(0)
+    wider = nn.Sequential(nn.Linear(8, 20), nn.BatchNorm1d(20), nn.Linear(20, 4))
+    cache.save("key", wider)
+    model = net(1)
+    assert not cache.load("key", model)
+    assert same(model, net(1))
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda o, p: p.write_bytes(pickle.dumps(o))], ids=["torch", "pickle"])
+def test_a_malicious_pickle_does_not_run(tmp_path, write):
+    proof = tmp_path / "it ran"
+    write({"0.weight": Payload(str(proof))}, tmp_path / "key.pt")
+    model = net(1)
+    assert not ModelCache(tmp_path).load("key", model)
+    assert not proof.exists()
+    assert same(model, net(1))
+    torch.load(tmp_path / "key.pt", weights_only=False) if write is torch.save else pickle.loads(
+        (tmp_path / "key.pt").read_bytes()
+    )
+    assert proof.exists()  # the payload is a working one
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write failed")])
+def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch, error):
+    cache = ModelCache(tmp_path)
+    cache.save("first", net(0))
+
+    def full(state, path):
+        path.write_bytes(b"half of a fi")
+        raise error
+
+    monkeypatch.setattr(cache_module.torch, "save", full)
+    with pytest.raises(InputError, match="free some space and resume"):
+        cache.save("second", net(1))
+    with pytest.raises(InputError, match="free some space and resume"):
+        cache.save("first", net(1))
+    assert os.listdir(tmp_path) == ["first.pt"]
+    model = net(2)
+    assert cache.load("first", model)
+    assert same(model, net(0))
+
+
+def test_a_device_that_is_really_full_is_said(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    cache = ModelCache(tmp_path)
+    os.symlink("/dev/full", tmp_path / f"key.{os.getpid()}.partial")
+    with pytest.raises(InputError, match="cannot store a trained model"):
+        cache.save("key", net(0))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make the cache folder"):
+        ModelCache(tmp_path / "file" / "folder")
+
+
+# ---------------------------------------------------------------------------------------------------- digests
+
+
+def function(x, rate=0.5):
+    return x * LR * rate
+
+
+def function_with_inner(x):
+    return [(lambda v: v * LR)(v) for v in x]
+
+
+def function_of_a_module(x):
+    return x * settings.RATE
+
+
+def recursive(n):
+    return recursive(n - 1) if n else LR
+
+
+def closing_over(value):
+    def inner(x):
+        return x * value
+
+    return inner
+
+
+class Callable:
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, x):
+        return x * self.rate
+
+    def method(self, x):
+        return x + self.rate
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def net_with_forward(forward):
+    torch.manual_seed(0)
+    return type("Net", (Net,), {"forward": forward})()
+
+
+VALUES = [
+    None,
+    0,
+    0.0,
+    False,
+    "0",
+    b"0",
+    [],
+    [0],
+    [[0]],
+    [0, 0],
+    {},
+    {"a": 0},
+    {"a": 1},
+    {"b": 0},
+    {0, 1},
+    np.zeros(2),
+    np.zeros(2, np.float32),
+    np.zeros((2, 1)),
+    np.ones(2),
+    torch.ones(3),
+    function,
+    function_with_inner,
+    closing_over(1),
+    closing_over(2),
+    closing_over([1]),
+    Callable(1),
+    Callable(2),
+    Callable(1).method,
+    Callable,
+    net(0),
+    net(1),
+    np,
+    torch,
+    nn.Linear,
+    nn.Conv2d,
+    torch.nn.functional.cross_entropy,
+    torch.nn.functional.relu,
+]
+
+
+def test_different_things_have_different_digests():
+    digests = [digest(v) for v in VALUES]
+    assert len(set(digests)) == len(VALUES)
+    assert digests == [digest(v) for v in VALUES]
+    assert digest(1, 2) != digest(2, 1)
+    assert digest("ab", "c") != digest("a", "bc")
+
+
+def test_equal_things_have_equal_digests():
+    assert digest(closing_over(3)) == digest(closing_over(3))
+    assert digest(Callable(3)) == digest(Callable(3))
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest(np.arange(4)[::2]) == digest(np.array([0, 2]))
+    assert digest(net(0)) == digest(net(0))
+
+
+@pytest.mark.parametrize("used", [function, function_with_inner, recursive])
+def test_a_changed_global_changes_the_digest_of_what_uses_it(monkeypatch, used):
+    before = digest(used)
+    monkeypatch.setitem(globals(), "LR", 0.2)
+    assert digest(used) != before
+
+
+def test_a_changed_number_in_a_module_changes_the_digest_of_what_uses_it(monkeypatch):
+    before = digest(function_of_a_module)
+    monkeypatch.setattr(settings, "RATE", 0.6)
+    assert digest(function_of_a_module) != before
+
+
+def test_a_changed_default_changes_the_digest(monkeypatch):
+    before = digest(function)
+    monkeypatch.setattr(function, "__defaults__", (0.6,))
+    assert digest(function) != before
+
+
+def test_a_changed_forward_changes_the_digest_of_a_module():
+    plain = net_with_forward(lambda self, x: self.layer(x))
+    doubled = net_with_forward(lambda self, x: 2 * self.layer(x))
+    assert repr(plain) == repr(doubled)
+    assert digest(plain) != digest(doubled)
+
+
+def test_what_has_no_stable_identity_is_said():
+    lines = {}
+    exec("def from_nowhere(x): return x", lines)
+    for value in (lines["from_nowhere"], iter([]), np.array([object()]), torch.Generator()):
+        with pytest.raises(Undigestable):
+            digest(value)
+
+
+def test_the_code_version_follows_the_training_code(tmp_path, monkeypatch):
+    before = code_version()
+    assert before == code_version()
+    for name in cache_module._TRAINING_CODE:
+        (tmp_path / name).write_bytes(Path(cache_module.__file__).with_name(name).read_bytes())
+    monkeypatch.setattr(cache_module, "__file__", str(tmp_path / "cache.py"))
+    assert code_version() == before
+    (tmp_path / "training.py").write_text("# another way to train\n")
+    assert code_version() != before

@@ -1,0 +1,414 @@
+"""Reference models: trained on their own coin flips, resumed after an interruption, not reused after a change."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from safexplain.audit import EstimatorModule, ModelCache, Population, Recipe, Shadows, shadows, train_shadows
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)
+
+
+def population(seed=0, n=80):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=g)
+    return Population(torch.randn(n, 5, generator=g) + y[:, None], y)
+
+
+POOL = population()
+
+
+def mlp(seed):
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def normed(seed):
+    return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def equal(a, b):
+    return all(torch.equal(weights(p), weights(q)) for p, q in zip(a.models, b.models, strict=True))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """How many models each call trained."""
+    counts = []
+
+    def count(name, size):
+        original = getattr(shadows, name)
+
+        def counting(recipe, models, *rest):
+            counts.append(size(models))
+            return original(recipe, models, *rest)
+
+        monkeypatch.setattr(shadows, name, counting)
+
+    count("train_one", lambda model: 1)
+    count("train_together", len)
+    return counts
+
+
+# --------------------------------------------------------------------------------------------------- by recipe
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_each_model_learns_its_own_members(build):
+    found = train_shadows(POOL, Recipe(lr=0.03, epochs=150, batch_size=16), build=build, models=4, seed=1)
+    assert np.array_equal(found.membership, POOL.flip(4, seed=1))
+    for model, member in zip(found.models, found.membership, strict=True):
+        assert not model.training
+        right = (model(POOL.x).argmax(1) == POOL.y).numpy()
+        assert right[member].mean() > 0.97
+        assert right[member].mean() > right[~member].mean()
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_a_seed_makes_the_same_models_and_another_makes_others(build):
+    first = train_shadows(POOL, RECIPE, build=build, models=3, seed=4)
+    torch.rand(7)
+    assert equal(first, train_shadows(POOL, RECIPE, build=build, models=3, seed=4))
+    membership = first.membership
+    for other in (
+        train_shadows(POOL, RECIPE, build=build, membership=membership, seed=5),
+        train_shadows(
+            POOL, Recipe(lr=0.01, epochs=3, batch_size=16, seed=1), build=build, membership=membership, seed=4
+        ),
+    ):
+        assert all(not torch.equal(weights(a), weights(b)) for a, b in zip(first.models, other.models, strict=True))
+    assert len({weights(m).sum().item() for m in first.models}) == 3
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    train_shadows(POOL, RECIPE, build=mlp, models=2)
+    train_shadows(POOL, lambda x, y, g: mlp(torch.rand(1)), models=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_trained_together_are_those_trained_alone(monkeypatch):
+    together = train_shadows(POOL, RECIPE, build=mlp, models=5)
+    monkeypatch.setattr(shadows, "is_batchable", lambda *_: False)
+    alone = train_shadows(POOL, RECIPE, build=mlp, models=5)
+    assert all(
+        torch.allclose(weights(a), weights(b), atol=1e-5) for a, b in zip(together.models, alone.models, strict=True)
+    )
+
+
+def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained, monkeypatch):
+    monkeypatch.setattr(shadows, "TOGETHER", 3)
+    membership = np.zeros((8, 80), dtype=bool)
+    for i, count in enumerate([30, 31, 32, 40, 41, 29, 28, 60]):
+        membership[i, :count] = True
+    train_shadows(POOL, RECIPE, build=mlp, membership=membership)
+    assert sorted(trained) == [1, 2, 2, 3]
+
+
+def test_progress_ends_at_the_number_of_models():
+    for train, build in ((RECIPE, mlp), (RECIPE, normed), (lambda x, y, g: mlp(0), None), (GaussianNB(), None)):
+        seen = []
+        train_shadows(POOL, train, build=build, models=3, progress=lambda *call: seen.append(call))  # noqa: B023
+        assert seen[-1] == ("training", 3, 3)
+        assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+# ------------------------------------------------------------------------------------------- resuming and reuse
+
+
+def interrupted_at(model):
+    def progress(stage, done, total):
+        if done >= model:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_an_interrupted_run_resumes_where_it_stopped(tmp_path, trained):
+    whole = train_shadows(POOL, RECIPE, build=normed, models=6)
+    assert trained == [1] * 6
+    trained.clear()
+    with pytest.raises(KeyboardInterrupt):
+        train_shadows(POOL, RECIPE, build=normed, models=6, cache=str(tmp_path), progress=interrupted_at(3.5))
+    assert len(os.listdir(tmp_path)) == 3
+    trained.clear()
+    resumed = train_shadows(POOL, RECIPE, build=normed, models=6, cache=Path(tmp_path))
+    assert trained == [1] * 3
+    assert equal(resumed, whole)
+    trained.clear()
+    assert equal(train_shadows(POOL, RECIPE, build=normed, models=6, cache=ModelCache(tmp_path)), whole)
+    assert trained == []
+
+
+def test_groups_that_were_finished_are_not_trained_again(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr(shadows, "TOGETHER", 2)
+    membership = POOL.flip(6, seed=0)
+    membership[:, :40], membership[:, 40:] = True, False
+    options = {"build": mlp, "membership": membership}
+    whole = train_shadows(POOL, RECIPE, **options)
+    with pytest.raises(KeyboardInterrupt):
+        train_shadows(POOL, RECIPE, **options, cache=str(tmp_path), progress=interrupted_at(5))
+    trained.clear()
+    resumed = train_shadows(POOL, RECIPE, **options, cache=str(tmp_path))
+    assert trained == [2]
+    assert equal(resumed, whole)
+
+
+def test_a_damaged_file_is_trained_again(tmp_path, trained):
+    whole = train_shadows(POOL, RECIPE, build=normed, models=4, cache=str(tmp_path))
+    damaged = sorted(tmp_path.iterdir())[1]
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    trained.clear()
+    assert equal(train_shadows(POOL, RECIPE, build=normed, models=4, cache=str(tmp_path)), whole)
+    assert trained == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": Recipe(lr=0.02, epochs=3, batch_size=16)},
+        {"train": Recipe(lr=0.01, epochs=3, batch_size=16, seed=1)},
+        {"population": Population(POOL.x + 1e-3, POOL.y)},
+        {"population": Population(POOL.x, (POOL.y + 1) % 3)},
+        {"seed": 1},
+        {"membership": ~POOL.flip(2, seed=0)},
+        {"build": lambda seed: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))},
+        {"build": lambda seed: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_what_changed_is_trained_again(tmp_path, trained, change):
+    options = {"population": POOL, "train": RECIPE, "build": mlp, "membership": POOL.flip(2, seed=0), "seed": 0}
+    train_shadows(**options, cache=str(tmp_path))
+    trained.clear()
+    train_shadows(**{**options, **change}, cache=str(tmp_path))
+    assert sum(trained) == 2
+    trained.clear()
+    train_shadows(**options, cache=str(tmp_path))
+    assert trained == []
+
+
+def test_other_training_code_is_not_reused(tmp_path, trained, monkeypatch):
+    options = {"build": normed, "models": 2, "cache": str(tmp_path)}
+    train_shadows(POOL, RECIPE, **options)
+    monkeypatch.setattr(shadows, "code_version", lambda: "another")
+    trained.clear()
+    train_shadows(POOL, RECIPE, **options)
+    assert trained == [1, 1]
+
+
+def test_more_models_reuse_the_first_ones(tmp_path, trained):
+    train_shadows(POOL, RECIPE, build=normed, models=2, cache=str(tmp_path))
+    trained.clear()
+    train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
+    assert trained == [1] * 3
+
+
+def test_a_full_disk_keeps_the_models_stored_before(tmp_path, trained, monkeypatch):
+    original, saved = torch.save, []
+
+    def nearly_full(state, path):
+        saved.append(path)
+        if len(saved) > 2:
+            raise OSError(28, "No space left on device")
+        original(state, path)
+
+    monkeypatch.setattr(torch, "save", nearly_full)
+    with pytest.raises(InputError, match="free some space and resume"):
+        train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
+    monkeypatch.setattr(torch, "save", original)
+    assert len(os.listdir(tmp_path)) == 2
+    trained.clear()
+    resumed = train_shadows(POOL, RECIPE, build=normed, models=5, cache=str(tmp_path))
+    assert trained == [1] * 3
+    assert equal(resumed, train_shadows(POOL, RECIPE, build=normed, models=5))
+
+
+# -------------------------------------------------------------------------------------------- any callable
+
+
+class Counting:
+    """A training function whose calls are counted outside of it."""
+
+    calls = 0
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, x, y, generator):
+        type(self).calls += 1
+        model = mlp(0)
+        with torch.no_grad():
+            model[0].weight.add_(torch.randn(5, generator=generator) * self.rate + x.mean(0))
+        return model
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    monkeypatch.setattr(Counting, "calls", 0)
+    return Counting
+
+
+def test_a_function_may_train_and_gets_the_members_only():
+    seen = []
+
+    def train(x, y, generator):
+        seen.append((x, y))
+        return mlp(0)
+
+    found = train_shadows(POOL, train, models=3)
+    assert len(found.models) == 3
+    for (x, y), member in zip(seen, found.membership, strict=True):
+        assert torch.equal(x, POOL.x[torch.from_numpy(member)])
+        assert torch.equal(y, POOL.y[torch.from_numpy(member)])
+
+
+def test_a_function_that_draws_from_the_global_generator_gives_the_same_models_again():
+    def train(x, y, generator):
+        return mlp(0)
+
+    first = train_shadows(POOL, train, models=3)
+    torch.rand(3)
+    assert equal(first, train_shadows(POOL, train, models=3))
+    assert len({weights(m).sum().item() for m in first.models}) == 3
+    assert not equal(first, train_shadows(POOL, train, models=3, seed=1))
+
+
+def test_a_function_without_build_is_not_stored(tmp_path, counting):
+    for _ in range(2):
+        train_shadows(POOL, counting(1.0), models=2, cache=str(tmp_path))
+    assert counting.calls == 4
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_function_with_build_resumes(tmp_path, counting):
+    whole = train_shadows(POOL, counting(1.0), build=mlp, models=5)
+    counting.calls = 0
+    with pytest.raises(KeyboardInterrupt):
+        train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path), progress=interrupted_at(2))
+    assert counting.calls == 2
+    resumed = train_shadows(POOL, counting(1.0), build=mlp, models=5, cache=str(tmp_path))
+    assert counting.calls == 5
+    assert equal(resumed, whole)
+
+
+def test_a_changed_value_inside_of_a_function_is_not_reused(tmp_path):
+    calls = []
+
+    def training(rate):
+        def train(x, y, generator):
+            model = mlp(0)
+            with torch.no_grad():
+                model[0].weight.mul_(rate)
+            return model
+
+        return train
+
+    def run(rate):
+        before = len(os.listdir(tmp_path))
+        found = train_shadows(POOL, training(rate), build=mlp, models=2, cache=str(tmp_path))
+        calls.append(len(os.listdir(tmp_path)) - before)
+        return found
+
+    first, same, other = run(0.5), run(0.5), run(0.25)
+    assert calls == [2, 0, 2]
+    assert equal(first, same)
+    assert not equal(first, other)
+
+
+def test_a_function_whose_identity_is_unknown_trains_without_being_stored(tmp_path):
+    lines = {"mlp": mlp}
+    exec("def train(x, y, generator): return mlp(0)", lines)
+    assert len(train_shadows(POOL, lines["train"], build=mlp, models=2, cache=str(tmp_path)).models) == 2
+    assert os.listdir(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------ scikit-learn
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        GaussianNB(),
+        RandomForestClassifier(5),
+        make_pipeline(StandardScaler(), RandomForestClassifier(5)),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_estimator_is_fitted_on_the_members_and_explained_as_a_module(estimator):
+    found = train_shadows(POOL, estimator, models=3, seed=2)
+    x, y = POOL.x.numpy(), POOL.y.numpy()
+    for model, member in zip(found.models, found.membership, strict=True):
+        assert isinstance(model, EstimatorModule)
+        assert np.array_equal(model(POOL.x).numpy(), model.estimator.predict_proba(x).astype(np.float32))
+        assert model.estimator.n_features_in_ == 5
+        assert (model(POOL.x).argmax(1).numpy() == y)[member].mean() > 0.7
+    again = train_shadows(POOL, estimator, models=3, seed=2)
+    for a, b in zip(found.models, again.models, strict=True):
+        assert torch.equal(a(POOL.x), b(POOL.x))
+    assert not hasattr(estimator, "classes_")
+    assert found.models[0](POOL.x[:0]).shape == (0, 3)
+
+
+def test_a_class_that_the_estimator_never_saw_gets_probability_0():
+    membership = np.zeros((1, 80), dtype=bool)
+    membership[0] = POOL.y.numpy() != 1
+    out = train_shadows(POOL, GaussianNB(), membership=membership).models[0](POOL.x)
+    assert out.shape == (80, 3)
+    assert bool((out[:, 1] == 0).all())
+    assert torch.allclose(out.sum(1), torch.ones(80))
+
+
+def test_images_are_flattened_for_estimators():
+    images = Population(POOL.x.reshape(80, 1, 5, 1), POOL.y)
+    found = train_shadows(images, GaussianNB(), models=1, seed=0)
+    flat = train_shadows(POOL, GaussianNB(), models=1, seed=0)
+    assert torch.equal(found.models[0](images.x), flat.models[0](POOL.x))
+
+
+# -------------------------------------------------------------------------------------------------------- misuse
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: train_shadows(POOL, RECIPE), ConfigurationError, "pass build="),
+        (lambda: train_shadows(POOL, "adam"), ConfigurationTypeError, "train must be a Recipe"),
+        (lambda: train_shadows(POOL, lambda x, y, g: None), ConfigurationTypeError, "must return a module"),
+        (lambda: train_shadows(POOL, LinearRegression()), ConfigurationError, "no predict_proba"),
+        (lambda: train_shadows(POOL, RECIPE, build=mlp, models=0), InputError, r"membership \(models, 80\)"),
+        (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=np.ones((2, 79))), InputError, "membership"),
+        (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=np.zeros((2, 80))), InputError, "model 0 .* 0 exam"),
+        (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=(POOL.y == 1)[None]), InputError, "use more data"),
+        (lambda: Shadows((mlp(0),), np.ones((2, 80), dtype=bool)), InputError, "a row for each of 1 models"),
+        (lambda: Shadows((mlp(0),), np.ones((1, 80))), InputError, "expected bool membership"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_a_target_stands_in_front_of_its_references():
+    found = train_shadows(POOL, RECIPE, build=mlp, models=2)
+    target, member = mlp(0), np.arange(80) % 2 == 0
+    together = found.behind(target, member)
+    assert together.models == (target, *found.models)
+    assert np.array_equal(together.membership, np.vstack([member, found.membership]))

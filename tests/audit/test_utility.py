@@ -1,0 +1,90 @@
+"""Utility: how much of the native explanation is left, against a version that does one example at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as distributions
+
+from safexplain.audit import Utility, utility
+from safexplain.errors import InputError
+
+RNG = np.random.default_rng(0)
+NATIVE = RNG.normal(size=(30, 3, 4, 5))
+
+
+def slow_utility(native, released, fraction):
+    overlaps, signs, ranks, cosines = [], [], [], []
+    for a, b in zip(native.reshape(len(native), -1), released.reshape(len(released), -1), strict=True):
+        if not a.any():
+            continue
+        k = max(1, round(fraction * len(a)))
+        top_a = sorted(range(len(a)), key=lambda j: (-abs(a[j]), j))[:k]
+        top_b = sorted(range(len(b)), key=lambda j: (-abs(b[j]), j))[:k]
+        overlaps.append(len(set(top_a) & set(top_b)) / k)
+        signs.append(np.mean([np.sign(a[j]) == np.sign(b[j]) for j in top_a]))
+        ranks.append(distributions.spearmanr(abs(a), abs(b)).statistic)
+        cosines.append(a @ b / np.sqrt((a @ a) * (b @ b)))
+    return Utility(*map(float, (np.mean(overlaps), fraction, np.mean(ranks), np.mean(cosines), np.mean(signs))))
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("noise", [0.1, 1.0, 10.0])
+def test_every_measure_equals_the_slow_one(fraction, noise):
+    released = (NATIVE + noise * RNG.normal(size=NATIVE.shape)).round(1)
+    found, expected = utility(NATIVE, released, top_fraction=fraction), slow_utility(NATIVE, released, fraction)
+    assert found.to_dict() == pytest.approx(expected.to_dict())
+
+
+@given(st.floats(1e-200, 1e200))
+def test_an_unchanged_explanation_keeps_everything_at_any_size(size):
+    found = utility(NATIVE, size * NATIVE)
+    expected = {"top_overlap": 1, "top_fraction": 0.1, "rank_correlation": 1, "cosine": 1, "sign_agreement": 1}
+    assert found.to_dict() == pytest.approx(expected)
+
+
+def test_an_unrelated_explanation_keeps_what_chance_gives():
+    native, released = RNG.normal(size=(2, 3000, 50))
+    found = utility(native, released)
+    assert found.top_overlap == pytest.approx(0.1, abs=0.02)
+    assert found.rank_correlation == pytest.approx(0, abs=0.02)
+    assert found.cosine == pytest.approx(0, abs=0.02)
+    assert found.sign_agreement == pytest.approx(0.5, abs=0.03)
+
+
+def test_more_noise_leaves_less():
+    measured = [utility(NATIVE, NATIVE + s * RNG.normal(size=NATIVE.shape)).to_dict() for s in (0, 0.3, 1, 5)]
+    for name in ("top_overlap", "rank_correlation", "cosine", "sign_agreement"):
+        values = [m[name] for m in measured]
+        assert values == sorted(values, reverse=True)
+        assert values[0] > values[-1] + 0.2
+
+
+def test_an_inverted_explanation_has_no_sign_right():
+    found = utility(NATIVE, -NATIVE)
+    assert (found.sign_agreement, found.top_overlap) == (0, 1)
+    assert found.cosine == pytest.approx(-1)
+
+
+def test_explanations_that_are_zero_do_not_count():
+    native = NATIVE.copy()
+    native[3:8] = 0
+    released = NATIVE + RNG.normal(size=NATIVE.shape)
+    kept = np.r_[0:3, 8:30]
+    assert utility(native, released) == utility(native[kept], released[kept])
+    assert utility(NATIVE, np.zeros_like(NATIVE)).cosine == 0
+
+
+@pytest.mark.parametrize(
+    ("native", "released", "message"),
+    [
+        (NATIVE, NATIVE[:5], "one shape"),
+        (NATIVE[:, 0, 0, 0], NATIVE[:, 0, 0, 0], "one shape"),
+        (np.zeros_like(NATIVE), NATIVE, "every native explanation is zero"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(native, released, message):
+    with pytest.raises(InputError, match=message):
+        utility(native, released)

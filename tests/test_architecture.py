@@ -1,0 +1,151 @@
+"""Which module may import which, read from the source, so that an import that nothing runs is found too."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import safexplain
+
+ROOT = Path(safexplain.__file__).parent
+
+FORBIDDEN = {
+    "safexplain.errors": ("safexplain", "torch"),
+    "safexplain.noise": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.transforms": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.hardening": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.identity": ("safexplain.explain", "safexplain.audit", "safexplain.cli", "safexplain.hardening"),
+    "safexplain.explain": ("safexplain.audit", "safexplain.cli"),
+    "safexplain.audit": ("safexplain.explain", "safexplain.hardening", "safexplain.cli"),
+    "safexplain.audit.stats": ("torch",),
+    "safexplain.audit.certificate": ("torch",),
+    "safexplain.audit.utility": ("torch",),
+    "safexplain.dp": ("safexplain.audit", "safexplain.cli"),
+    "safexplain.recourse": ("safexplain.audit", "safexplain.cli"),
+    "safexplain": ("safexplain.cli",),
+}
+"""Module or package -> what neither it nor anything below it may reach, directly or through other modules here."""
+
+EXCEPT = ("safexplain.cli",)
+"""Not held to the rules of the packages above it."""
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def sources(root: Path, package: str) -> dict[str, str]:
+    """Module name -> source of every module of a package."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = [package, *path.relative_to(root).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports(module: str, modules: dict[str, str], packages: set[str]) -> set[str]:
+    """Every module that a module names in an import statement, wherever it stands, relative or not."""
+    here = module.split(".") if module in packages else module.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(modules[module])):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = here[: len(here) - node.level + 1] if node.level else []
+            source = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                found.add(inner if inner in modules else source)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return found - {module}
+
+
+def reach(module: str, graph: dict[str, set[str]]) -> dict[str, str]:
+    """What a module imports, directly or not -> through which module."""
+    seen: dict[str, str] = {}
+    waiting = [(module, "")]
+    while waiting:
+        current, through = waiting.pop()
+        for name in sorted(graph.get(current, ())):
+            if name not in seen:
+                seen[name] = through or module
+                waiting.append((name, name))
+    return seen
+
+
+def violations(modules: dict[str, str], forbidden: dict[str, tuple[str, ...]] = FORBIDDEN) -> list[str]:
+    """Broken rules, one line each. Importing a package's `__init__` is only counted where it is named."""
+    packages = {m for m in modules if any(n.startswith(m + ".") for n in modules)}
+    graph = {m: imports(m, modules, packages) for m in modules}
+    lines = []
+    for module in modules:
+        for package, banned in forbidden.items():
+            if not within(module, package) or any(within(module, e) for e in EXCEPT if not within(package, e)):
+                continue
+            for name, through in reach(module, graph).items():
+                if any(within(name, b) for b in banned) and not within(name, package if package in banned else "\0"):
+                    lines.append(f"{module} reaches {name} (through {through})")
+    return lines
+
+
+MODULES = sources(ROOT, "safexplain")
+
+
+def test_dependencies_point_the_right_way():
+    assert violations(MODULES) == []
+
+
+def test_the_whole_package_was_read():
+    assert {"safexplain", "safexplain.hardening", "safexplain.audit.stats", "safexplain.audit.attacks.base"} <= set(
+        MODULES
+    )
+    assert len(MODULES) > 30
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("safexplain.hardening", "import safexplain.explain"),
+        ("safexplain.hardening", "from safexplain.explain.wrap import harden"),
+        ("safexplain.hardening", "from safexplain import audit"),
+        ("safexplain.noise", "def f():\n    from safexplain.audit.stats import roc"),
+        ("safexplain.transforms", "from .audit import stats"),
+        ("safexplain.transforms", "from . import cli"),
+        ("safexplain.explain.wrap", "from safexplain.audit import Signals"),
+        ("safexplain.audit.shadows", "from safexplain.hardening import Hardening"),
+        ("safexplain.audit.shadows", "from safexplain import Hardening"),
+        ("safexplain.audit.signals", "from ..explain import harden"),
+        ("safexplain.audit.attacks.base", "if TYPE_CHECKING:\n    from safexplain.explain import harden"),
+        ("safexplain.audit.attacks.base", "import importlib\nimportlib.import_module('safexplain.hardening')"),
+        ("safexplain.audit.protocol", "import safexplain.cli.app as app"),
+        ("safexplain.audit.stats", "import torch"),
+        ("safexplain.audit.stats", "from torch import Tensor"),
+        ("safexplain.audit.certificate", "from safexplain.audit.signals import Signals"),
+        ("safexplain.errors", "import torch.nn"),
+        ("safexplain.dp", "from safexplain.audit.stats import clopper_pearson"),
+        ("safexplain.recourse.search", "import safexplain.audit"),
+        ("safexplain", "from safexplain.cli import main"),
+    ],
+)
+def test_a_forbidden_import_is_found(module, line):
+    planted = {**MODULES, module: f"{MODULES.get(module, '')}\n{line}\n"}
+    found = violations(planted)
+    assert any(v.startswith(f"{module} reaches ") for v in found)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("safexplain.explain.wrap", "from safexplain.hardening import Hardening"),
+        ("safexplain.audit.attacks.base", "from safexplain.audit.stats import roc"),
+        ("safexplain.audit.signals", "import torch"),
+        ("safexplain.audit.stats", "# import torch\nNAME = 'import torch'"),
+        ("safexplain.cli.demo", "from safexplain.explain import harden\nfrom safexplain.audit import audit"),
+        ("safexplain.audit.stats", "import torchmetrics_like_name"),
+    ],
+)
+def test_an_allowed_import_is_no_violation(module, line):
+    assert violations({**MODULES, module: f"{MODULES.get(module, '')}\n{line}\n"}) == []

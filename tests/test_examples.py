@@ -1,0 +1,76 @@
+"""Every example runs as it stands, and prints what the documentation shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain.audit import Recipe, Signals
+from safexplain.cli.load_data import load_data
+from safexplain.cli.load_model import load_model
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, folder: Path) -> str:
+    """Standard output of an example, with warnings as errors, in a folder of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_is_a_test_for_every_example() -> None:
+    text = Path(__file__).read_text()
+    assert EXAMPLES
+    assert [path.stem for path in EXAMPLES if f'run("{path.stem}"' not in text] == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_has_at_most_60_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60
+
+
+def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
+    printed = run("harden_captum", tmp_path)
+    assert "released: (200, 64) torch.float32 gradient kept: False" in printed
+    assert "asked again, the same answer bit for bit: True" in printed
+    assert "asked in another batch, the same answer: True" in printed
+    kept = int(printed.split("still on top: ")[1].split("%")[0])
+    assert 80 <= kept <= 99
+
+
+def test_a_scikit_learn_model_is_audited(tmp_path: Path) -> None:
+    printed = run("audit_sklearn", tmp_path)
+    verdicts = [line.rpartition(": ")[2] for line in printed.splitlines() if line.startswith(("native", "hardened"))]
+    assert len(verdicts) == 3
+    assert set(verdicts) <= {"certified", "leak", "inconclusive"}
+    assert "beside: likelihood ratio of the predicted label" in printed
+    found = [float(line.split(", ")[1].removeprefix("AUC ")) for line in printed.splitlines() if "strongest" in line]
+    native, _, magnitudes = found
+    assert native > 0.6
+    assert magnitudes < native
+
+
+def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
+    printed = run("attack_own_signals", tmp_path)
+    assert "leaking.npz: leak" in printed
+    assert "quiet.npz: certified" in printed
+    signals = Signals.load(tmp_path / "leaking.npz")
+    assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
+
+
+def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
+    run("write_audit_files", tmp_path)
+    data = load_data(tmp_path / "data.npz")
+    loaded = load_model(tmp_path / "model.pt2", input_shape=data.x.shape[1:])
+    assert (loaded.format, loaded.fresh is None) == ("torch.export", False)
+    assert Recipe.from_toml(tmp_path / "recipe.toml").epochs == 60
+    assert 0.4 < np.mean(data.member) < 0.6

@@ -1,0 +1,118 @@
+"""The names that other people's scripts call, where they call them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import safexplain
+from safexplain import (
+    GaussianNoise,
+    HardenedIG,
+    Hardening,
+    NormClip,
+    RangeClip,
+    ThresholdMask,
+    TopKMask,
+    UnitNorm,
+    harden,
+)
+
+NAMES = {
+    "safexplain": [
+        "HardenedIG",
+        "HardenedSaliency",
+        "HardenedInputXGradient",
+        "HardenedGuidedBackprop",
+        "HardenedDeconvolution",
+        "HardenedDeepLift",
+        "HardenedSmoothGrad",
+        "HardenedVarGrad",
+        "HardenedGradientShap",
+        "HardenedOcclusion",
+        "Hardening",
+        "RangeClip",
+        "NormClip",
+        "UnitNorm",
+        "ThresholdMask",
+        "TopKMask",
+        "GaussianNoise",
+        "harden",
+    ],
+    "safexplain.audit": ["Signals", "Population", "Recipe", "train_shadows", "collect_signals", "audit"],
+    "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold"],
+    "safexplain.audit.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
+    "safexplain.errors": ["SafexplainError", "InputError", "ConfigurationError", "RefusedError"],
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in NAMES.items() for n in names])
+def test_a_public_name_is_where_scripts_import_it_from(module, name):
+    found = getattr(importlib.import_module(module), name)
+    assert callable(found)
+    assert inspect.getdoc(found)
+    listed = getattr(importlib.import_module(module), "__all__", [name])
+    assert name in listed
+
+
+@pytest.mark.parametrize(
+    "module", ["safexplain", "safexplain.audit", "safexplain.audit.attacks", "safexplain.hardening"]
+)
+def test_every_listed_name_exists_once(module):
+    listed = importlib.import_module(module).__all__
+    assert len(set(listed)) == len(listed)
+    assert all(hasattr(importlib.import_module(module), name) for name in listed)
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert safexplain.__version__.count(".") == 2
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_the_example_of_the_design_runs():
+    from captum.attr import IntegratedGradients
+
+    x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    hardening = Hardening(
+        clip=RangeClip(-0.1, 0.1),
+        mask=ThresholdMask(0.01),
+        noise=GaussianNoise(std=0.02, key=b"a secret of thirty-two bytes...."),
+    )
+    model = net()
+    released = HardenedIG(model, hardening=hardening).attribute(x, target=y, n_steps=25)
+    assert released.shape == x.shape
+    again = harden(IntegratedGradients(model), hardening).attribute(x, target=y, n_steps=25)
+    assert torch.equal(again, released)
+    assert not torch.equal(released, IntegratedGradients(model).attribute(x, target=y, n_steps=25))
+
+
+def test_the_recommended_hardening_is_what_is_used_unless_another_is_given():
+    assert HardenedIG(net()).hardening == Hardening.recommended()
+
+
+def test_each_configuration_class_takes_its_documented_arguments():
+    for made in (NormClip(max_norm=1.0), UnitNorm(norm=1.0), RangeClip(low=-1, high=1)):
+        assert Hardening(clip=made, mask=TopKMask(fraction=0.5)).clip == made
+
+
+def test_the_attack_takes_arrays_as_scripts_pass_them():
+    from safexplain.audit.attacks import LikelihoodRatio, Threshold
+    from safexplain.audit.stats import roc, tpr_at_fpr
+
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 50)) < 0.5
+    signal = rng.random((9, 50)) - member
+    scores = LikelihoodRatio()(signal[0], signal[1:], member[1:])
+    assert scores.shape == (50,)
+    assert roc(scores, member[0]).auc > 0.9
+    assert tpr_at_fpr(scores, member[0], 0.1).tpr > 0.5
+    assert Threshold()(signal[0]).shape == (50,)
