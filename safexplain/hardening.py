@@ -122,7 +122,7 @@ grid=None)
     @classmethod
     def recommended(cls, key: bytes | None = None) -> Hardening:
         """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended.py` shows it."""
-        return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.2), key=key))
+        return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
 
     @property
     def is_none(self) -> bool:
@@ -219,7 +219,8 @@ grid=None)
         first = inputs[0] if isinstance(inputs, tuple) else inputs
         if first.shape[0] != batch:
             raise InputError(f"expected {batch} inputs, one for each attribution, got {first.shape[0]}")
-        if self.noise is None and not isinstance(self.clip, UnitNorm | RankNorm):
+        fills = isinstance(self.clip, UnitNorm | RankNorm) and any(bool(_vanishes(t).any()) for t in tensors)
+        if self.noise is None and not fills:
             return None
         return query_seeds(
             resolve_key(None if self.noise is None else self.noise.key),
@@ -276,6 +277,11 @@ def _normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
     for row, seed in zip(numbers, seeds, strict=True):
         row[:] = standard_normal(seed, d, purpose=purpose)
     return torch.from_numpy(numbers).to(like.device)
+
+
+def _vanishes(tensor: Tensor) -> Tensor:
+    """Where a value is zero, or NaN or infinite and so about to be."""
+    return (tensor == 0) | ~tensor.isfinite()
 
 
 def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 from common import RESULTS, provenance, table, write_json
 
 TARGET_MS, TARGET_MEMORY = 60.0, 3.0
-NOISE = GaussianNoise(Relative(0.2), key=bytes(32))
+NOISE = GaussianNoise(Relative(0.3), key=bytes(32))
 CONFIGURATIONS = {
     "recommended": Hardening.recommended(key=bytes(32)),
     "RangeClip + ThresholdMask + noise": Hardening(RangeClip(-0.1, 0.1), ThresholdMask(0.01), NOISE),

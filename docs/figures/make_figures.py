@@ -202,7 +202,7 @@ def roc(run: Run) -> plt.Figure:
 
 def alternatives(run: Run) -> plt.Figure:
     """What each attack still finds under several hardenings."""
-    noise = GaussianNoise(Relative(0.2), KEY)
+    noise = RECOMMENDED.noise
     shown = {
         "native": Hardening.none(),
         "UnitNorm": Hardening(clip=UnitNorm()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +148,10 @@ class EstimatorModule(nn.Module):
             )
         self.estimator = estimator
         self.classes = classes
+        identity = hashlib.sha256(
+            pickle.dumps(estimator)
+        ).digest()  # tells fitted estimators apart in the model's digest
+        self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities of the classes 0 .. classes-1, float32."""

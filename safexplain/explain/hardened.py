@@ -14,8 +14,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
-from captum.attr import Attribution, LayerAttribution, NeuronAttribution
+from captum.attr import Attribution, DeepLift, LayerAttribution, NeuronAttribution
+from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.catalog import CATALOG, Gradient, Row
@@ -100,6 +102,12 @@ class Hardened(Attribution):  # type: ignore[misc]
         for explainer in (self, *explainers_in(vars(self))):
             if isinstance(explainer, _NEEDS_RELU) and not _relus(explainer.model):
                 raise RefusedError(_no_relu(_native_name(explainer), explainer.model, "has no nn.ReLU module"))
+            if isinstance(explainer, DeepLift) and _is_graph_without_layers(explainer.model):
+                raise RefusedError(
+                    "DeepLift changes what activation modules pass back, and an exported graph has none, so the answer"
+                    " would silently be input x gradient. Use HardenedInputXGradient, or load the model from its"
+                    " state_dict and architecture"
+                )
 
     def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = self._signature.bind(self, *args, **kwargs)
@@ -149,13 +157,16 @@ class Hardened(Attribution):  # type: ignore[misc]
                 if name in SELECTS and parameter.default is not parameter.empty:
                     chosen.setdefault(name, parameter.default)
         parts += [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
-        inputs = (*inputs, *self._reference(inputs, options.get("baselines")))
+        try:
+            inputs = (*inputs, *self._reference(inputs, options.get("baselines")))
+        except RuntimeError:  # not one baseline for each example: a set of them, or a shape that the method will refuse
+            parts.append(_digest_of(options["baselines"]))
         extra = options.get("additional_forward_args")
         for value in extra if isinstance(extra, tuple) else (extra,):
             if isinstance(value, Tensor) and value.shape[:1] == inputs[0].shape[:1]:
                 inputs = (*inputs, value)
             elif isinstance(value, Tensor):
-                parts.append(hashlib.blake2b(value.detach().cpu().double().numpy().tobytes()).hexdigest())
+                parts.append(_digest_of(value))
             elif isinstance(value, bool | int | float | str):
                 parts.append(repr(value))
         return {
@@ -178,6 +189,13 @@ class Hardened(Attribution):  # type: ignore[misc]
         if not any(bool(row.any()) for row in rows):
             return ()
         return tuple(row.expand_as(x) for row, x in zip(rows, inputs, strict=True))
+
+
+def _digest_of(tensors: Tensor | tuple[Tensor, ...]) -> str:
+    digest = hashlib.blake2b()
+    for t in tensors if isinstance(tensors, tuple) else (tensors,):
+        digest.update(torch.as_tensor(t).detach().cpu().double().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -213,6 +231,11 @@ def _outside_inference(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_outside_inference(v) for v in value)
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def _is_graph_without_layers(model: nn.Module) -> bool:
+    parts = list(model.modules())
+    return any(isinstance(m, GraphModule) for m in parts) and not any(type(m) in SUPPORTED_NON_LINEAR for m in parts)
 
 
 def _relus(model: nn.Module) -> list[nn.Module]:

@@ -412,3 +412,15 @@ def test_a_target_stands_in_front_of_its_references():
     together = found.behind(target, member)
     assert together.models == (target, *found.models)
     assert np.array_equal(together.membership, np.vstack([member, found.membership]))
+
+
+def test_estimators_fitted_on_other_data_have_other_digests() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    from safexplain.identity import model_digest
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), np.arange(60) % 2
+    one, again, other = (EstimatorModule(LogisticRegression().fit(x[:n], y[:n]), 2) for n in (40, 40, 50))
+    assert model_digest(one) == model_digest(again)
+    assert model_digest(one) != model_digest(other)

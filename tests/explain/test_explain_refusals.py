@@ -14,6 +14,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.explain import (
     CATALOG,
     HardenedDeconvolution,
+    HardenedDeepLift,
     HardenedGuidedBackprop,
     HardenedIG,
     HardenedSaliency,
@@ -159,3 +160,18 @@ def test_inputs_that_are_no_tensors_are_named():
 def test_a_wrong_argument_fails_as_natively():
     with pytest.raises(TypeError, match="n_step"):
         HardenedIG(image_net()).attribute(images(), target=1, n_step=3)
+
+
+def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradient() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    shapes = ({0: torch.export.Dim("batch")},)
+    graph = torch.export.export(model.eval(), (torch.rand(2, 6),), dynamic_shapes=shapes).module()
+    assert HardenedDeepLift(model)
+    with pytest.raises(RefusedError, match="exported graph"):
+        HardenedDeepLift(graph)
+
+
+def test_baselines_of_a_wrong_shape_get_the_native_error() -> None:
+    explainer = HardenedIG(nn.Linear(6, 3), hardening=NOISY)
+    with pytest.raises(AssertionError, match=r"[Bb]aseline"):
+        explainer.attribute(torch.rand(5, 6), torch.rand(4, 6), target=0)
