@@ -219,8 +219,7 @@ grid=None)
         first = inputs[0] if isinstance(inputs, tuple) else inputs
         if first.shape[0] != batch:
             raise InputError(f"expected {batch} inputs, one for each attribution, got {first.shape[0]}")
-        fills = isinstance(self.clip, UnitNorm | RankNorm) and any(bool(_vanishes(t).any()) for t in tensors)
-        if self.noise is None and not fills:
+        if self.noise is None and not self._fills(tensors):
             return None
         return query_seeds(
             resolve_key(None if self.noise is None else self.noise.key),
@@ -230,6 +229,10 @@ grid=None)
             method=method,
             configuration=self.to_json(),
         )
+
+    def _fills(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether zeros will get keyed random values."""
+        return isinstance(self.clip, UnitNorm | RankNorm) and any(bool(_vanishes(t).any()) for t in tensors)
 
     def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
         released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]

@@ -140,8 +140,8 @@ def _canonical(tensor: Tensor) -> NDArray[Any]:
         t = torch.view_as_real(t)
     if not t.is_floating_point():
         return np.ascontiguousarray(t.to("cpu", torch.int64).numpy())
-    t = t.to("cpu", torch.float32) + 0.0
-    return np.ascontiguousarray(torch.nan_to_num(t, nan=float("inf")).numpy())
+    t = t.to("cpu", torch.float32) + 0.0  # a copy, and -0 becomes 0
+    return np.ascontiguousarray(t.nan_to_num_(nan=float("inf")).numpy())
 
 
 def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """What attacks find under `Hardening.recommended()` and under its alternatives, and what is left to read.
 
-Two tasks on real data, on which models overfit: an MLP on 600 handwritten digits and a small CNN on 2,000 CIFAR-10
+Two tasks on real data, on which models overfit: an MLP on 600 handwritten digits and a small CNN on 1,000 CIFAR-10
 images; explained is the predicted probability. A configuration may be recommended when
 
   (a) every scalar attack (Threshold and LikelihoodRatio on variance, L1, L2) is at chance within its interval: that of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -148,9 +149,10 @@ class EstimatorModule(nn.Module):
             )
         self.estimator = estimator
         self.classes = classes
-        identity = hashlib.sha256(
-            pickle.dumps(estimator)
-        ).digest()  # tells fitted estimators apart in the model's digest
+        try:
+            identity = hashlib.sha256(pickle.dumps(estimator)).digest()  # for the model's digest
+        except Exception:  # local classes and the like: apart from all others, but another after a restart
+            identity = os.urandom(32)
         self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
