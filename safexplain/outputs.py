@@ -27,3 +27,8 @@ class Probability(nn.Module):
         if logits.dim() != 2:
             raise InputError(f"expected logits of shape (batch, classes), got {tuple(logits.shape)}")
         return logits.softmax(1)
+
+
+def are_probabilities(out: Tensor) -> bool:
+    """Whether every row of (batch, classes) outputs is non-negative and sums to 1 already."""
+    return bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all())

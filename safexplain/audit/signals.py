@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from safexplain.audit.population import Population
 from safexplain.audit.shadows import Progress, Shadows, silent
 from safexplain.errors import InputError
+from safexplain.outputs import are_probabilities
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """explain(model, x, target) -> attributions (batch, ...): native or hardened, from any library."""
@@ -236,10 +237,7 @@ def _predict(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if out.dim() != 2 or out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
         raise InputError(f"expected finite outputs of shape (batch, classes >= 2), got {tuple(out.shape)}")
     rows = out.double()
-    if bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-4).all()):
-        logp = rows.clamp_min(1e-30).log()
-    else:
-        logp = rows.log_softmax(1)
+    logp = rows.clamp_min(1e-30).log() if are_probabilities(rows) else rows.log_softmax(1)
     return out.argmax(1), -logp.gather(1, y[:, None])[:, 0]
 
 

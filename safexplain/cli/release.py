@@ -16,7 +16,7 @@ from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.explain import find_row, harden
 from safexplain.explain.catalog import Row
 from safexplain.hardening import Hardening
-from safexplain.outputs import Probability
+from safexplain.outputs import Probability, are_probabilities
 
 Output = Literal["probability", "logit"]
 
@@ -68,8 +68,7 @@ class Method:
             return model
         with torch.no_grad():
             out = model(x)
-        summed = bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all())
-        return model if summed and len(out) > 1 else Probability(model)
+        return model if len(out) > 1 and are_probabilities(out) else Probability(model)
 
 
 def parse_method(name: str, output: str, options: list[str]) -> Method:
