@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
-from captum.attr import Attribution, DeepLift, LayerAttribution, NeuronAttribution
-from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
+from captum.attr import Attribution, LayerAttribution, NeuronAttribution
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.catalog import CATALOG, Gradient, Row
+from safexplain.explain import completeness, relus
+from safexplain.explain.catalog import Row
+from safexplain.explain.gradient import Gradient
 from safexplain.explain.isolation import explainers_in, lend
+from safexplain.explain.resolution import digest_of_groups, find_groups, harden_groups
 from safexplain.hardening import Hardening
 from safexplain.identity import model_digest
 
@@ -36,7 +37,6 @@ SELECTS = frozenset(
 """Arguments that select what is explained, among few choices: each choice has its own noise. All others
 say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
 
-_NEEDS_RELU = tuple(row.native for row in CATALOG.values() if row.needs_relu)
 _INNER = (LayerAttribution, NeuronAttribution)
 
 
@@ -58,6 +58,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     hardening: Hardening
     _row: ClassVar[Row]
     _native: ClassVar[type[Attribution]]
+    _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
 
     def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
@@ -100,14 +101,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             if isinstance(explainer, Hardened):
                 refuse_inside(type(explainer), type(self).__name__)
         for explainer in (self, *explainers_in(vars(self))):
-            if isinstance(explainer, _NEEDS_RELU) and not _relus(explainer.model):
-                raise RefusedError(_no_relu(_native_name(explainer), explainer.model, "has no nn.ReLU module"))
-            if isinstance(explainer, DeepLift) and _is_graph_without_layers(explainer.model):
-                raise RefusedError(
-                    "DeepLift changes what activation modules pass back, and an exported graph has none, so the answer"
-                    " would silently be input x gradient. Use HardenedInputXGradient, or load the model from its"
-                    " state_dict and architecture"
-                )
+            relus.check_modules(explainer)
+            completeness.check_modules(explainer)
 
     def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = self._signature.bind(self, *args, **kwargs)
@@ -123,13 +118,53 @@ class Hardened(Attribution):  # type: ignore[misc]
                 " harden(NoiseTunnel(...)) takes every nt_type"
             )
         inputs, batch = _check_inputs(options["inputs"])
-        if batch == 0 and not isinstance(self, _INNER):
+        if batch == 0 and not isinstance(self, LayerAttribution):
             empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
             return empty if isinstance(options["inputs"], tuple) else empty[0]
+        if batch == 0:
+            return self._empty(bound)
+        mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
         query = {} if self.hardening.is_none else self._query(inputs, options)
         native = self._run_native(bound)
         _check_arrays(native, options["inputs"], inner=isinstance(self, _INNER))
-        return self.hardening(native, inputs=query.pop("inputs", inputs), **query)
+        released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
+        return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
+
+    def _empty(self, bound: inspect.BoundArguments) -> Any:
+        """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
+        bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
+        native = self._run_native(bound)
+        nothing = [t.detach()[:0].clone() for t in (native if isinstance(native, tuple) else (native,))]
+        return tuple(nothing) if isinstance(native, tuple) else nothing[0]
+
+    @property
+    def _enlarges(self) -> bool:
+        """Whether the native class can enlarge maps, which is done after hardening."""
+        return hasattr(self._native, "enlarge")
+
+    def _harden(
+        self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
+    ) -> Any:
+        """Harden the map, at the resolution of its groups of features where there are groups."""
+        tensors = native if isinstance(native, tuple) else (native,)
+        found = find_groups(options, tensors if isinstance(self, LayerAttribution) else inputs)
+        whole = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
+        if found is None or not (whole or isinstance(self, LayerAttribution)):
+            return self.hardening(native, **query)
+        groups = found.canonical(tensors)
+        asked = query.pop("inputs")
+        if len(groups) > 1:
+            asked = (*asked, groups)
+        else:
+            query["method"] += f" {found.words or digest_of_groups(groups)}"
+        target = query.pop("target")
+
+        def harden(values: Tensor, rows: slice) -> Tensor:
+            one = target if len(groups) == 1 else _target_of(target, rows.start, len(tensors[0]))
+            return self.hardening(values, inputs=tuple(x[rows] for x in asked), target=one, **query)
+
+        released = harden_groups(tensors, groups, harden)
+        return released if isinstance(native, tuple) else released[0]
 
     def _run_native(self, bound: inspect.BoundArguments) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "hardening"}
@@ -137,8 +172,18 @@ class Hardened(Attribution):  # type: ignore[misc]
         with torch.inference_mode(False) if served else nullcontext():
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
             args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
-            with lend(self._native, state) as explainer, _relus_must_run(explainer):
-                return explainer.attribute(*args, **kwargs)
+            with lend(self._native, state) as explainer:
+                self._check_sum(explainer, _flat(bound))
+                with relus.must_run(explainer):
+                    return getattr(explainer, self._entry)(*args, **kwargs)
+
+    def _check_sum(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
+        """Once for each model that DeepLift explains, see `completeness`."""
+        originals = (self, *explainers_in(vars(self)))
+        for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
+            target = options.get("target", 0 if isinstance(inner, NeuronAttribution) else None)
+            arguments = (options["inputs"], target, options.get("additional_forward_args"))
+            completeness.check_sum(inner, own.forward_func, *arguments)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""
@@ -151,10 +196,11 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _query(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> dict[str, Any]:
         """What the noise is a function of, beside key and configuration."""
         parts, explainers = [_method(self)], (self, *explainers_in(vars(self)))
-        chosen = {name: value for name, value in options.items() if name in SELECTS}
+        selects = SELECTS - {"interpolate_mode"} if self._enlarges else SELECTS  # enlarging comes after the noise
+        chosen = {name: value for name, value in options.items() if name in selects}
         for explainer in explainers:
             for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
-                if name in SELECTS and parameter.default is not parameter.empty:
+                if name in selects and parameter.default is not parameter.empty:
                     chosen.setdefault(name, parameter.default)
         parts += [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
         try:
@@ -233,29 +279,22 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def _is_graph_without_layers(model: nn.Module) -> bool:
-    parts = list(model.modules())
-    return any(isinstance(m, GraphModule) for m in parts) and not any(type(m) in SUPPORTED_NON_LINEAR for m in parts)
+def _two_for_none(value: Any) -> Any:
+    """Arguments of an empty batch as those of two examples of zeros."""
+    if isinstance(value, Tensor) and value.dim() and len(value) == 0:
+        return value.new_zeros(2, *value.shape[1:])
+    if isinstance(value, list) and not value:
+        return [0, 0]
+    return tuple(map(_two_for_none, value)) if type(value) is tuple else value
 
 
-def _relus(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if isinstance(part, nn.ReLU)]
-
-
-@contextmanager
-def _relus_must_run(native: Attribution) -> Iterator[None]:
-    """Raise unless a ReLU module runs within, for the methods that are nothing without one."""
-    explainers = [e for e in (native, *explainers_in(vars(native))) if isinstance(e, _NEEDS_RELU)]
-    ran: list[int] = []
-    relus = {id(relu): relu for explainer in explainers for relu in _relus(explainer.model)}
-    handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in relus.values()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if explainers and not ran:
-        raise RefusedError(_no_relu(_native_name(native), explainers[0].model, "called none of its nn.ReLU modules"))
+def _target_of(target: Any, row: int, batch: int) -> Any:
+    """The target of one example, however the batch's was written."""
+    if isinstance(target, Tensor) and target.numel() > 1:
+        return target[row : row + 1]
+    if isinstance(target, list) and len(target) == batch:
+        return target[row : row + 1]
+    return target
 
 
 def _method(explainer: Attribution) -> str:
@@ -296,12 +335,4 @@ def refuse_inside(hardened: type[Attribution], outer: str) -> NoReturn:
         " or return the native map): hardening goes outermost. Instead of NoiseTunnel(HardenedIG(model)) write"
         " HardenedSmoothGrad(IntegratedGradients(model), hardening=...), or for any explainer"
         " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
-    )
-
-
-def _no_relu(method: str, model: nn.Module, fact: str) -> str:
-    return (
-        f"{method} changes the gradient of nn.ReLU modules, and {type(model).__name__} {fact} (ReLU6, GELU"
-        " and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
-        " Use HardenedSaliency, or give the model nn.ReLU modules"
     )

@@ -23,14 +23,17 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from captum.attr import Attribution, FeatureAblation, FeaturePermutation, ShapleyValues, ShapleyValueSampling
+from captum._utils.models.model import Model
+from captum.attr import Attribution
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from safexplain.explain.catalog import CATALOG, Gradient
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.gradient import Gradient
+from safexplain.explain.row import Row
 from safexplain.identity import modules_of
 
-__all__ = ["Touch", "explainers_in", "lend", "own_lists", "private_copy", "touch_of"]
+__all__ = ["Touch", "explainers_in", "lend", "own_state", "private_copy", "touch_of"]
 
 Memo = dict[int, Any]
 
@@ -46,12 +49,16 @@ class Touch(IntEnum):
 
     CALLS = 0
     HOOKS = 1
-    UNKNOWN = 2
+    WRITES = 2
+
+
+def _touch(row: Row) -> Touch:
+    return Touch.WRITES if row.writes else Touch.HOOKS if row.hooks else Touch.CALLS
 
 
 _TOUCH: dict[type, Touch] = {
-    **{row.native: Touch.HOOKS if row.hooks else Touch.CALLS for row in CATALOG.values()},
-    **dict.fromkeys((Gradient, FeatureAblation, FeaturePermutation, ShapleyValues, ShapleyValueSampling), Touch.CALLS),
+    Gradient: Touch.CALLS,
+    **{row.native: _touch(row) for row in CATALOG.values() if row.in_base},
 }
 
 
@@ -64,9 +71,9 @@ def explainers_in(state: Mapping[str, Any]) -> Iterator[Attribution]:
 
 
 def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
-    """The most that an explainer, or one inside it, does to the model; UNKNOWN for classes not listed."""
+    """The most that an explainer, or one inside it, does to the model; WRITES for classes not listed."""
     kinds = [native, *map(type, explainers_in(state))]
-    return max(_TOUCH.get(kind, Touch.UNKNOWN) for kind in kinds)
+    return max(_TOUCH.get(kind, Touch.WRITES) for kind in kinds)
 
 
 @contextmanager
@@ -83,20 +90,30 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
     with ExitStack() as stack:
         private = None
         if touch or any(module.training for module in originals):
-            private = private_copy(state, originals, share_parameters=touch is not Touch.UNKNOWN)
+            private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES)
             if private is None and touch:
                 for lock in _locks_of(originals):
                     stack.enter_context(lock)
-        explainer.__dict__.update(own_lists(state) if private is None else private)
+        explainer.__dict__.update(own_state(state) if private is None else private)
         yield explainer
 
 
-def own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same attributes with lists of their own, without the handles of hooks that are long removed."""
-    return {
-        name: [item for item in value if not isinstance(item, RemovableHandle)] if type(value) is list else value
-        for name, value in state.items()
-    }
+def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The same attributes with what a call changes in them made anew: lists, without the handles of hooks that are long
+    removed; surrogate models, which each call fits; and explainers inside."""
+    return {name: _own(value) for name, value in state.items()}
+
+
+def _own(value: Any) -> Any:
+    if type(value) is list:
+        return [item for item in value if not isinstance(item, RemovableHandle)]
+    if isinstance(value, Model):
+        return copy.deepcopy(value)
+    if isinstance(value, Attribution):
+        inner = object.__new__(type(value))
+        inner.__dict__.update(own_state(vars(value)))
+        return inner
+    return value
 
 
 def private_copy(
@@ -114,7 +131,7 @@ def private_copy(
     memo: Memo = {}
     try:
         _copy_modules(parts, memo, share_parameters)
-        private = copy.deepcopy(own_lists(state), memo)
+        private = copy.deepcopy(own_state(state), memo)
     except Exception:
         return None  # whatever deepcopy meets: locks, handles, generators
     return None if _reaches(private, parts) else private

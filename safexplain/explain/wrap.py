@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from captum.attr import Attribution
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain.catalog import CATALOG, Gradient, Row
+from safexplain.explain.catalog import CATALOG, REFUSED, Row
+from safexplain.explain.gradient import Gradient
 from safexplain.explain.hardened import Hardened, refuse_inside
-from safexplain.explain.isolation import own_lists
+from safexplain.explain.isolation import own_state
 from safexplain.hardening import Hardening
 
 __all__ = ["build", "harden"]
@@ -84,23 +85,26 @@ def harden(native: Attribution, hardening: Hardening | None = None) -> Hardened:
     """
     if isinstance(native, Hardened):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+    kind = type(native)
+    if kind.__module__.startswith("captum.") and (why := REFUSED.get(kind.__name__)):
+        raise RefusedError(f"{kind.__name__} cannot be hardened: {why}")
     if not isinstance(native, Attribution):
         raise ConfigurationTypeError(
             f"expected a captum.attr explainer, as IntegratedGradients(model), got {type(native).__name__}"
         )
     hardened = _blank(type(native))
-    hardened.__dict__.update(own_lists(vars(native)))
+    hardened.__dict__.update(own_state(vars(native)))
     hardened._adopt(hardening)
     return hardened
 
 
 @cache
 def _hardened_class(native: Any) -> type[Hardened]:
-    from safexplain.explain import captum
+    from safexplain import explain
 
     for row in CATALOG.values():
-        if row.native is native and row.nt_type is None:
-            public: type[Hardened] = getattr(captum, row.hardened_name)
+        if row.in_base and row.native is native and row.nt_type is None:
+            public: type[Hardened] = getattr(explain, row.hardened_name)
             return public
     summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
     kind = build(Row(native.__name__, native, family="other", citation="", summary=summary), module=__name__)

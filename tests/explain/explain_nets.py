@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import safexplain.explain
-from safexplain.explain import CATALOG
+from safexplain.explain import CATALOG, default_layer
 from safexplain.hardening import GaussianNoise, Hardening
 
 KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
-ROWS = list(CATALOG.values())
+ROWS = [row for row in CATALOG.values() if row.entry == "attribute" and row.of == "input" and row.name != "LRP"]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 quiet = pytest.mark.filterwarnings(
@@ -21,6 +21,7 @@ quiet = pytest.mark.filterwarnings(
     "ignore:Setting forward, backward hooks",
     "ignore:You are providing multiple inputs for Lime",
     "ignore:Input Tensor . did not already require gradients",
+    "ignore:The neuron_selector provided is a callable",
 )
 
 
@@ -63,14 +64,28 @@ class Gate(nn.Module):
 
 
 def hardened_class(row):
-    return getattr(safexplain.explain, row.hardened_name)
+    """The hardened class, as a function of a model: methods of layers get the default layer."""
+    kind = getattr(safexplain.explain, row.hardened_name)
+    return kind if row.of == "input" else Layered(kind)
+
+
+class Layered:
+    """A hardened class of a layer method, called with the model alone."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __call__(self, model, **options):
+        return self.kind(model, default_layer(model), **options)
 
 
 def run(explainer, row, inputs, target=1, **options):
     """One call with everything random pinned down."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
-    return explainer.attribute(inputs, target=target, **{**row.options(inputs), **options})
+    if row.of != "neuron" and row.name != "LayerActivation":
+        options = {"target": target, **options}
+    return explainer.attribute(inputs, **{**row.options(inputs), **options})
 
 
 def tensors(result):

@@ -6,7 +6,7 @@ import captum.attr
 import pytest
 import torch
 from captum.attr import GuidedBackprop, GuidedGradCam, IntegratedGradients, NoiseTunnel, Saliency
-from explain_nets import NOISY, hardened_class, image_net, images, quiet, rows, run
+from explain_nets import NOISY, ROWS, hardened_class, image_net, images, quiet, rows, run
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,7 +24,7 @@ from safexplain.explain import (
 )
 
 pytestmark = quiet
-DELTA_ROWS = [row for row in CATALOG.values() if row.delta]
+DELTA_ROWS = [row for row in ROWS if row.delta]
 
 
 @pytest.mark.parametrize("row", DELTA_ROWS, ids=lambda row: row.name)

@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from explain_nets import NOISY, Gate, hardened_class, image_net, images, quiet, run
+from explain_nets import NOISY, ROWS, Gate, hardened_class, image_net, images, quiet, rows, run
 from torch import nn
 
 from safexplain.explain import CATALOG, harden
 from safexplain.hardening import Hardening
 
 pytestmark = quiet
-HOOKED = [row for row in CATALOG.values() if row.hooks]
+HOOKED = [row for row in ROWS if row.hooks]
 
 
 def gated_net():
@@ -67,7 +67,7 @@ def test_beside_the_native_explainer_they_are_wrong(row):
     assert isinstance(wrong, Exception) or not torch.allclose(wrong, gradient(), atol=1e-4)
 
 
-@pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
+@rows
 def test_eight_threads_get_the_single_threads_answers(row):
     if row.stochastic:
         pytest.skip("draws from torch's global generator, as natively: no two calls are alike")

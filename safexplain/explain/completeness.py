@@ -1,0 +1,103 @@
+"""Does DeepLift's rule work on this model? If it does, the attributions add up to the difference from the baseline.
+
+Captum gives DeepLift's rescale rule to the activation modules that it knows. On all others (GELU, ReLU6, normalisation
+layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
+else under DeepLift's name. Known modules are looked for when an explainer is made; the rest shows in the sum (arXiv
+1704.02685, "summation-to-delta"), which is looked at once for each model, at the first call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from captum.attr import Attribution, DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap
+from torch import nn
+from torch.fx import GraphModule
+
+from safexplain.errors import RefusedError
+
+__all__ = ["check_modules", "check_sum"]
+
+_KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
+_UNSUPPORTED: tuple[type[nn.Module], ...] = (
+    *(
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.ReLU6,
+        nn.Hardswish,
+        nn.Hardsigmoid,
+        nn.Hardtanh,
+        nn.SELU,
+        nn.CELU,
+        nn.PReLU,
+        nn.GLU,
+    ),
+    *(nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.MultiheadAttention),
+    *(nn.RNNBase, nn.RNNCellBase),
+)
+_SUPPORTED: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax)
+_SUPPORTED += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_TOLERANCE = 1e-3
+_complete: WeakSet[nn.Module] = WeakSet()
+
+
+def check_modules(explainer: Attribution) -> None:
+    """Look for modules that the rule does not reach.
+
+    Raises:
+        RefusedError: the explainer is a DeepLift, and there are some, or the model is an exported graph without
+            modules.
+    """
+    if not isinstance(explainer, _KINDS):
+        return
+    model = explainer.forward_func
+    parts = list(model.modules())
+    known = any(isinstance(part, _SUPPORTED) for part in parts)
+    if any(isinstance(part, GraphModule) for part in parts) and not known:
+        raise RefusedError(
+            "DeepLift changes what activation modules pass back, and an exported graph has none, so the answer would"
+            " silently be input x gradient. Use HardenedInputXGradient, or load the model from its state_dict and"
+            " architecture"
+        )
+    if found := sorted({type(part).__name__ for part in parts if isinstance(part, _UNSUPPORTED)}):
+        raise RefusedError(
+            f"DeepLift has no rule for {', '.join(found)} in {type(model).__name__}: the answer would silently be"
+            " another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
+        )
+
+
+def check_sum(explainer: Attribution, original: nn.Module, inputs: Any, target: Any, arguments: Any) -> None:
+    """Compare the sum of DeepLift's attributions with f(x) - f(0), once for each model in evaluation mode.
+
+    Args:
+        explainer: any; only DeepLift's kinds are looked at. Its model may be hooked.
+        original: the module that its model is a copy of.
+        inputs: a batch, as given to `attribute`.
+        target: likewise; for methods of neurons any output.
+        arguments: additional forward arguments.
+
+    Raises:
+        RefusedError: the sums differ by more than 0.1 % of the attributions' total size (and than rounding explains).
+    """
+    if not isinstance(explainer, _KINDS) or original in _complete:
+        return
+    model = explainer.forward_func
+    if any(part.training for part in model.modules()):
+        return
+    rows = tuple(x.detach().clone().requires_grad_() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    found, delta = DeepLift(model).attribute(
+        rows, target=target, additional_forward_args=arguments, return_convergence_delta=True
+    )
+    size = torch.stack([f.detach().abs().flatten(1).sum(1) for f in found]).sum(0)
+    off, eps = delta.detach().abs(), torch.finfo(size.dtype).eps
+    if bool((off > max(_TOLERANCE, 64 * eps) * size + 8 * eps).any()):
+        share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
+        raise RefusedError(
+            f"DeepLift's values do not add up on {type(model).__name__}: the sum is off by {share:.1%} of their size."
+            " The model calls activations as functions (torch.nn.functional.relu), or has other parts that DeepLift has"
+            " no rule for. Give it modules for them, or use HardenedIG"
+        )
+    _complete.add(original)

@@ -1,0 +1,141 @@
+"""What the catalog records of an explanation method: facts, in one row of a table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from safexplain.errors import MissingExtraError
+from safexplain.explain.gradient import Gradient
+from safexplain.explain.layers import default_layer
+
+__all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]
+
+SearchSpace = Mapping[str, tuple[Any, ...] | list[Any]]
+"""Parameter -> values to try: a tuple lists them, a pair in a list is a range."""
+
+FAMILIES = ("gradient", "perturbation", "representation", "approximation")
+"""DeepLeak's families of methods (arXiv 2601.03429, section II-A)."""
+
+LICENCES = MappingProxyType(
+    {
+        "captum": "BSD-3-Clause",
+        "safexplain": "Apache-2.0",
+        "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
+        "aix360": "Apache-2.0",
+    }
+)
+"""Library -> its licence."""
+
+EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360"})
+"""Library -> the extra of safexplain that brings it; other libraries come with the base install."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One explanation method.
+
+    Args:
+        name: key in `CATALOG`; the hardened class is called Hardened + name.
+        source: the native class, or "module:Class" where the library is an extra.
+        family: one of `FAMILIES`; "other" for a class outside the catalog.
+        citation: where the method was published.
+        summary: one sentence.
+        library: whose class it is, a key of `LICENCES`.
+        entry: name of the native method that explains.
+        of: "input", "layer" or "neuron": what the attributions are of, or for.
+        hooks: it registers hooks on the model's modules, so that it must run on a private copy.
+        writes: it writes to the model's parameters, so that the copy must have its own.
+        needs_relu: it changes what nn.ReLU modules do, and without any it silently is the plain gradient.
+        leaf_inputs: Captum wants inputs that require gradients, and warns about others.
+        stochastic: it draws from torch's global generator (some also from NumPy's), as natively.
+        mixes_batch: an example's answer depends on the others in its batch.
+        delta: natively it can return a convergence delta, which the hardened class refuses.
+        nt_type: for a NoiseTunnel, the one aggregate that the class stands for.
+        search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
+            (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
+            `safexplain.explain.superpixels`.
+        deepleak: what DeepLeak's released code used, where that differs from its Table VIII.
+        needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
+    """
+
+    name: str
+    source: Any
+    family: str
+    citation: str
+    summary: str
+    library: str = "captum"
+    entry: str = "attribute"
+    of: str = "input"
+    hooks: bool = False
+    writes: bool = False
+    needs_relu: bool = False
+    leaf_inputs: bool = False
+    stochastic: bool = False
+    mixes_batch: bool = False
+    delta: bool = False
+    nt_type: str | None = None
+    search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
+    deepleak: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
+    needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
+
+    @property
+    def native(self) -> Any:
+        """The native class.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+        """
+        if not isinstance(self.source, str):
+            return self.source
+        module, _, name = self.source.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            if self.library in EXTRAS and error.name and error.name.partition(".")[0] == self.library:
+                raise MissingExtraError(
+                    f'{self.name} needs {self.library}: pip install "safexplain[{EXTRAS[self.library]}]"'
+                ) from None
+            raise
+
+    @property
+    def in_base(self) -> bool:
+        """Whether the base install brings it, so that `native` can be had."""
+        return self.library not in EXTRAS
+
+    @property
+    def hardened_name(self) -> str:
+        """Name of the hardened class."""
+        return f"Hardened{self.name}"
+
+    @property
+    def licence(self) -> str:
+        """Licence of the native implementation."""
+        return LICENCES[self.library]
+
+    def explainer(self, forward_func: Callable[..., Any], layer: nn.Module | None = None) -> Any:
+        """The native explainer of a forward function.
+
+        Args:
+            forward_func: what is explained. A NoiseTunnel is put over its signed gradient (`Gradient`).
+            layer: for methods of layers and neurons; None: `default_layer(forward_func)`.
+        """
+        if self.nt_type:
+            return self.native(Gradient(forward_func))
+        if self.of == "input":
+            return self.native(forward_func)
+        return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
+
+    def options(self, inputs: Tensor | tuple[Tensor, ...]) -> dict[str, Any]:
+        """Arguments that the native entry needs for these inputs, beside them and the target."""
+        options = self.needs(inputs if isinstance(inputs, tuple) else (inputs,))
+        if not isinstance(inputs, tuple):
+            options = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
+        return options | ({"nt_type": self.nt_type} if self.nt_type else {})
