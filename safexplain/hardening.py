@@ -170,6 +170,7 @@ grid=None)
         tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
             raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
+        tensors = plain(tensors)
         if not self.is_none and any(not t.is_floating_point() for t in tensors):
             raise InputError(f"expected floating-point attributions, got {[str(t.dtype) for t in tensors]}")
         if self.is_none:
@@ -265,6 +266,12 @@ grid=None)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
         return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+
+
+def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same numbers, detached, as tensors of the base class: a subclass may carry anything along."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(t.detach().as_subclass(Tensor) for t in tensors)
 
 
 def _rounded(rows: Tensor, step: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from safexplain.audit.signals import Explain
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
-from safexplain.explain import find_row, harden
+from safexplain.explain import CATALOG, find_row, harden
 from safexplain.explain.catalog import Row
 from safexplain.hardening import Hardening
 from safexplain.outputs import Probability, are_probabilities
@@ -28,7 +28,7 @@ class Method:
     Args:
         row: of the catalog.
         output: explain the probability of the predicted class, or its logit.
-        options: extra arguments of `attribute`.
+        options: extra arguments of `attribute`, and `n_segments` and `compactness` for superpixels.
     """
 
     row: Row
@@ -49,9 +49,9 @@ class Method:
             if hardening is not None:
                 explainer = harden(explainer, hardening)
             x = x.detach().clone().requires_grad_(self.row.leaf_inputs)
-            arguments = {**self.row.options(x), **self.options}
             try:
-                attributions: Tensor = explainer.attribute(x, target=target, **arguments)
+                arguments = self.row.options(x, self.options) | ({"target": target} if self.row.target else {})
+                attributions: Tensor = explainer.attribute(x, **arguments)
             except SafexplainError:
                 raise
             except (TypeError, AssertionError, RuntimeError, ValueError) as error:
@@ -89,7 +89,11 @@ def parse_method(name: str, output: str, options: list[str]) -> Method:
         except ValueError:
             parsed = value
         values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
-    return Method(find_row(name), "probability" if output == "probability" else "logit", values)
+    row = find_row(name)
+    if row.entry != "attribute":
+        methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
+        raise ConfigurationError(f"{row.name} gives no map of numbers to attack; expected one of {methods}")
+    return Method(row, "probability" if output == "probability" else "logit", values)
 
 
 def parse_hardening(text: str) -> tuple[str, Hardening]:

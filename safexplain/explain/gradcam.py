@@ -130,7 +130,7 @@ class GradCAMPlusPlus(GradCAM):
     each times a coefficient that makes a small region of the channel count as much as a large one.
 
     With gradients g and activations A of a channel the coefficients are g^2 / (2 g^2 + g^3 sum A), for an output that
-    is the exponential of the explained score; the factor exp(score), the same for a whole map, is left out, as is usual.
+    is the exponential of the explained score; its factor exp(score), the same for a whole map, is left out, as usual.
 
     Arguments as in `GradCAM`.
     """

@@ -22,8 +22,8 @@ from safexplain.explain import completeness, relus
 from safexplain.explain.catalog import Row
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.isolation import explainers_in, lend
-from safexplain.explain.resolution import digest_of_groups, find_groups, harden_groups
-from safexplain.hardening import Hardening
+from safexplain.explain.resolution import find_groups, harden_groups, names_of
+from safexplain.hardening import Hardening, plain
 from safexplain.identity import model_digest
 
 __all__ = ["SELECTS", "Hardened", "refuse_inside"]
@@ -36,8 +36,6 @@ SELECTS = frozenset(
 )
 """Arguments that select what is explained, among few choices: each choice has its own noise. All others
 say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
-
-_INNER = (LayerAttribution, NeuronAttribution)
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -126,7 +124,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
         query = {} if self.hardening.is_none else self._query(inputs, options)
         native = self._run_native(bound)
-        _check_arrays(native, options["inputs"], inner=isinstance(self, _INNER))
+        _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
+        native = plain(native) if isinstance(native, tuple) else plain((native,))[0]
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
@@ -147,17 +146,20 @@ class Hardened(Attribution):  # type: ignore[misc]
     ) -> Any:
         """Harden the map, at the resolution of its groups of features where there are groups."""
         tensors = native if isinstance(native, tuple) else (native,)
-        found = find_groups(options, tensors if isinstance(self, LayerAttribution) else inputs)
-        whole = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
-        if found is None or not (whole or isinstance(self, LayerAttribution)):
+        layer = isinstance(self, LayerAttribution)
+        found = find_groups(options, tensors if layer else inputs)
+        if found is None:
             return self.hardening(native, **query)
-        groups = found.canonical(tensors)
-        asked = query.pop("inputs")
-        if len(groups) > 1:
-            asked = (*asked, groups)
+        alike = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
+        whole = layer or (alike and options.get("return_input_shape", True))
+        groups = found.canonical(tensors if whole else inputs)
+        asked, target = query.pop("inputs"), query.pop("target")
+        if found.words:
+            query["method"] += f" {found.words}"
         else:
-            query["method"] += f" {found.words or digest_of_groups(groups)}"
-        target = query.pop("target")
+            asked = (*asked, names_of(groups).expand(len(asked[0]), -1))
+        if not whole:  # coefficients, one for each group
+            return self.hardening(native, inputs=asked, target=target, **query)
 
         def harden(values: Tensor, rows: slice) -> Tensor:
             one = target if len(groups) == 1 else _target_of(target, rows.start, len(tensors[0]))

@@ -23,6 +23,7 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from captum._utils.models.model import Model
 from captum.attr import Attribution
 from torch import Tensor, nn
@@ -91,11 +92,25 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
         private = None
         if touch or any(module.training for module in originals):
             private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES)
-            if private is None and touch:
+            if private is None:
                 for lock in _locks_of(originals):
                     stack.enter_context(lock)
+                stack.enter_context(_kept_buffers(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
         yield explainer
+
+
+@contextmanager
+def _kept_buffers(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Put back what a forward pass in training mode changes: running statistics and counters."""
+    buffers = [b for m in modules if any(part.training for part in m.modules()) for b in m.buffers()]
+    before = [b.detach().clone() for b in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
 
 
 def own_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,9 @@ def _layer(source: Any, base: str, summary: str, **more: Any) -> Row:
 
 
 def _neuron(source: Any, base: str, summary: str, needs_of: Any = needs.neuron, **more: Any) -> Row:
-    return _derived("neuron", source, base, summary, needs=needs_of, **more)
+    row = _INPUT_ROWS[base]
+    facts = {"target": False, "leaf_inputs": row.leaf_inputs, "needs_relu": row.needs_relu, **more}
+    return _derived("neuron", source, base, summary, needs=needs_of, **facts)
 
 
 LAYER_ROWS = (
@@ -41,6 +43,7 @@ LAYER_ROWS = (
         citation="none: the layer's output itself",
         summary="The output of a layer.",
         of="layer",
+        target=False,
         hooks=True,
     ),
     Row(
@@ -80,12 +83,13 @@ LAYER_ROWS = (
     _layer(
         attr.LayerFeaturePermutation, "FeaturePermutation", "Change of the output when a layer's units are shuffled."
     ),
-    _layer(attr.LayerLRP, "LRP", "LRP of a layer.", delta=True, writes=True),
+    _layer(attr.LayerLRP, "LRP", "LRP of a layer.", delta=True, writes=True, leaf_inputs=True),
     _neuron(
         attr.NeuronConductance,
         "IntegratedGradients",
         "How much of the output reaches a neuron from each input feature.",
         citation=_CONDUCTANCE,
+        target=True,
     ),
     _neuron(attr.NeuronGradient, "Saliency", "Gradient of a neuron."),
     _neuron(attr.NeuronIntegratedGradients, "IntegratedGradients", "Integrated gradients of a neuron."),

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from safexplain.errors import InputError
 from safexplain.identity import modules_of
@@ -33,6 +34,11 @@ def default_layer(forward_func: object) -> nn.Module:
         return convolutions[-1]
     if not convolutions and len(linear) > 1:
         return linear[-2]
+    if any(isinstance(part, GraphModule) for part in parts):
+        raise InputError(
+            "no layer to choose: an exported graph calls functions and has no layers. Load the model from its"
+            " state_dict and architecture"
+        )
     raise InputError(
         "no layer to choose: expected a model with convolutions up to its last layers, or with two linear layers. Give"
         " layer=, for a vision transformer the first normalisation of its last block: layer=model.blocks[-1].norm1"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from safexplain.errors import MissingExtraError
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.layers import default_layer
+from safexplain.explain.segments import superpixels
 
 __all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]
 
@@ -51,6 +52,7 @@ class Row:
         library: whose class it is, a key of `LICENCES`.
         entry: name of the native method that explains.
         of: "input", "layer" or "neuron": what the attributions are of, or for.
+        target: its entry takes the explained output as `target`.
         hooks: it registers hooks on the model's modules, so that it must run on a private copy.
         writes: it writes to the model's parameters, so that the copy must have its own.
         needs_relu: it changes what nn.ReLU modules do, and without any it silently is the plain gradient.
@@ -74,6 +76,7 @@ class Row:
     library: str = "captum"
     entry: str = "attribute"
     of: str = "input"
+    target: bool = True
     hooks: bool = False
     writes: bool = False
     needs_relu: bool = False
@@ -133,9 +136,22 @@ class Row:
             return self.native(forward_func)
         return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
 
-    def options(self, inputs: Tensor | tuple[Tensor, ...]) -> dict[str, Any]:
-        """Arguments that the native entry needs for these inputs, beside them and the target."""
+    def options(self, inputs: Tensor | tuple[Tensor, ...], chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """Arguments of the native entry for these inputs, beside them and the target.
+
+        Args:
+            inputs: as the entry takes them.
+            chosen: arguments, which go before the plain choice; among them may be `n_segments` and `compactness` where
+                the search space has them: they become the `feature_mask` of `superpixels`, for which the inputs must be
+                images.
+        """
         options = self.needs(inputs if isinstance(inputs, tuple) else (inputs,))
         if not isinstance(inputs, tuple):
             options = {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()}
-        return options | ({"nt_type": self.nt_type} if self.nt_type else {})
+        options |= {"nt_type": self.nt_type} if self.nt_type else {}
+        slic = {
+            name: chosen[name] for name in ("n_segments", "compactness") if name in chosen and name in self.search_space
+        }
+        if slic:
+            options["feature_mask"] = superpixels(inputs, **slic)  # type: ignore[arg-type]
+        return options | {name: value for name, value in chosen.items() if name not in slic}

@@ -119,7 +119,6 @@ ROWS = (
         citation=_SHAP_PAPER,
         summary="Mean of DeepLift over a set of baselines.",
         hooks=True,
-        leaf_inputs=True,
         delta=True,
         search_space={"multiply_by_inputs": (True, False)},
         needs=needs.zero_baselines,

@@ -37,8 +37,8 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
     >>> tuple(mask.shape), mask.dtype, int(mask.min())
     ((1, 1, 32, 32), torch.int64, 0)
     """
-    if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise InputError(f"expected images (batch, 1 or 3, height, width), got {tuple(images.shape)}")
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
+        raise InputError(f"expected images (batch, 1 or 3, height, width), got {_shape(images)}")
     if n_segments < 2:
         raise InputError(f"expected at least 2 segments, got n_segments={n_segments}")
     try:
@@ -87,6 +87,10 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
         index = torch.arange(length, device=inputs.device) * pieces // max(length, 1)
         mask = mask * pieces + index.view(*[-1 if i == axis else 1 for i in range(inputs.dim() - 2)])
     return mask
+
+
+def _shape(images: object) -> str:
+    return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
 
 
 def _side(n_segments: int) -> int:

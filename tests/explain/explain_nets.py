@@ -15,6 +15,8 @@ KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
 ROWS = [row for row in CATALOG.values() if row.entry == "attribute" and row.of == "input" and row.name != "LRP"]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+TORCH_ROWS = [row for row in CATALOG.values() if row.in_base]
+torch_rows = pytest.mark.parametrize("row", TORCH_ROWS, ids=lambda row: row.name)
 
 quiet = pytest.mark.filterwarnings(
     "ignore:Setting backward hooks on ReLU",
@@ -33,6 +35,42 @@ def image_net(seed=0):
 
 def images(batch=4, seed=1):
     return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+class PlainConv(nn.Module):
+    """As `image_net`, flattened by a function: of modules that LRP has rules for."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.relu, self.second = nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)
+        self.last, self.head = nn.ReLU(), nn.Linear(4 * 16, 5)
+
+    def forward(self, x):
+        return self.head(self.last(self.second(self.relu(self.first(x)))).flatten(1))
+
+
+class Sum(nn.Module):
+    """One number for an example, so that no target is chosen."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.net = image_net(seed)
+
+    def forward(self, x):
+        return self.net(x).sum(1)
+
+
+def net_for(row, seed=0):
+    """A model that the row's method can explain, natively too."""
+    if row.name == "LayerFeaturePermutation":  # Captum 0.9.0 chooses the target twice
+        return Sum(seed).eval()
+    return PlainConv(seed).eval() if row.name in ("LRP", "LayerLRP") else image_net(seed)
+
+
+def target_for(row, target=1):
+    """The target as an argument of the row's entry, if it takes one that works."""
+    return {"target": target} if row.target and row.name != "LayerFeaturePermutation" else {}
 
 
 class TwoInputs(nn.Module):
@@ -83,8 +121,7 @@ def run(explainer, row, inputs, target=1, **options):
     """One call with everything random pinned down."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
-    if row.of != "neuron" and row.name != "LayerActivation":
-        options = {"target": target, **options}
+    options = {**target_for(row, target), **options}
     return explainer.attribute(inputs, **{**row.options(inputs), **options})
 
 

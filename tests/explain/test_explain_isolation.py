@@ -1,13 +1,15 @@
 """The private copy of a model: the same function, nothing shared that a hook could touch."""
 
+import copy
 import threading
 
 import torch
-from captum.attr import GuidedBackprop, IntegratedGradients, NoiseTunnel
-from explain_nets import image_net, images
+from captum.attr import GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
+from explain_nets import NOISY, image_net, images
 from torch import nn
 from torch.nn.utils import weight_norm
 
+from safexplain.explain import harden
 from safexplain.explain.isolation import Touch, private_copy, touch_of
 
 
@@ -101,6 +103,13 @@ def test_what_keeps_the_original_is_not_passed_off_as_a_copy():
     assert copy_of(Handy()) is None
     model.lock = threading.Lock()
     assert copy_of(model) is None
+
+
+def test_a_closure_over_a_model_in_training_mode_leaves_its_running_statistics():
+    model = image_net().train()
+    before = copy.deepcopy(model.state_dict())
+    harden(Saliency(lambda x: model(x)), NOISY).attribute(images(), target=1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_an_explainer_touches_the_model_as_much_as_what_it_holds():

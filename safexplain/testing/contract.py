@@ -1,0 +1,166 @@
+"""The contract: a table of clauses, and the function that checks an explainer against it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from safexplain.errors import ConfigurationError
+from safexplain.hardening import Hardening
+from safexplain.testing import leaks, noises, states, values
+from safexplain.testing.asking import Broken, Skip, Untried, seeded
+from safexplain.testing.case import Case
+from safexplain.testing.report import ContractError, ContractReport, Outcome
+from safexplain.testing.snapshot import Snapshot
+
+__all__ = ["CLAUSES", "Clause", "check_explainer"]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One promise.
+
+    Args:
+        check: yields a sentence for each thing that is broken, and `Untried` for what could not be tried; its first
+            line of documentation is the promise.
+        needs: names of clauses without which this one cannot be told.
+    """
+
+    check: Callable[[Case], Iterable[str]]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name by which it can be skipped."""
+        return self.check.__name__
+
+    @property
+    def promise(self) -> str:
+        """What it says."""
+        return (inspect.getdoc(self.check) or "").partition("\n")[0]
+
+
+_EXACT = "equals_native_without_hardening"
+_AGAIN = "asking_again_gives_the_same_answer"
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(values.answers),
+    Clause(values.equals_native_without_hardening),
+    Clause(leaks.keeps_native_signatures),
+    Clause(values.returns_native_types),
+    Clause(values.no_examples_no_answers),
+    Clause(noises.asking_again_gives_the_same_answer),
+    Clause(values.clips_then_masks_then_noises, (_EXACT, _AGAIN)),
+    Clause(noises.noise_belongs_to_the_query, (_EXACT, _AGAIN)),
+    Clause(noises.noise_ignores_the_batch, (_EXACT, _AGAIN)),
+    Clause(values.memory_layout_changes_nothing, (_EXACT, _AGAIN)),
+    Clause(values.half_precision_stays, ("returns_native_types",)),
+    Clause(values.nan_and_infinity_do_not_leave),
+    Clause(leaks.only_listed_arrays_leave),
+    Clause(leaks.released_arrays_are_detached),
+    Clause(leaks.no_way_around_the_hardening),
+    Clause(states.leaves_nothing_behind),
+    Clause(states.threads_get_right_answers, (_AGAIN,)),
+    Clause(noises.works_in_any_gradient_mode, (_AGAIN,)),
+    Clause(noises.a_pickled_copy_answers_alike, (_AGAIN,)),
+)
+"""What any hardened explainer has to keep, in the order in which it is checked."""
+
+
+def check_explainer(
+    explainer_factory: Callable[..., Any],
+    model: Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    native: type | None = None,
+    native_factory: Callable[[Any], Any] | None = None,
+    entry: str | None = None,
+    plant: Callable[[Any, Any], Any] | None = None,
+    hardening: Hardening | None = None,
+    skip: Collection[str] = (),
+    seed: int = 0,
+) -> ContractReport:
+    """Check a hardened explainer against every clause of the contract.
+
+    It asks a few hundred times and changes the model for moments (hooks, training mode, parameters), and puts it back.
+    While it runs, nobody else should use the model, and the native class is planted with markers in the whole process.
+
+    Args:
+        explainer_factory: (model, hardening=...) -> explainer, as a hardened class is; or (model, hardening); or
+            (model), and then its attribute `hardening` is set.
+        model: what is explained. A small one will do; with dropout or batch normalisation more is tested.
+        inputs: as the explainer takes them: a tensor (batch, ...), a tuple of such, or whatever its library takes. Two
+            or more different examples, or the clauses about batches are skipped.
+        target: None where the explainer takes none.
+        options: more keyword arguments for each call, or a function from inputs to them. None: what the catalog
+            says that the method needs, or nothing.
+        native: the native class; None: the explainer's `_native`.
+        native_factory: model -> the native explainer to compare with. None: it is rebuilt from the attributes
+            of a hardened Captum explainer; for others the clauses that compare are skipped.
+        entry: name of the method that explains; None: the explainer's `_entry`, or "attribute".
+        plant: (native result, native explainer) -> the result with `MARKER_TEXT` and `MARKER_NUMBER` in it where
+            secrets would be. Needed where results are no tensors.
+        hardening: the hardening of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
+        skip: names of clauses to leave out.
+        seed: of the global generators for each call, which afterwards are as before.
+
+    Returns:
+        The outcome of each clause; none is broken.
+
+    Raises:
+        ContractError: a clause is broken; the message lists all that are, `report` holds the outcomes.
+        ConfigurationError: `skip` names no clause.
+    """
+    unknown = set(skip) - {clause.name for clause in CLAUSES}
+    if unknown:
+        names = ", ".join(clause.name for clause in CLAUSES)
+        raise ConfigurationError(f"skip: expected names of clauses, got {sorted(unknown)}; there are {names}")
+    case = Case(
+        explainer_factory, model, inputs, target, options, native, native_factory, entry, plant, hardening, seed
+    )
+    outcomes: dict[str, Outcome] = {}
+    before = Snapshot(model, {"inputs": inputs, "target": target})
+    with seeded(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Captum's, about hooks and leaf tensors
+        for clause in CLAUSES:
+            outcomes[clause.name] = _outcome(clause, case, skip, outcomes)
+            if before.differences():  # what one clause found must not spoil the next
+                before.restore()
+    name = case.kind.__name__ if outcomes["answers"].state != "broken" else _name(explainer_factory)
+    report = ContractReport(name, tuple(outcomes.values()))
+    if report.broken:
+        raise ContractError(report)
+    return report
+
+
+def _outcome(clause: Clause, case: Case, skip: Collection[str], before: Mapping[str, Outcome]) -> Outcome:
+    if clause.name in skip:
+        return Outcome(clause.name, clause.promise, "skipped", ("left out by skip=",))
+    for name in ("answers", *clause.needs):
+        if name in before and before[name].state == "broken":
+            return Outcome(clause.name, clause.promise, "skipped", (f"cannot be told while {name} is broken",))
+    details: list[str] = []
+    try:
+        for sentence in clause.check(case):
+            details.append(sentence)
+    except Skip as reason:
+        if not details:
+            return Outcome(clause.name, clause.promise, "skipped", (str(reason),))
+        details.append(Untried(reason))
+    except Broken as error:
+        details.append(str(error))
+    except Exception as error:
+        details.append(f"expected an answer, got {type(error).__name__}: {error!s:.200}")
+    broken = [d for d in details if not isinstance(d, Untried)]
+    if broken:
+        return Outcome(clause.name, clause.promise, "broken", tuple(broken))
+    return Outcome(clause.name, clause.promise, "passed", tuple(f"not tried: {d}" for d in details))
+
+
+def _name(factory: Any) -> str:
+    return str(getattr(factory, "__name__", None) or type(factory).__name__)
