@@ -1,0 +1,95 @@
+"""Hardened AIX360: ProtoDash over public rows, LIME whose answers hold only weights, and why all else is refused.
+
+Imports without AIX360; what needs it says so when it is used: pip install "safexplain[aix360]".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
+from safexplain.explain.aix360_base import HardenedAIX360
+from safexplain.explain.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
+from safexplain.explain.protodash import HardenedProtoDash
+from safexplain.hardening import Hardening
+
+__all__ = [
+    "REFUSED",
+    "HardenedLimeImage",
+    "HardenedLimeTabular",
+    "HardenedLimeText",
+    "HardenedProtoDash",
+    "harden_aix360",
+    "is_aix360",
+]
+
+_LIBRARIES = frozenset({"aix360", "lime"})
+_SUPPORTED: dict[str, type[HardenedAIX360]] = {
+    "aix360.algorithms.protodash.PDASH.ProtodashExplainer": HardenedProtoDash,
+    "aix360.algorithms.lime.lime_wrapper.LimeImageExplainer": HardenedLimeImage,
+    "aix360.algorithms.lime.lime_wrapper.LimeTabularExplainer": HardenedLimeTabular,
+    "aix360.algorithms.lime.lime_wrapper.LimeTextExplainer": HardenedLimeText,
+    "lime.lime_image.LimeImageExplainer": HardenedLimeImage,
+    "lime.lime_tabular.LimeTabularExplainer": HardenedLimeTabular,
+    "lime.lime_text.LimeTextExplainer": HardenedLimeText,
+}
+_GLOBAL_SEED = "it seeds NumPy's global generator, so that threads get each other's samples, and "
+
+REFUSED = {
+    "cofrnet": "the answer describes the whole trained network, as printed text; harden a Captum explainer of it",
+    "contrastive": "CEM and CEM-MAF need TensorFlow 1.14, and answer with generated inputs, not attributions",
+    "dipvae": "the answer is an input that a generator trained on the training set made",
+    "gce": _GLOBAL_SEED + "the answer is a table of predictions and of the instances that they are for",
+    "imd": "the answer is the rules where two whole models differ, not an attribution of one prediction",
+    "matching": "the answer is a list of other matchings, exact numbers that cannot be clipped, masked or noised",
+    "nncontrastive": "the answer is made of training rows",
+    "profwt": "needs Keras 2.3, and its answer is a trained model",
+    "rbm": "the answer is the trained model itself, its rules or coefficients: only private training protects those",
+    "rule_induction": "the answer is the trained model itself, its rules: only private training protects those",
+    "shap": "the values add up to the prediction exactly, and need the shap package; use a hardened Captum explainer",
+    "ted": "the answer is a pair of predicted labels, not an attribution",
+    "tsice": "the answer holds the perturbed series and the forecast for each",
+    "tslime": _GLOBAL_SEED + "the answer holds the perturbed series and the prediction for each",
+    "tssaliency": _GLOBAL_SEED + "the answer holds two predictions; use Captum's IntegratedGradients, hardened",
+}
+"""Packages of `aix360.algorithms` that are not hardened, with the reason."""
+
+
+def is_aix360(native: object) -> bool:
+    """Whether an object is an AIX360 or LIME explainer, found out without importing either."""
+    return any(base.__module__.partition(".")[0] in _LIBRARIES for base in type(native).__mro__)
+
+
+def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> HardenedAIX360:
+    """A hardened version of an AIX360 explainer, or of one of the `lime` package; `native` is left as it is.
+
+    Args:
+        native: a `ProtodashExplainer` or a LIME explainer for tables, texts or images.
+        hardening: None for `Hardening.recommended()`.
+        **options: what the hardened class takes beside `hardening`: `public` (needed) and `progress` for ProtoDash,
+            `bins` for tables.
+
+    Raises:
+        RefusedError: another explainer; the message says why it is not supported.
+        ConfigurationError: ProtoDash without `public`.
+        ConfigurationTypeError: hardened already, or no AIX360 explainer.
+    """
+    if isinstance(native, HardenedAIX360):
+        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+    kind = type(native)
+    hardened: Any = _SUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")
+    if hardened is HardenedProtoDash:
+        if "public" not in options:
+            raise ConfigurationError(
+                "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
+                " harden(ProtodashExplainer(), public=rows)"
+            )
+        return HardenedProtoDash(hardening=hardening, **options)
+    if hardened is not None:
+        wrapped: HardenedAIX360 = hardened.around(native, hardening, **options)
+        return wrapped
+    if not is_aix360(native):
+        raise ConfigurationTypeError(f"expected an AIX360 or LIME explainer, got {kind.__name__}")
+    reasons = [REFUSED[part] for base in kind.__mro__ for part in base.__module__.split(".") if part in REFUSED]
+    why = reasons[0] if reasons else "nobody has read what its answers hold"
+    raise RefusedError(f"{kind.__name__} is not supported: {why}")

@@ -1,0 +1,217 @@
+"""LIME whose answers hold hardened weights and nothing else that was computed from the model or the training set.
+
+LIME (arXiv 1602.04938) fits a linear model to predictions around an instance. Natively its answer also carries the
+intercept and the quality of that fit, the predicted probabilities, and, for tables, training quartiles in the names of
+features and the instance scaled by training means. Here an answer is a new object of LIME's own class, filled from a
+list: weights, names, labels, and what the client sent. Numbers that are withheld are NaN.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safexplain.errors import InputError
+from safexplain.explain.aix360_base import HardenedAIX360, load
+from safexplain.explain.lime_samples import private_copy, seeded
+from safexplain.hardening import Hardening
+from safexplain.identity import model_digest, modules_of
+
+__all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
+
+Weights = list[tuple[int, float]]
+
+
+class _HardenedLime(HardenedAIX360):
+    """What the hardened LIME explainers share.
+
+    Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
+    the state that `random_state` had at construction, and without one from a seed made from the key and the instance.
+    Each call runs on an explainer of its own, so that threads do not draw from each other's samples.
+
+    Which features are named is exact where `num_features` is less than there are; their order is that of the
+    hardened weights. Labels come in increasing order, not in that of the prediction.
+    """
+
+    _entry = "explain_instance"
+    _module: ClassVar[str]
+    _name: ClassVar[str]
+
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        super().__init__(hardening)
+        self._hold(getattr(load(self._module), self._name)(*args, **kwargs))
+
+    @classmethod
+    def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
+        """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
+        self = cls.__new__(cls)
+        HardenedAIX360.__init__(self, hardening)
+        for name, value in options.items():
+            self._option(name, value)
+        self._hold(native)
+        return self
+
+    def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain one instance; arguments as natively.
+
+        Args:
+            *args: as natively: the instance, the prediction function, ...
+            **kwargs: as natively.
+
+        Returns:
+            A new native explanation: `local_exp`, `as_list`, `as_map`, `available_labels` and the plots work as
+            natively on hardened weights. NaN, or nothing, stands where natively predictions, intercepts, scores and
+            training statistics stand.
+
+        Warns:
+            OpaqueModelWarning: no torch model is found behind the prediction function, so that the noise does not
+                change when the model does.
+        """
+        entry = inspect.signature(self._explainer.explain_instance)
+        bound = entry.bind(*args, **kwargs)
+        (instance, predict), regressor = list(bound.arguments.values())[:2], bound.arguments.get("model_regressor")
+        if regressor is not None:  # fitted by LIME: natively one call's coefficients are left in it for all to see
+            bound.arguments["model_regressor"] = copy.deepcopy(regressor)
+        inputs = self._inputs(instance)
+        mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
+        mine.base.verbose = False  # prints the intercept and predictions
+        raw = mine.explain_instance(*bound.args, **bound.kwargs)
+        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": _digest(predict)}
+        released = self._blank(raw, mine, instance)
+        for label in sorted(raw.local_exp):
+            released.local_exp[int(label)] = self._harden(raw.local_exp[label], int(label), query)
+            released.intercept[int(label)] = np.nan
+        released.score, released.local_pred = np.nan, np.array([np.nan])
+        if getattr(raw, "mode", "") == "regression":  # natively label 0 is the negative of label 1, not a second answer
+            released.local_exp[0] = [(feature, -weight) for feature, weight in released.local_exp[1]]
+        return released
+
+    def _hold(self, native: Any) -> None:
+        self._explainer = private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
+        self._native = type(self._explainer)
+
+    def _option(self, name: str, value: Any) -> None:
+        raise TypeError(f"{type(self).__name__} has no option {name!r}")
+
+    def _inputs(self, instance: Any) -> Tensor:
+        """The instance as one row."""
+        raise NotImplementedError
+
+    def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
+        """A native explanation that holds what is on the list, without weights."""
+        raise NotImplementedError
+
+    def _harden(self, raw: Weights, label: int, query: dict[str, Any]) -> Weights:
+        if self.hardening.is_none:
+            return [(int(feature), float(weight)) for feature, weight in raw]
+        raw = sorted((int(feature), float(weight)) for feature, weight in raw)
+        features = [feature for feature, _ in raw]
+        weights = torch.tensor([[weight for _, weight in raw]], dtype=torch.float64)
+        hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)
+        pairs = zip(features, hardened[0].tolist(), strict=True)
+        return sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
+
+
+class HardenedLimeTabular(_HardenedLime):
+    """AIX360's `LimeTabularExplainer`, hardened.
+
+    Args:
+        *args: as natively.
+        hardening: of the weights of each label; None for `Hardening.recommended()`.
+        bins: name features as natively, "0.10 < age <= 0.50", when they are discretised. The numbers are quartiles of
+            the training set (or other statistics of it) and are only released when asked for; else "age".
+        **kwargs: as natively.
+    """
+
+    _module, _name = "lime.lime_tabular", "LimeTabularExplainer"
+    bins = False
+
+    def __init__(self, *args: Any, hardening: Hardening | None = None, bins: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, hardening=hardening, **kwargs)
+        self.bins = bins
+
+    def _option(self, name: str, value: Any) -> None:
+        if name != "bins":
+            super()._option(name, value)
+        self.bins = value
+
+    def _inputs(self, instance: Any) -> Tensor:
+        row = instance.toarray().ravel() if hasattr(instance, "toarray") else np.asarray(instance)
+        return torch.from_numpy(row.astype(np.float64))[None]
+
+    def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
+        shown = raw.domain_mapper
+        mapper = load(self._module).TableDomainMapper(
+            feature_names=list(shown.exp_feature_names),
+            feature_values=list(shown.feature_values),
+            scaled_row=np.full(len(shown.exp_feature_names), np.nan),
+            categorical_features=[],
+            discretized_feature_names=list(shown.discretized_feature_names or ()) or None if self.bins else None,
+            feature_indexes=shown.feature_indexes,
+        )
+        released = load("lime.explanation").Explanation(mapper, mode=raw.mode, class_names=list(raw.class_names))
+        if raw.mode == "regression":
+            released.predicted_value = released.min_value = released.max_value = np.nan
+        else:
+            released.predict_proba = np.full(len(raw.class_names), np.nan)
+        return released
+
+
+class HardenedLimeText(_HardenedLime):
+    """AIX360's `LimeTextExplainer`, hardened.
+
+    Args:
+        *args: as natively.
+        hardening: of the weights of each label; None for `Hardening.recommended()`.
+        **kwargs: as natively.
+    """
+
+    _module, _name = "lime.lime_text", "LimeTextExplainer"
+
+    def _inputs(self, instance: Any) -> Tensor:
+        if not isinstance(instance, str) or not instance:
+            raise InputError(f"expected a text to explain, got {type(instance).__name__} {instance!r:.40}")
+        return torch.tensor([list(instance.encode("utf-8", "surrogatepass"))])
+
+    def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
+        text = load(self._module)
+        if explainer.char_level:
+            indexed = text.IndexedCharacters(instance, bow=explainer.bow)
+        else:
+            indexed = text.IndexedString(instance, bow=explainer.bow, split_expression=explainer.split_expression)
+        released = load("lime.explanation").Explanation(text.TextDomainMapper(indexed), class_names=[*raw.class_names])
+        released.predict_proba = np.full(len(raw.class_names), np.nan)
+        return released
+
+
+class HardenedLimeImage(_HardenedLime):
+    """AIX360's `LimeImageExplainer`, hardened.
+
+    Args:
+        *args: as natively.
+        hardening: of the weights of each label, one weight a segment; None for `Hardening.recommended()`.
+        **kwargs: as natively.
+    """
+
+    _module, _name = "lime.lime_image", "LimeImageExplainer"
+
+    def _inputs(self, instance: Any) -> Tensor:
+        return torch.from_numpy(np.asarray(instance).astype(np.float64))[None]
+
+    def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
+        segments: NDArray[Any] = np.array(raw.segments)
+        return load(self._module).ImageExplanation(np.array(raw.image), segments)
+
+
+def _digest(predict: Any) -> bytes:
+    """Of the model behind a prediction function, or of the object whose method it is, where no torch model is found."""
+    if isinstance(predict, types.MethodType) and not modules_of(predict):
+        predict = predict.__self__
+    return model_digest(predict)

@@ -1,0 +1,180 @@
+"""ProtoDash over rows that may leave: prototypes from a declared public set, weights hardened.
+
+Natively ProtoDash (arXiv 1707.01212) explains instances by rows of the data set that it is given, usually the training
+set, and returns their indices: whoever asks about a record and is given that record back knows that it is a member.
+No noise on weights mends that, so `HardenedProtoDash` selects from a set that was declared public.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.explain.aix360_base import HardenedAIX360, load_protodash
+from safexplain.explain.protodash_progress import Progress, watched
+from safexplain.hardening import Hardening
+
+__all__ = ["HardenedProtoDash"]
+
+Rows = NDArray[Any]
+
+
+class HardenedProtoDash(HardenedAIX360):
+    """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
+
+    What is lost: the answer no longer shows training cases. It shows the public or synthetic cases that represent the
+    explained instances best.
+
+    The prototypes' indices and their order are exact. They depend on the explained rows and the public rows, so they
+    tell something about the training set only where one of the two does: features computed by the trained model, or a
+    summary of training rows. The weights are hardened for that case.
+
+    Args:
+        public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
+            are. A copy is kept, as `public`; numbers that are not floating point become float64.
+        hardening: of the weights of one answer; None for `Hardening.recommended()`.
+        progress: how a long call is reported. None: a bar on standard error where that is a terminal and the call
+            takes longer than two seconds. False: not at all. A function: called with the estimated fraction of the
+            work done, from 0 to 1, at each hundredth and each second.
+
+    Attributes:
+        public: the candidates, read-only; the prototypes of an answer are `public[S]`.
+
+    Raises:
+        InputError: `public` is not a finite (n, d) array with n > 2.
+    """
+
+    _entry = "explain"
+
+    def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: Progress = None) -> None:
+        super().__init__(hardening)
+        if progress not in (None, False) and not callable(progress):
+            raise ConfigurationError(f"progress must be None, False or a function of a fraction, got {progress!r}")
+        self.public = _rows("public", public).copy()
+        if len(self.public) < 3:
+            raise InputError(f"expected at least 3 public rows to choose from, got {len(self.public)}")
+        self.public.flags.writeable = False
+        self.progress = progress
+
+    @property
+    def _native(self) -> Any:
+        return load_protodash().ProtodashExplainer
+
+    def explain(
+        self, X: Any, Y: Any = None, m: int = 10, kernelType: str = "other", sigma: float = 2, optimizer: str = "cvxpy"
+    ) -> tuple[Rows, Rows, Rows]:
+        """Choose m public rows that represent the rows of X together, and weigh them.
+
+        Args:
+            X: rows to explain (q, d): one instance, or a set that is summarised.
+            Y: candidates, if not all of `public`: any of its rows in any order, with the same numbers.
+            m: how many prototypes; at most one less than there are candidates.
+            kernelType: "other" (or "linear") for the inner product, "Gaussian" for exp(-|x - y|^2 / (2 sigma^2)).
+            sigma: width of the Gaussian kernel; has no effect on the linear one.
+            optimizer: "cvxpy" or "osqp"; both solve the same problem, and share the noise.
+
+        Returns:
+            W, S, V as natively: W (m,) the hardened weights, none below zero; S (m,) the indices of the prototypes in
+            Y, or in `public` without Y, in the order of their selection; V (m,) NaN where natively the objective
+            values stand. With `Hardening.none()` W and S are the native ones. Otherwise, and with the linear kernel,
+            ProtoDash is run on the mean of X, which is all that this kernel sees of it: the same up to rounding.
+
+        Raises:
+            RefusedError: a row of Y is not public.
+            InputError: an array or option cannot be used.
+            MissingExtraError: AIX360 is not installed.
+
+        Warns:
+            UserWarning: a sigma was given that has no effect.
+        """
+        X = _rows("X", X)
+        candidates = self.public if Y is None else self._allowed(_rows("Y", Y))
+        gaussian = _check_options(X, candidates, m, kernelType, sigma, optimizer)
+        if not (gaussian or self.hardening.is_none):
+            X = X.mean(axis=0, keepdims=True)
+        watching = watched(candidates, X, m, gaussian, self.progress) if self.progress is not False else nullcontext()
+        with watching as readable:
+            native = self._native().explain(X, readable or candidates, m, kernelType, sigma, optimizer)
+        weights, chosen = np.array(native[0]), np.array(native[1])
+        if not self.hardening.is_none:
+            kernel = f"Gaussian {float(sigma)!r}" if gaussian else "linear"
+            weights = self._harden(weights, _query(X, gaussian), [_digest(row) for row in candidates[chosen]], kernel)
+        return weights, chosen, np.full(m, np.nan)
+
+    def _allowed(self, Y: Rows) -> Rows:
+        if Y.shape == self.public.shape and np.array_equal(Y, self.public):
+            return Y
+        known = {_digest(row) for row in self.public}
+        others = sum(_digest(row) not in known for row in Y)
+        if others:
+            raise RefusedError(
+                f"{others} of the {len(Y)} rows of Y are not rows of the declared public set. ProtoDash returns rows of"
+                " Y themselves: with Y = training set, whoever asks reads off exactly who is in it. Leave Y out to"
+                " choose from the public set, or declare these rows public: HardenedProtoDash(public=...)"
+            )
+        return Y
+
+    def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
+        """Weights are a function of the query and the prototypes alone, and so is their noise.
+
+        Candidates that were not chosen, or another order of them, give the same weights and must give the same noise.
+        """
+        raw = torch.from_numpy(np.maximum(weights, 0))[None]
+        named = hashlib.blake2b(b"".join(prototypes)).hexdigest()
+        hardened = self.hardening(raw, inputs=query, method=f"ProtoDash {kernel} {named}")
+        return hardened[0].clamp(min=0).numpy().copy()
+
+
+def _rows(name: str, values: Any) -> Rows:
+    rows = np.asarray(values)
+    if rows.dtype.kind in "biu":  # natively, products of uint8 overflow
+        rows = rows.astype(np.float64)
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        raise InputError(
+            f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {rows.shape}"
+            f"{' with NaN or infinity' if rows.dtype.kind == 'f' and rows.size and rows.ndim == 2 else ''}"
+        )
+    return rows
+
+
+def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> bool:
+    """Whether the kernel is the Gaussian one."""
+    if X.shape[1] != candidates.shape[1]:
+        raise InputError(f"X must have the {candidates.shape[1]} features of the candidates, got {X.shape[1]}")
+    if not isinstance(m, int | np.integer) or not 1 <= m < len(candidates):
+        raise InputError(f"m must be a whole number from 1 to {len(candidates) - 1}, one less than rows, got {m!r}")
+    if kernelType not in ("Gaussian", "other", "linear"):  # natively, "gaussian" is silently the linear kernel
+        raise InputError(f"kernelType must be 'Gaussian', 'other' or 'linear', got {kernelType!r}")
+    if optimizer not in ("cvxpy", "osqp"):
+        raise InputError(f"optimizer must be 'cvxpy' or 'osqp', got {optimizer!r}")
+    if not math.isfinite(sigma) or sigma <= 0:
+        raise InputError(f"sigma must be a finite number above 0, got {sigma!r}")
+    if kernelType != "Gaussian" and sigma != 2:
+        warnings.warn(f"sigma={sigma!r} has no effect with kernelType={kernelType!r}", UserWarning, stacklevel=3)
+    return kernelType == "Gaussian"
+
+
+def _digest(row: Rows) -> bytes:
+    return hashlib.blake2b((row.astype(np.float64) + 0.0).tobytes(), digest_size=16).digest()
+
+
+def _query(X: Rows, gaussian: bool) -> Tensor:
+    """What the answer is a function of, as one input: the same for another order of X and for all of X repeated."""
+    if not gaussian:
+        return torch.from_numpy(X.mean(axis=0, keepdims=True))
+    counts = Counter(hashlib.blake2b((row.astype(np.float32) + 0.0).tobytes()).digest() for row in X)
+    once = math.gcd(*counts.values())
+    whole = hashlib.blake2b(digest_size=32)
+    for row in sorted(counts):
+        whole.update(row + (counts[row] // once).to_bytes(8, "little"))
+    return torch.from_numpy(np.frombuffer(whole.digest(), dtype=np.int64).copy())[None]

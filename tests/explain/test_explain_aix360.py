@@ -1,0 +1,243 @@
+"""AIX360: imported only when used, without xport; what is not hardened is refused with the reason."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain import Hardening
+from safexplain.errors import ConfigurationTypeError, MissingExtraError, RefusedError
+from safexplain.explain.aix360 import (
+    REFUSED,
+    HardenedLimeImage,
+    HardenedLimeTabular,
+    HardenedLimeText,
+    HardenedProtoDash,
+    harden_aix360,
+    is_aix360,
+)
+from safexplain.explain.aix360_base import load_protodash
+
+RAW = Hardening.none()
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}", name=name.partition(".")[0])
+
+BLOCKED = {"aix360", "lime", "cvxpy", "osqp"}
+sys.meta_path.insert(0, Block())
+"""
+
+NO_TRACE = """
+import gc, sys, types
+from importlib.util import find_spec
+
+def is_xport(value):
+    return isinstance(value, types.ModuleType) and value.__name__ == "xport"
+
+def no_trace():
+    kept = [value for value in gc.get_objects() if is_xport(value)]
+    holders = [n for n, m in list(sys.modules.items()) if any(map(is_xport, getattr(m, "__dict__", {}).values()))]
+    try:
+        import xport
+    except ModuleNotFoundError as error:
+        assert error.name == "xport"
+    else:
+        raise AssertionError("xport can be imported")
+    assert "xport" not in sys.modules and not holders and not kept, (holders, kept)
+"""
+
+
+def run(*code, path=None):
+    """Run Python code in a process of its own; its standard output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
+    script = "\n".join(textwrap.dedent(part) for part in code)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def named(module, name, *bases):
+    """An instance of a class that says that it comes from a module."""
+    return type(name, bases or (object,), {"__module__": module})()
+
+
+def test_the_module_imports_and_names_explainers_without_importing_aix360():
+    run("""
+        import sys
+        from safexplain.explain.aix360 import HardenedProtoDash, is_aix360
+        Native = type("ProtodashExplainer", (), {"__module__": "aix360.algorithms.protodash.PDASH"})
+        assert is_aix360(Native()) and not is_aix360(sys)
+        HardenedProtoDash([[1.0, 2.0]] * 3)
+        assert not {"aix360", "lime", "cvxpy", "osqp"} & set(sys.modules)
+    """)
+
+
+def test_using_it_without_the_extra_says_what_to_install():
+    run(
+        BLOCK,
+        """
+        from safexplain.errors import MissingExtraError
+        from safexplain.explain.aix360 import HardenedLimeText, HardenedProtoDash
+        dash = HardenedProtoDash([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])
+        for name, use in (("lime", HardenedLimeText), ("aix360", lambda: dash.explain([[1.0, 0.0]], m=1))):
+            try:
+                use()
+            except MissingExtraError as error:
+                assert 'pip install "safexplain[aix360]"' in str(error) and error.name == name, error
+            else:
+                raise AssertionError("no error")
+        assert "xport" not in sys.modules
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [("import a_module_of_nobody", ModuleNotFoundError), ("raise RuntimeError('broken')", RuntimeError)],
+)
+def test_a_broken_installation_is_reported_as_what_it_is(tmp_path: Path, monkeypatch, source, error):
+    for name in [n for n in sys.modules if n.partition(".")[0] == "lime"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "lime").mkdir()
+    (tmp_path / "lime" / "__init__.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(error, match=r"a_module_of_nobody|broken") as caught:
+        HardenedLimeText()
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+def without_xport():
+    pytest.importorskip("aix360")
+    pytest.importorskip("cvxpy")
+    try:
+        import xport  # noqa: F401
+    except ImportError:
+        return
+    pytest.skip("xport is installed here")
+
+
+def test_protodash_imports_without_xport_and_leaves_no_stand_in():
+    without_xport()
+    module = load_protodash()
+    assert module.ProtodashExplainer.__module__ == "aix360.algorithms.protodash.PDASH"
+    with pytest.raises(ModuleNotFoundError, match="xport"):
+        import xport  # noqa: F401
+    holders = [m for m in sys.modules.values() if getattr(getattr(m, "xport", None), "__name__", "") == "xport"]
+    assert holders == []
+
+
+def test_a_failed_import_of_protodash_leaves_no_stand_in_either():
+    without_xport()
+    run(
+        NO_TRACE,
+        """
+        from safexplain.errors import MissingExtraError
+        from safexplain.explain.aix360_base import load_protodash
+        sys.modules["osqp"] = None
+        try:
+            load_protodash()
+        except MissingExtraError as error:
+            assert error.name == "osqp"
+        else:
+            raise AssertionError("no error")
+        no_trace()
+        del sys.modules["osqp"]
+        load_protodash()
+        no_trace()
+        """,
+    )
+
+
+def test_a_stand_in_that_stayed_would_be_found():
+    without_xport()
+    with pytest.raises(AssertionError, match="xport can be imported"):
+        run(NO_TRACE, "sys.modules['xport'] = types.ModuleType('xport')", "no_trace()")
+    with pytest.raises(AssertionError, match="types"):
+        run(NO_TRACE, "types.left = types.ModuleType('xport')", "no_trace()")
+
+
+def test_eight_threads_import_protodash_at_once_and_leave_no_stand_in():
+    without_xport()
+    run(
+        NO_TRACE,
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        from safexplain.explain.aix360_base import load_protodash
+        with ThreadPoolExecutor(8) as pool:
+            modules = list(pool.map(lambda _: load_protodash(), range(16)))
+        assert len({id(m) for m in modules}) == 1
+        no_trace()
+        """,
+    )
+
+
+def test_a_real_xport_is_used(tmp_path: Path):
+    pytest.importorskip("aix360")
+    pytest.importorskip("cvxpy")
+    (tmp_path / "xport.py").write_text("REAL = True")
+    run(
+        """
+        import sys
+        from safexplain.explain.aix360_base import load_protodash
+        load_protodash()
+        assert sys.modules["aix360.algorithms.protodash.PDASH_utils"].xport is sys.modules["xport"]
+        assert sys.modules["xport"].REAL
+        """,
+        path=tmp_path,
+    )
+
+
+def test_explainers_are_recognised_by_where_their_classes_come_from():
+    assert is_aix360(named("aix360.algorithms.protodash.PDASH", "ProtodashExplainer"))
+    assert is_aix360(named("lime.lime_text", "LimeTextExplainer"))
+    own = named("my_code", "Mine", type(named("aix360.algorithms.lbbe", "LocalBBExplainer")))
+    assert is_aix360(own)
+    for other in (named("my_code", "Mine"), named("limelight.x", "Y"), named("captum.attr", "Lime"), 3, None, np):
+        assert not is_aix360(other)
+
+
+@pytest.mark.parametrize("part", REFUSED)
+def test_what_is_not_hardened_is_refused_with_the_reason(part):
+    native = named(f"aix360.algorithms.{part}.some_module", "SomeExplainer")
+    with pytest.raises(RefusedError) as caught:
+        harden_aix360(native, RAW)
+    assert str(caught.value) == f"SomeExplainer is not supported: {REFUSED[part]}"
+
+
+def test_classes_that_nobody_has_read_are_refused():
+    own = named("my_code", "Mine", type(named("lime.lime_text", "LimeTextExplainer")))
+    with pytest.raises(RefusedError, match="Mine is not supported: nobody has read"):
+        harden_aix360(own, RAW)
+    with pytest.raises(ConfigurationTypeError, match="expected an AIX360 or LIME explainer, got dict"):
+        harden_aix360({}, RAW)
+
+
+def test_every_package_of_aix360_is_hardened_or_refused():
+    algorithms = pytest.importorskip("aix360.algorithms")
+    packages = {m.name for m in pkgutil.iter_modules(algorithms.__path__) if m.ispkg}
+    assert packages == {*REFUSED, "protodash", "lime", "tsutils"}
+
+
+def test_hardening_twice_is_refused():
+    dash = HardenedProtoDash(np.eye(4), hardening=RAW)
+    with pytest.raises(ConfigurationTypeError, match="already hardened"):
+        harden_aix360(dash, RAW)
+
+
+@pytest.mark.parametrize("kind", [HardenedProtoDash, HardenedLimeTabular, HardenedLimeText, HardenedLimeImage])
+def test_a_hardened_class_says_which_method_is_called(kind):
+    assert callable(getattr(kind, kind._entry))

@@ -1,0 +1,485 @@
+"""Hardened LIME: an answer holds hardened weights, names and what the client sent, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import pickle
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression, Ridge
+from torch import nn
+
+from safexplain import GaussianNoise, Hardening, UnitNorm
+from safexplain.errors import ConfigurationTypeError, InputError, OpaqueModelWarning
+from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, harden_aix360
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+lime_image = pytest.importorskip("lime.lime_image")
+lime_tabular = pytest.importorskip("lime.lime_tabular")
+lime_text = pytest.importorskip("lime.lime_text")
+native_lime = pytest.importorskip("aix360.algorithms.lime")
+
+KEY = b"a key of thirty-two bytes, fixed"
+RAW = Hardening.none()
+NOISY = Hardening(noise=GaussianNoise(0.5, key=KEY), grid=2.0**-30)
+TABLE = np.random.default_rng(0).normal(3.0, 2.0, (200, 6))
+NAMES = ["age", "income", "height", "weight", "debt", "visits"]
+
+
+def net(features, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+TABLE_NET, LETTER_NET, IMAGE_NET = net(6), net(26), net(8 * 8 * 3)
+
+
+def probabilities(model, rows):
+    with torch.no_grad():
+        return model(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float64))).softmax(1).numpy()
+
+
+def of_rows(rows):
+    return probabilities(TABLE_NET, rows)
+
+
+def of_texts(texts):
+    return probabilities(LETTER_NET, np.array([[text.count(chr(97 + i)) for i in range(26)] for text in texts]) / 3)
+
+
+def of_images(images):
+    return probabilities(IMAGE_NET, np.asarray(images).reshape(len(images), -1))
+
+
+def blocks(image):
+    """Segments of 2 x 2 pixels."""
+    return (np.arange(8)[:, None] // 2) * 4 + np.arange(8)[None] // 2
+
+
+def kernel(distances, kernel_width):
+    return np.exp(-(distances**2) / kernel_width**2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of LIME, what it is made of and what it is asked."""
+
+    hardened: type
+    native: type
+    lime: type
+    made_of: tuple
+    instance: Any
+    predict: Any
+    options: dict
+
+    def ask(self, explainer, **options):
+        return explainer.explain_instance(self.instance, self.predict, **{**self.options, **options})
+
+    def make(self, hardening=NOISY, **options):
+        return self.hardened(*self.made_of, hardening=hardening, **options)
+
+
+CASES = {
+    "tabular": Case(
+        HardenedLimeTabular,
+        native_lime.LimeTabularExplainer,
+        lime_tabular.LimeTabularExplainer,
+        (TABLE, "classification", None, NAMES),
+        TABLE[3],
+        of_rows,
+        {"num_samples": 60},
+    ),
+    "text": Case(
+        HardenedLimeText,
+        native_lime.LimeTextExplainer,
+        lime_text.LimeTextExplainer,
+        (),
+        "a quick fox and a lazy dog and another fox",
+        of_texts,
+        {"num_samples": 60},
+    ),
+    "image": Case(
+        HardenedLimeImage,
+        native_lime.LimeImageExplainer,
+        lime_image.LimeImageExplainer,
+        (),
+        np.random.default_rng(1).random((8, 8, 3)),
+        of_images,
+        {"num_samples": 60, "segmentation_fn": blocks, "top_labels": None},
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def weights(answer, label=1):
+    return dict(answer.local_exp[label])
+
+
+def noise_of(case, label=1, **options):
+    """What is added to the weight of each feature."""
+    plain, noisy = (case.ask(case.make(h, random_state=0), **options) for h in (RAW, NOISY))
+    return {f: round(w - weights(plain, label)[f], 6) for f, w in weights(noisy, label).items()}
+
+
+@cases
+def test_without_hardening_the_weights_are_the_native_ones(case):
+    expected = case.ask(case.native(*case.made_of, random_state=7), labels=(0, 2))
+    answer = case.ask(case.make(RAW, random_state=7), labels=(0, 2))
+    assert answer.local_exp == expected.local_exp
+    assert type(answer) is type(expected)
+
+
+@cases
+def test_the_weights_of_each_label_are_hardened_together(case):
+    plain = case.ask(case.make(RAW, random_state=0), labels=(0, 1))
+    answer = case.ask(case.make(Hardening(clip=UnitNorm()), random_state=0), labels=(0, 1))
+    for label in (0, 1):
+        norm = np.linalg.norm(list(weights(plain, label).values()))
+        assert weights(answer, label) == pytest.approx({f: w / norm for f, w in weights(plain, label).items()})
+        assert norm != pytest.approx(1)
+        sizes = [abs(w) for _, w in answer.local_exp[label]]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@cases
+def test_the_recommended_hardening_is_the_default(case):
+    assert case.hardened(*case.made_of).hardening == Hardening.recommended()
+
+
+@cases
+def test_asking_again_gives_the_same_answer(case):
+    explainer = case.make()
+    first = case.ask(explainer)
+    assert case.ask(explainer).local_exp == first.local_exp
+    assert case.ask(case.make()).local_exp == first.local_exp
+    plain = case.make(RAW)
+    assert case.ask(plain).local_exp == case.ask(plain).local_exp
+    native = case.native(*case.made_of)
+    assert case.ask(native).local_exp != case.ask(native).local_exp
+
+
+@cases
+def test_a_random_state_of_the_caller_is_where_every_call_starts(case):
+    state = np.random.RandomState(5)
+    explainer = case.make(RAW, random_state=state)
+    state.random(100)
+    first = case.ask(explainer)
+    assert first.local_exp == case.ask(explainer).local_exp
+    assert first.local_exp == case.ask(case.native(*case.made_of, random_state=np.random.RandomState(5))).local_exp
+    assert first.local_exp != case.ask(case.make(RAW, random_state=6)).local_exp
+
+
+@cases
+def test_options_that_only_estimate_share_the_noise(case):
+    assert noise_of(case) == noise_of(case, num_samples=61) == noise_of(case, labels=(0, 1), model_regressor=Ridge(9))
+
+
+@cases
+def test_another_question_meets_other_noise(case):
+    asked = noise_of(case, labels=(0, 1))
+    changed = {**case.__dict__, "instance": case.instance + ("!" if isinstance(case.instance, str) else 1e-3)}
+    for other in (noise_of(case, label=0, labels=(0, 1)), noise_of(Case(**changed)), noise_of(case, num_features=3)):
+        assert not {*asked.values()} & {*other.values()}
+
+
+@cases
+def test_another_model_meets_other_noise(case):
+    before = noise_of(case)
+    module = {"tabular": TABLE_NET, "text": LETTER_NET, "image": IMAGE_NET}[next(k for k in CASES if CASES[k] is case)]
+    kept = copy.deepcopy(module.state_dict())
+    try:
+        with torch.no_grad():
+            module[0].weight[0, 0] += 1e-9
+        assert not {*before.values()} & {*noise_of(case).values()}
+    finally:
+        module.load_state_dict(kept)
+    assert noise_of(case) == before
+
+
+@cases
+def test_labels_come_in_increasing_order_and_not_in_that_of_the_prediction(case):
+    native = case.ask(case.native(*case.made_of, random_state=0), top_labels=3)
+    answer = case.ask(case.make(random_state=0), top_labels=3)
+    assert list(answer.local_exp) == [0, 1, 2]
+    assert native.top_labels != [0, 1, 2] or list(native.local_exp) != [0, 1, 2]
+    assert getattr(answer, "top_labels", None) is None
+
+
+@cases
+def test_eight_threads_get_right_answers(case):
+    explainer = case.make(random_state=3)
+    instances = [case.instance + (" " + "fox " * i if isinstance(case.instance, str) else i / 9) for i in range(16)]
+
+    def ask(instance):
+        return explainer.explain_instance(instance, case.predict, **case.options).local_exp
+
+    one_by_one = [ask(instance) for instance in instances]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, instances * 2)) == one_by_one * 2
+
+
+FLOAT, TEXT = 1234.56789012345, "a marker that must not leave"
+ALLOWED = {"local_exp", "class_names", "mode", "domain_mapper", "image", "segments", "dummy_label", "random_state"}
+ALLOWED |= {"exp_feature_names", "feature_names", "feature_values", "feature_indexes", "indexed_string"}
+
+
+def plant(value):
+    """Markers in every attribute that is not on the list, and in new ones, of an answer and of what it holds."""
+    for name in {*vars(value), "an_extra_attribute"} - ALLOWED:
+        setattr(value, name, {FLOAT: [TEXT, np.array([FLOAT])]})
+    if hasattr(value, "domain_mapper"):
+        plant(value.domain_mapper)
+        if hasattr(value.domain_mapper, "indexed_string"):
+            value.domain_mapper.indexed_string.an_extra_attribute = [TEXT, FLOAT]
+    value.intercept = dict.fromkeys(getattr(value, "local_exp", ()), FLOAT)
+    return value
+
+
+def planting(kind):
+    class Planting(kind):
+        @functools.wraps(kind.explain_instance)
+        def explain_instance(self, *args, **kwargs):
+            return plant(super().explain_instance(*args, **kwargs))
+
+    return Planting
+
+
+def reachable(value, seen=None):
+    """Every object that can be got at from a value by attributes, items, closures and array elements."""
+    seen = {} if seen is None else seen
+    if id(value) in seen or isinstance(value, type):
+        return seen
+    seen[id(value)] = value
+    inner = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, dict):
+        inner += [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner += list(value)
+    elif isinstance(value, np.ndarray) and value.size < 10_000:
+        inner += [*value.ravel().tolist(), value.base]
+    inner += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    for part in inner:
+        reachable(part, seen)
+    return seen
+
+
+def holds(answer):
+    """How the markers can be read from an answer."""
+    found = set()
+    for value in reachable(answer).values():
+        if isinstance(value, float) and abs(value - FLOAT) < 1e-6:
+            found.add("float")
+        if isinstance(value, str) and TEXT in value:
+            found.add("text")
+    stored = pickle.dumps(answer)
+    if any(struct.pack(code, FLOAT) in stored for code in ("<d", ">d")):
+        found.add("pickled float")
+    if TEXT.encode() in stored:
+        found.add("pickled text")
+    return found
+
+
+@cases
+@pytest.mark.parametrize("hardening", [RAW, NOISY], ids=["none", "noisy"])
+def test_nothing_that_is_not_listed_leaves(case, hardening):
+    explainer = planting(case.lime)(*case.made_of, random_state=0)
+    native = case.ask(explainer)
+    assert holds(native) == {"float", "text", "pickled float", "pickled text"}
+    answer = case.ask(case.hardened.around(explainer, hardening))
+    assert weights(answer)
+    assert holds(answer) == set()
+
+
+@cases
+def test_withheld_numbers_are_nan(case):
+    native, answer = case.ask(case.native(*case.made_of, random_state=0)), case.ask(case.make(random_state=0))
+    for name in {"score", "local_pred", "predict_proba"} & vars(native).keys():
+        assert np.isfinite(getattr(native, name)).all()
+        assert np.isnan(getattr(answer, name)).all()
+    assert np.isfinite(native.intercept[1])
+    assert np.isnan(answer.intercept[1])
+
+
+@cases
+def test_a_native_explainer_is_left_as_it_is_and_an_earlier_answer_stays_in_it(case):
+    native = case.native(*case.made_of, random_state=0)
+    earlier = case.ask(native)
+    before = native.explainer.random_state.get_state()[1].copy()
+    wrapped = harden_aix360(native, NOISY)
+    case.ask(wrapped)
+    assert native.explanation is earlier
+    assert np.array_equal(native.explainer.random_state.get_state()[1], before)
+    assert not any(value is earlier for value in reachable(wrapped).values())
+    assert any(value is earlier for value in reachable(native).values())
+
+
+@cases
+def test_the_wrapped_explainer_may_be_that_of_aix360_or_of_lime(case):
+    expected = case.ask(case.make(random_state=0)).local_exp
+    for kind in (case.native, case.lime):
+        wrapped = harden_aix360(kind(*case.made_of, random_state=0), NOISY)
+        assert type(wrapped) is case.hardened
+        assert wrapped._native is case.lime
+        assert case.ask(wrapped).local_exp == expected
+
+
+@cases
+def test_a_regressor_of_the_caller_is_not_fitted(case):
+    mine, theirs = Ridge(), Ridge()
+    case.ask(case.make(random_state=0), model_regressor=mine)
+    case.ask(case.native(*case.made_of, random_state=0), model_regressor=theirs)
+    assert not hasattr(mine, "coef_")
+    assert hasattr(theirs, "coef_")
+
+
+@cases
+def test_verbose_explainers_print_nothing_of_the_model(case, capsys):
+    case.ask(case.make(verbose=True))
+    assert capsys.readouterr().out == ""
+    case.ask(case.native(*case.made_of, verbose=True))
+    assert "Intercept" in capsys.readouterr().out
+
+
+@cases
+def test_an_explainer_pickles_where_the_native_one_does(case):
+    options = {"kernel": kernel, "random_state": 0}
+    options |= {"discretize_continuous": False} if case.hardened is HardenedLimeTabular else {}
+    pickle.dumps(case.native(*case.made_of, **options))
+    explainer = case.make(**options)
+    assert case.ask(pickle.loads(pickle.dumps(explainer))).local_exp == case.ask(explainer).local_exp
+    seeded_by_key = case.make(**{**options, "random_state": None})
+    assert case.ask(pickle.loads(pickle.dumps(seeded_by_key))).local_exp == case.ask(seeded_by_key).local_exp
+
+
+@cases
+def test_the_contract_finds_what_it_needs(case):
+    explainer = case.make()
+    assert explainer._native is case.lime
+    assert callable(getattr(explainer, explainer._entry))
+    assert repr(explainer) == f"{case.hardened.__name__}(hardening={NOISY!r})"
+
+
+def test_names_of_features_carry_no_training_quartiles_unless_asked_for():
+    case = CASES["tabular"]
+    native = [name for name, _ in case.ask(case.native(*case.made_of, random_state=0)).as_list()]
+    plain = [name for name, _ in case.ask(case.make(random_state=0)).as_list()]
+    asked = [name for name, _ in case.ask(case.make(random_state=0, bins=True)).as_list()]
+    assert set(plain) == set(NAMES)
+    assert set(asked) == set(native)
+    assert all(any(c.isdigit() for c in name) for name in native)
+    quartiles = {f"{q:.2f}" for q in np.percentile(TABLE, [25, 50, 75], axis=0).ravel()}
+    assert any(q in name for q in quartiles for name in native)
+    wrapped = harden_aix360(case.native(*case.made_of, random_state=0), NOISY, bins=True)
+    assert {name for name, _ in case.ask(wrapped).as_list()} == set(native)
+
+
+def test_training_means_cannot_be_read_from_the_scaled_row():
+    case = CASES["tabular"]
+    native = case.ask(case.native(*case.made_of, discretize_continuous=False, random_state=0))
+    scaled = native.domain_mapper.scaled_row
+    np.testing.assert_allclose(case.instance - scaled * TABLE.std(0), TABLE.mean(0))
+    answer = case.ask(case.make(discretize_continuous=False, random_state=0))
+    assert np.isnan(answer.domain_mapper.scaled_row).all()
+
+
+def test_a_regression_has_one_answer_and_its_negative():
+    def prices(rows):
+        return of_rows(rows)[:, 0]
+
+    made_of, options = (TABLE, "regression", None, NAMES), {"num_samples": 60}
+    native = native_lime.LimeTabularExplainer(*made_of, random_state=0).explain_instance(TABLE[3], prices, **options)
+    plain = HardenedLimeTabular(*made_of, random_state=0, hardening=RAW).explain_instance(TABLE[3], prices, **options)
+    answer = HardenedLimeTabular(*made_of, random_state=0, hardening=NOISY)
+    answer = answer.explain_instance(TABLE[3], prices, **options)
+    assert plain.local_exp == native.local_exp
+    assert answer.local_exp[0] == [(feature, -weight) for feature, weight in answer.local_exp[1]]
+    assert answer.as_list() != native.as_list()
+    assert np.isfinite([native.predicted_value, native.min_value, native.max_value]).all()
+    assert np.isnan([answer.predicted_value, answer.min_value, answer.max_value]).all()
+
+
+def test_categories_and_sparse_rows_are_named_as_natively():
+    table = np.column_stack([TABLE[:, :2], np.arange(200) % 3])
+    options = {"feature_names": ["age", "income", "colour"], "categorical_features": [2], "random_state": 0}
+    options["categorical_names"] = {2: ["red", "green", "blue"]}
+
+    def predict(rows):
+        return of_rows(np.column_stack([rows, rows]))
+
+    answer = HardenedLimeTabular(table, hardening=NOISY, **options).explain_instance(table[4], predict, num_samples=60)
+    assert {name for name, _ in answer.as_list()} == {"age", "income", "colour=green"}
+
+    def sparse_predict(rows):
+        return of_rows(rows.toarray())
+
+    sparse = csr_matrix(np.where(TABLE > 4, TABLE, 0))
+    made = HardenedLimeTabular(sparse, feature_names=NAMES, hardening=RAW, random_state=0)
+    native = native_lime.LimeTabularExplainer(sparse, feature_names=NAMES, random_state=0)
+    answers = [e.explain_instance(sparse[0], sparse_predict, num_samples=60).as_list() for e in (made, native)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"bow": False}, {"char_level": True, "bow": False}], ids=str)
+def test_words_and_their_places_are_named_as_natively(options):
+    case = CASES["text"]
+    native = case.ask(case.native(random_state=0, **options))
+    answer = case.ask(case.make(RAW, random_state=0, **options))
+    assert answer.as_list() == native.as_list()
+    if options.get("bow", True):
+        assert answer.as_list(positions=True) == native.as_list(positions=True)
+
+
+def test_an_image_shows_its_hardened_segments():
+    case = CASES["image"]
+    answer = case.ask(case.make(random_state=0))
+    image, mask = answer.get_image_and_mask(1, positive_only=True, num_features=4)
+    best = [segment for segment, weight in answer.local_exp[1] if weight > 0][:4]
+    assert np.array_equal(mask == 1, np.isin(blocks(image), best))
+    assert np.array_equal(answer.segments, blocks(image))
+    assert np.array_equal(answer.image, case.instance)
+    assert answer.image is not case.instance
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_page_shows_hardened_weights_and_no_probabilities():
+    case = CASES["tabular"]
+    native, answer = case.ask(case.native(*case.made_of, random_state=0)), case.ask(case.make(random_state=0))
+    page = answer.as_html()
+    assert str(answer.as_list()[0][1]) in page
+    for p in native.predict_proba:
+        assert str(p) in native.as_html()
+        assert str(p) not in page
+
+
+def test_a_model_that_is_not_torch_is_warned_about_unless_nothing_is_noised():
+    labels = np.arange(200) % 2
+    classifier = LogisticRegression().fit(TABLE, labels)
+    with pytest.warns(OpaqueModelWarning, match="LogisticRegression"):
+        HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], classifier.predict_proba, num_samples=50)
+    again = HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(
+        TABLE[0], classifier.predict_proba, num_samples=50
+    )  # warned once
+    other = LogisticRegression().fit(TABLE, labels)
+    plain = HardenedLimeTabular(TABLE, hardening=RAW)
+    plain = plain.explain_instance(TABLE[0], other.predict_proba, num_samples=50)
+    assert plain.as_list() != again.as_list()
+
+
+def test_what_cannot_be_answered_is_said():
+    with pytest.raises(InputError, match="expected a text"):
+        HardenedLimeText(hardening=NOISY).explain_instance(["words"], of_texts)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        HardenedLimeText(hardening=NOISY).explain_instance("words")
+    with pytest.raises(ConfigurationTypeError, match="hardening must be"):
+        HardenedLimeImage(hardening="strong")
+    with pytest.raises(TypeError, match="no option 'bins'"):
+        harden_aix360(lime_text.LimeTextExplainer(), NOISY, bins=True)

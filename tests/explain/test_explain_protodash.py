@@ -1,0 +1,350 @@
+"""HardenedProtoDash: prototypes come from the public set, weights are hardened, nothing else leaves."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+
+from safexplain import GaussianNoise, Hardening, UnitNorm
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain import protodash_progress
+from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360
+from safexplain.explain.aix360_base import load_protodash
+
+for needed in ("aix360", "cvxpy", "osqp"):
+    pytest.importorskip(needed)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
+    'ignore:"polish" is deprecated:DeprecationWarning',
+    "ignore:The default value of raise_error:PendingDeprecationWarning",
+)
+
+KEY = b"a key of thirty-two bytes, fixed"
+RAW = Hardening.none()
+NOISY = Hardening(noise=GaussianNoise(0.5, key=KEY), grid=2.0**-30)
+LIFTED = 100.0
+DIGITS = load_digits().data[np.random.default_rng(0).permutation(1797)] / 16
+PUBLIC, ASKED = DIGITS[:120], DIGITS[1000:1005]
+kernels = pytest.mark.parametrize("kernel", ["other", "Gaussian"])
+
+
+def native():
+    return load_protodash().ProtodashExplainer()
+
+
+def noise_of(X, Y=None, m=3, public=PUBLIC, **options):
+    """What was added to the weight of each prototype, by its row; weights are scaled up so that none is cut at 0."""
+    explainer = HardenedProtoDash(public, hardening=NOISY)
+    explainer._harden = lambda weights, *query: lifted(weights + LIFTED, *query)
+    lifted = HardenedProtoDash(public, hardening=NOISY)._harden
+    W, S, _ = explainer.explain(X, Y, m, **options)
+    plain, same, _ = HardenedProtoDash(public, hardening=RAW).explain(X, Y, m, **options)
+    assert np.array_equal(S, same)
+    rows = (public if Y is None else Y)[S]
+    return {row.tobytes(): added for row, added in zip(rows, W - LIFTED - plain, strict=True)}
+
+
+def alike(a, b):
+    return a.keys() == b.keys() and all(abs(a[row] - b[row]) < 2e-3 for row in a)
+
+
+@kernels
+@pytest.mark.parametrize("optimizer", ["cvxpy", "osqp"])
+def test_without_hardening_weights_and_prototypes_are_the_native_ones(kernel, optimizer):
+    explainer = HardenedProtoDash(PUBLIC, hardening=RAW)
+    expected = native().explain(ASKED, PUBLIC, 4, kernel, 2, optimizer)
+    for Y in (None, PUBLIC):
+        W, S, _ = explainer.explain(ASKED, Y, 4, kernelType=kernel, sigma=2, optimizer=optimizer)
+        assert np.array_equal(W, expected[0])
+        assert np.array_equal(S, expected[1])
+
+
+@kernels
+def test_hardening_leaves_the_prototypes_as_they_are_natively(kernel):
+    _, expected, _ = native().explain(ASKED, PUBLIC, 5, kernel)
+    hardened = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    assert np.array_equal(hardened.explain(ASKED, m=5, kernelType=kernel)[1], expected)
+
+
+@pytest.mark.parametrize("hardening", [RAW, NOISY])
+def test_objective_values_never_leave(hardening):
+    assert np.isfinite(native().explain(ASKED, PUBLIC, 3)[2]).all()
+    V = HardenedProtoDash(PUBLIC, hardening=hardening).explain(ASKED, m=3)[2]
+    assert V.shape == (3,)
+    assert np.isnan(V).all()
+
+
+@kernels
+def test_the_weights_of_an_answer_are_hardened_as_one_explanation(kernel):
+    W = native().explain(ASKED, PUBLIC, 4, kernel)[0]
+    released = HardenedProtoDash(PUBLIC, hardening=Hardening(clip=UnitNorm())).explain(ASKED, m=4, kernelType=kernel)[0]
+    assert released.dtype == W.dtype
+    np.testing.assert_allclose(released, W / np.linalg.norm(W), atol=1e-6)
+    assert not np.allclose(released, W)
+
+
+def test_the_recommended_hardening_is_the_default(monkeypatch):
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "0" * 64)
+    assert HardenedProtoDash(PUBLIC).hardening == Hardening.recommended()
+    plain = HardenedProtoDash(PUBLIC, hardening=RAW).explain(ASKED, m=4)[0]
+    assert not np.allclose(HardenedProtoDash(PUBLIC).explain(ASKED, m=4)[0], plain)
+
+
+def test_no_released_weight_is_negative():
+    released = [HardenedProtoDash(PUBLIC, hardening=NOISY).explain(x[None], m=4)[0] for x in DIGITS[300:320]]
+    assert min(w.min() for w in released) == 0
+    assert max(w.max() for w in released) > 0
+
+
+def test_asking_again_gives_the_same_answer():
+    first, _, _ = HardenedProtoDash(PUBLIC, hardening=NOISY).explain(ASKED, m=4)
+    again, _, _ = HardenedProtoDash(PUBLIC, hardening=NOISY).explain(ASKED, m=4)
+    other_key, _, _ = HardenedProtoDash(PUBLIC, hardening=NOISY.with_key(bytes(32))).explain(ASKED, m=4)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other_key)
+
+
+@kernels
+def test_the_same_question_written_differently_meets_the_same_noise(kernel):
+    asked = noise_of(ASKED, kernelType=kernel)
+    assert alike(asked, noise_of(ASKED[::-1], kernelType=kernel))
+    assert alike(asked, noise_of(np.concatenate([ASKED, ASKED]), kernelType=kernel))
+    assert alike(asked, noise_of(ASKED, PUBLIC[::-1].copy(), kernelType=kernel))
+    assert alike(asked, noise_of(ASKED, kernelType=kernel, optimizer="osqp"))
+    unchosen = np.array([row.tobytes() not in asked for row in PUBLIC])
+    unchosen[np.flatnonzero(unchosen)[5:]] = False
+    assert alike(asked, noise_of(ASKED, PUBLIC[~unchosen], kernelType=kernel))
+    assert alike(asked, noise_of(ASKED, public=PUBLIC[~unchosen], kernelType=kernel))
+
+
+@kernels
+def test_another_question_meets_other_noise(kernel):
+    asked = noise_of(ASKED, kernelType=kernel)
+    for other in (
+        noise_of(ASKED + 1e-6, kernelType=kernel),
+        noise_of(ASKED[[0, 1, 2, 3, 4, 4]], kernelType=kernel),
+        noise_of(ASKED, m=4, kernelType=kernel),
+        noise_of(ASKED, kernelType="other" if kernel == "Gaussian" else "Gaussian"),
+    ):
+        close = np.abs(np.subtract.outer([*asked.values()], [*other.values()])) < 2e-3
+        assert close.sum() < 2  # the same noise would be as close for all three
+
+
+def test_the_width_of_a_gaussian_kernel_is_part_of_the_question():
+    assert not alike(noise_of(ASKED, kernelType="Gaussian"), noise_of(ASKED, kernelType="Gaussian", sigma=2.0001))
+
+
+def test_a_candidate_that_is_not_public_is_refused():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    training = np.concatenate([PUBLIC[:10], DIGITS[500:502]])
+    with pytest.raises(RefusedError, match=r"2 of the 12 rows of Y are not rows of the declared public set.*training"):
+        explainer.explain(ASKED, training, 3)
+    with pytest.raises(RefusedError, match="1 of the 10"):
+        explainer.explain(ASKED, PUBLIC[:10] + np.eye(10, 64) * [[1e-9]] * (np.arange(10) == 3)[:, None], 3)
+
+
+def test_prototypes_are_rows_of_the_public_set_and_index_the_candidates_given():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    some = PUBLIC[[50, 7, 90, 3, 8, 71, 20]]
+    _, S, _ = explainer.explain(ASKED, some, 4)
+    assert np.array_equal(S, native().explain(ASKED, some, 4)[1])
+    public = {row.tobytes() for row in PUBLIC}
+    assert {row.tobytes() for row in some[S]} <= public
+    assert {row.tobytes() for row in explainer.public[explainer.explain(ASKED, m=9)[1]]} <= public
+
+
+def test_the_public_set_is_a_copy_that_cannot_be_written():
+    mine = PUBLIC.copy()
+    explainer = HardenedProtoDash(mine, hardening=NOISY)
+    mine[:] = 0
+    assert np.array_equal(explainer.public, PUBLIC)
+    with pytest.raises(ValueError, match="read-only"):
+        explainer.public[0, 0] = 1
+
+
+def test_nothing_that_is_planted_in_the_native_answer_leaves(monkeypatch):
+    marker = 1234.56789012345
+    kind = load_protodash().ProtodashExplainer
+    plain = kind.explain
+
+    def planted(self, *args):
+        W, S, V = plain(self, *args)
+        self.last = marker
+        return W, S, V * 0 + marker, {"marker": marker}, marker
+
+    monkeypatch.setattr(kind, "explain", planted)
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    released = explainer.explain(ASKED, m=3)
+    assert [type(array) for array in released] == [np.ndarray] * 3
+    assert all(array.base is None for array in released)
+    held = pickle.dumps(native().explain(ASKED, PUBLIC, 3))
+    shown = pickle.dumps((released, explainer))
+    for code in (struct.pack("<d", marker), struct.pack(">d", marker)):
+        assert code in held
+        assert code not in shown
+    assert str(marker) not in repr((released, explainer))
+
+
+def auc_bound(n: int) -> float:
+    """How far the AUC of n members and n others is from 1/2 in one of a thousand runs at chance."""
+    return 3.3 * np.sqrt((2 * n + 1) / (12 * n * n))
+
+
+def test_whoever_asks_about_a_record_learns_its_membership_natively_and_nothing_from_a_public_set():
+    rows = DIGITS / np.linalg.norm(DIGITS, axis=1, keepdims=True)
+    members, others, public = rows[:80], rows[80:160], rows[160:240]
+    member = [1] * 80 + [0] * 80
+    queries = np.concatenate([members, others])
+
+    def largest(explain):
+        return [explain(x[None])[0].max() for x in queries]
+
+    plain = native()
+    leaking = largest(lambda x: plain.explain(x, members, 2, optimizer="osqp"))
+    assert roc_auc_score(member, leaking) > 0.98
+    given_back = [(members[plain.explain(x[None], members, 2, optimizer="osqp")[1]] == x).all(1).any() for x in queries]
+    assert given_back[1:] == [bool(inside) for inside in member[1:]]  # ProtoDash never chooses the first row of Y
+    hardened = HardenedProtoDash(public, hardening=Hardening.recommended(KEY))
+    safe = largest(lambda x: hardened.explain(x, m=2, optimizer="osqp"))
+    assert abs(roc_auc_score(member, safe) - 0.5) < auc_bound(80) < 0.2
+
+
+def test_eight_threads_get_right_answers():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    queries = [DIGITS[i : i + 2] for i in range(300, 324)]
+    one_by_one = [explainer.explain(X, m=3) for X in queries]
+    with ThreadPoolExecutor(8) as pool:
+        at_once = list(pool.map(lambda X: explainer.explain(X, m=3), queries))
+    for a, b in zip(one_by_one, at_once, strict=True):
+        assert np.array_equal(a[0], b[0])
+        assert np.array_equal(a[1], b[1])
+
+
+@kernels
+def test_progress_is_told_as_an_increasing_fraction_and_changes_nothing(kernel):
+    told = []
+    watched = HardenedProtoDash(PUBLIC, hardening=RAW, progress=told.append).explain(ASKED, m=4, kernelType=kernel)
+    plain = HardenedProtoDash(PUBLIC, hardening=RAW, progress=False).explain(ASKED, m=4, kernelType=kernel)
+    assert np.array_equal(watched[0], plain[0])
+    assert np.array_equal(watched[1], plain[1])
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert 50 < len(told) <= 102
+    assert max(b - a for a, b in pairwise(told)) < 0.05
+    assert type(watched[0]) is type(watched[1]) is np.ndarray
+
+
+def test_a_long_call_shows_a_bar_on_a_terminal_only(monkeypatch, capsys):
+    screen = io.StringIO()
+    explainer = HardenedProtoDash(PUBLIC, hardening=RAW)
+    explainer.explain(ASKED, m=3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(protodash_progress, "Console", lambda stderr: Console(file=screen, force_terminal=True))
+    explainer.explain(ASKED, m=3)
+    assert "ProtoDash" not in screen.getvalue()
+    monkeypatch.setattr(protodash_progress, "_PATIENCE", 0.0)
+    explainer.explain(ASKED, m=3)
+    assert "ProtoDash" in screen.getvalue()
+    assert "100%" in screen.getvalue()
+
+
+@kernels
+@pytest.mark.parametrize("hardening", [RAW, NOISY], ids=["none", "noisy"])
+def test_the_first_candidate_is_never_chosen_as_natively(kernel, hardening):
+    explainer = HardenedProtoDash(PUBLIC, hardening=hardening)
+    for Y in (PUBLIC[:6], PUBLIC[[4, 0, 1, 2, 3, 5]]):
+        assert set(native().explain(Y[:1], Y, 5, kernel)[1]) == {1, 2, 3, 4, 5}
+        assert set(explainer.explain(Y[:1], Y, 5, kernel)[1]) == {1, 2, 3, 4, 5}
+
+
+def test_whole_numbers_do_not_overflow_as_they_do_natively():
+    grey = (PUBLIC * 200 + 1).astype(np.uint8)
+    W, S, _ = HardenedProtoDash(grey, hardening=RAW).explain(grey[50:53], m=3)
+    right = native().explain(grey[50:53].astype(float), grey.astype(float), 3)
+    with np.errstate(all="ignore"):
+        wrong = native().explain(grey[50:53], grey, 1)
+    true = native().explain(grey[50:53].astype(float), grey.astype(float), 1)
+    assert np.array_equal(W, right[0])
+    assert np.array_equal(S, right[1])
+    assert wrong[0][0] != true[0][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"X": ASKED[0]}, r"X must be a \(rows, features\) array"),
+        ({"X": ASKED[:0]}, "X must be"),
+        ({"X": ASKED * np.nan}, "NaN or infinity"),
+        ({"X": ASKED[:, :5]}, "64 features"),
+        ({"X": np.array([["a"] * 64])}, "finite numbers"),
+        ({"m": 0}, "m must be a whole number from 1 to 119"),
+        ({"m": 120}, "from 1 to 119"),
+        ({"m": 2.5}, "whole number"),
+        ({"kernelType": "gaussian"}, "kernelType must be"),
+        ({"optimizer": "cvxopt"}, "optimizer must be"),
+        ({"kernelType": "Gaussian", "sigma": 0}, "sigma must be"),
+        ({"kernelType": "Gaussian", "sigma": np.nan}, "sigma must be"),
+    ],
+)
+@pytest.mark.parametrize("hardening", [RAW, NOISY])
+def test_what_cannot_be_answered_is_said(options, message, hardening):
+    explainer = HardenedProtoDash(PUBLIC, hardening=hardening)
+    with pytest.raises(InputError, match=message):
+        explainer.explain(**{"X": ASKED, "m": 3} | options)
+
+
+def test_a_width_without_effect_is_warned_about_and_changes_nothing():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    with pytest.warns(UserWarning, match="sigma=0.1 has no effect with kernelType='other'"):
+        released = explainer.explain(ASKED, m=3, sigma=0.1)
+    assert np.array_equal(released[0], explainer.explain(ASKED, m=3)[0])
+
+
+@pytest.mark.parametrize("public", [PUBLIC[0], PUBLIC[:2], np.full((5, 3), np.inf), "rows", None])
+def test_a_public_set_that_cannot_be_used_is_said(public):
+    with pytest.raises(InputError, match="public"):
+        HardenedProtoDash(public, hardening=RAW)
+
+
+def test_options_of_the_wrong_type_are_said():
+    with pytest.raises(ConfigurationTypeError, match="hardening must be a Hardening"):
+        HardenedProtoDash(PUBLIC, hardening=0.3)
+    with pytest.raises(ConfigurationError, match="progress must be None, False or a function"):
+        HardenedProtoDash(PUBLIC, hardening=RAW, progress="bar")
+
+
+def test_a_native_explainer_is_wrapped_with_a_public_set():
+    wrapped = harden_aix360(native(), NOISY, public=PUBLIC)
+    built = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    assert np.array_equal(wrapped.explain(ASKED, m=3)[0], built.explain(ASKED, m=3)[0])
+    with pytest.raises(ConfigurationError, match="declare one that may leave"):
+        harden_aix360(native(), NOISY)
+
+
+def test_an_explainer_pickles_and_answers_the_same():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    other = pickle.loads(pickle.dumps(explainer))
+    assert np.array_equal(other.explain(ASKED, m=3)[0], explainer.explain(ASKED, m=3)[0])
+
+
+def test_repr_shows_method_and_hardening_and_no_rows_or_key():
+    shown = repr(HardenedProtoDash(PUBLIC, hardening=NOISY))
+    assert shown == f"HardenedProtoDash(hardening={NOISY!r})"
+    assert "key" not in shown
+
+
+def test_the_contract_finds_what_it_needs():
+    explainer = HardenedProtoDash(PUBLIC, hardening=NOISY)
+    assert explainer._native is load_protodash().ProtodashExplainer
+    assert callable(getattr(explainer, explainer._entry))
+    assert explainer.hardening is NOISY
