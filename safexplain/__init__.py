@@ -1,17 +1,24 @@
 """Hardened explainers and an audit that proves or refutes that their explanations leak the training set."""
 
 from safexplain.explain import (
+    HardenedAnchors,
     HardenedDeconvolution,
     HardenedDeepLift,
+    HardenedGradCAM,
+    HardenedGradCAMPlusPlus,
     HardenedGradientShap,
     HardenedGuidedBackprop,
     HardenedIG,
     HardenedInputXGradient,
+    HardenedKernelShap,
+    HardenedLime,
     HardenedOcclusion,
+    HardenedProtoDash,
     HardenedSaliency,
     HardenedSmoothGrad,
     HardenedVarGrad,
     harden,
+    superpixels,
 )
 from safexplain.hardening import (
     GaussianNoise,
@@ -30,13 +37,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GaussianNoise",
+    "HardenedAnchors",
     "HardenedDeconvolution",
     "HardenedDeepLift",
+    "HardenedGradCAM",
+    "HardenedGradCAMPlusPlus",
     "HardenedGradientShap",
     "HardenedGuidedBackprop",
     "HardenedIG",
     "HardenedInputXGradient",
+    "HardenedKernelShap",
+    "HardenedLime",
     "HardenedOcclusion",
+    "HardenedProtoDash",
     "HardenedSaliency",
     "HardenedSmoothGrad",
     "HardenedVarGrad",
@@ -51,4 +64,5 @@ __all__ = [
     "UnitNorm",
     "__version__",
     "harden",
+    "superpixels",
 ]

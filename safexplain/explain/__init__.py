@@ -1,5 +1,13 @@
 """Hardened explainers: the methods of Captum, Alibi and AIX360 with answers that are clipped, masked and noised."""
 
+from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, HardenedProtoDash
+from safexplain.explain.alibi import (
+    HardenedAnchorImage,
+    HardenedAnchors,
+    HardenedAnchorTabular,
+    HardenedAnchorText,
+    anchor_hardening,
+)
 from safexplain.explain.captum import (
     HardenedDeconvolution,
     HardenedDeepLift,
@@ -58,6 +66,10 @@ __all__ = [
     "REFUSED",
     "GradCAM",
     "GradCAMPlusPlus",
+    "HardenedAnchorImage",
+    "HardenedAnchorTabular",
+    "HardenedAnchorText",
+    "HardenedAnchors",
     "HardenedDeconvolution",
     "HardenedDeepLift",
     "HardenedDeepLiftShap",
@@ -85,6 +97,9 @@ __all__ = [
     "HardenedLayerIntegratedGradients",
     "HardenedLayerLRP",
     "HardenedLime",
+    "HardenedLimeImage",
+    "HardenedLimeTabular",
+    "HardenedLimeText",
     "HardenedNeuronConductance",
     "HardenedNeuronDeconvolution",
     "HardenedNeuronDeepLift",
@@ -95,12 +110,14 @@ __all__ = [
     "HardenedNeuronGuidedBackprop",
     "HardenedNeuronIntegratedGradients",
     "HardenedOcclusion",
+    "HardenedProtoDash",
     "HardenedSaliency",
     "HardenedShapleyValueSampling",
     "HardenedShapleyValues",
     "HardenedSmoothGrad",
     "HardenedVarGrad",
     "Row",
+    "anchor_hardening",
     "default_layer",
     "find_row",
     "grid_segments",

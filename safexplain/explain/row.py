@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from safexplain.errors import MissingExtraError
+from safexplain.explain.aix360_base import load_protodash
+from safexplain.explain.alibi_library import load_alibi
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.layers import default_layer
 from safexplain.explain.segments import superpixels
@@ -33,8 +33,8 @@ LICENCES = MappingProxyType(
 )
 """Library -> its licence."""
 
-EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360"})
-"""Library -> the extra of safexplain that brings it; other libraries come with the base install."""
+EXTRAS = frozenset({"alibi", "aix360"})
+"""Libraries that extras of the same names bring; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ class Row:
 
     Args:
         name: key in `CATALOG`; the hardened class is called Hardened + name.
-        source: the native class, or "module:Class" where the library is an extra.
+        source: the native class, or its name where the library is an extra.
         family: one of `FAMILIES`; "other" for a class outside the catalog.
         citation: where the method was published.
         summary: one sentence.
@@ -98,15 +98,7 @@ class Row:
         """
         if not isinstance(self.source, str):
             return self.source
-        module, _, name = self.source.partition(":")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except ImportError as error:
-            if self.library in EXTRAS and error.name and error.name.partition(".")[0] == self.library:
-                raise MissingExtraError(
-                    f'{self.name} needs {self.library}: pip install "safexplain[{EXTRAS[self.library]}]"'
-                ) from None
-            raise
+        return getattr(load_alibi().explainers if self.library == "alibi" else load_protodash(), self.source)
 
     @property
     def in_base(self) -> bool:

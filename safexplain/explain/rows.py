@@ -278,7 +278,7 @@ ROWS = (
     ),
     Row(
         "Anchors",
-        "alibi.explainers:AnchorTabular",
+        "AnchorTabular",
         family="perturbation",
         citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
         summary="Conditions on a few features under which the prediction stays as it is.",
@@ -298,7 +298,7 @@ ROWS = (
     ),
     Row(
         "ProtoDash",
-        "aix360.algorithms.protodash:ProtodashExplainer",
+        "ProtodashExplainer",
         family="approximation",
         citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
         summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",

@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 from captum.attr import Attribution
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain.aix360 import harden_aix360, is_aix360
+from safexplain.explain.aix360_base import HardenedAIX360
+from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.hardened import Hardened, refuse_inside
@@ -68,21 +71,35 @@ def build(row: Row, *, module: str) -> type[Hardened]:
     return type(row.hardened_name, (Hardened, native), namespace)
 
 
-def harden(native: Attribution, hardening: Hardening | None = None) -> Hardened:
-    """A hardened version of any Captum explainer: an instance of a subclass of its class.
+def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
+    """A hardened version of an explainer of Captum, Alibi, AIX360 or lime.
 
-    Classes outside the catalog run on a private copy of the model, weights included, because nobody has read
-    what they do to it.
+    A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
+    on a private copy of the model, weights included, because nobody has read what they do to it. See `harden_alibi` and
+    `harden_aix360` for the other libraries.
 
     Args:
-        native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it
-            is.
-        hardening: None for `Hardening.recommended()`.
+        native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
+        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions.
+        **options: what the hardened class takes beside, as `public=` for ProtoDash.
 
     Raises:
-        ConfigurationTypeError: not a Captum explainer, or hardened already.
-        RefusedError: the method would silently be another one on this model, or holds a hardened explainer.
+        ConfigurationTypeError: not an explainer of these libraries, or hardened already.
+        RefusedError: the method would silently be another one on this model, holds a hardened explainer, or gives
+            answers that no hardening makes fit to leave.
     """
+    if is_alibi(native):
+        return harden_alibi(native, hardening, **options)
+    if is_aix360(native) or isinstance(native, HardenedAIX360):
+        return harden_aix360(native, hardening, **options)
+    if options:
+        raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
+    return _harden_captum(native, hardening)
+
+
+def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened:
+    if isinstance(native, HardenedAlibi):
+        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
     if isinstance(native, Hardened):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
     kind = type(native)
@@ -90,7 +107,8 @@ def harden(native: Attribution, hardening: Hardening | None = None) -> Hardened:
         raise RefusedError(f"{kind.__name__} cannot be hardened: {why}")
     if not isinstance(native, Attribution):
         raise ConfigurationTypeError(
-            f"expected a captum.attr explainer, as IntegratedGradients(model), got {type(native).__name__}"
+            "expected an explainer of Captum, Alibi, AIX360 or lime, as captum.attr.IntegratedGradients(model), got"
+            f" {type(native).__name__}"
         )
     hardened = _blank(type(native))
     hardened.__dict__.update(own_state(vars(native)))

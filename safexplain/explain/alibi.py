@@ -1,0 +1,100 @@
+"""Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
+
+A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
+`meta`). `safexplain.explain.explanation_rules` lists what leaves; the numbers among it get keyed noise. A hardened
+explainer holds a native one and is no instance of its class. Alibi is imported when the first one is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safexplain.errors import ConfigurationTypeError
+from safexplain.explain.alibi_base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
+from safexplain.explain.alibi_isolation import draw_from
+from safexplain.explain.alibi_library import AlibiLicenceWarning
+from safexplain.explain.explanation_rules import ROWS, kind_of
+from safexplain.hardening import Hardening
+
+__all__ = [
+    "AlibiLicenceWarning",
+    "HardenedAlibi",
+    "HardenedAnchorImage",
+    "HardenedAnchorTabular",
+    "HardenedAnchorText",
+    "HardenedAnchors",
+    "anchor_hardening",
+    "harden_alibi",
+    "is_alibi",
+]
+
+
+class HardenedAnchors(HardenedAlibi):
+    """Hardened anchors: wraps an AnchorTabular, AnchorImage or AnchorText that exists already.
+
+    The rule leaves as it is, precision and coverage leave hardened; training rows, predictions and background images do
+    not leave. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
+
+    Args:
+        native: the native explainer, fitted or not.
+        hardening: None for `anchor_hardening()`.
+
+    Raises:
+        ConfigurationTypeError: not an anchor explainer of alibi.
+        ConfigurationError: a hardening that weighs precision against coverage: RankNorm, UnitNorm, NormClip, TopKMask.
+    """
+
+    def _adopt(self, native: Any, hardening: Hardening | None) -> None:
+        if is_alibi(native) and not ROWS[kind_of(native)].anchors:
+            raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
+        super()._adopt(native, hardening)
+
+
+class _FromArguments(HardenedAnchors):
+    @AsNative  # type: ignore[misc]
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        """Make the native explainer, and harden it."""
+        with draw_from(new_generator(hardening)):
+            native = type(self)._native(*args, **kwargs)
+        self._adopt(native, hardening)
+
+
+class HardenedAnchorTabular(_FromArguments):
+    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind = "AnchorTabular"
+
+
+class HardenedAnchorImage(_FromArguments):
+    """Hardened AnchorImage: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind = "AnchorImage"
+
+
+class HardenedAnchorText(_FromArguments):
+    """Hardened AnchorText: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+
+    _kind = "AnchorText"
+
+
+_CLASSES: dict[str | None, type[HardenedAlibi]] = {
+    kind._kind: kind for kind in (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)
+}
+
+
+def harden_alibi(native: Any, hardening: Hardening | None = None) -> HardenedAlibi:
+    """A hardened version of an Alibi explainer, fitted or not, which it holds from then on.
+
+    Args:
+        native: an explainer of one of the classes in `safexplain.explain.explanation_rules.ROWS`.
+        hardening: None for `anchor_hardening()` with an anchor explainer, else for `Hardening.recommended()`.
+
+    Raises:
+        ConfigurationTypeError: not an alibi explainer, or hardened already.
+        ConfigurationError: an anchor explainer, and a hardening that does not fit it, see `HardenedAnchors`.
+        RefusedError: no hardening makes what it returns fit to leave, or nobody has said what may.
+    """
+    kind = _CLASSES.get(kind_of(native), HardenedAlibi) if is_alibi(native) else HardenedAlibi
+    hardened = kind.__new__(kind)
+    hardened._adopt(native, hardening)
+    return hardened

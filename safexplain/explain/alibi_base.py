@@ -1,0 +1,194 @@
+"""What every hardened Alibi explainer is: one that holds a native explainer and runs private copies of it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from operator import attrgetter
+from types import MethodType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
+from safexplain.explain.alibi_isolation import ONE_AT_A_TIME, draw_from, private_copy
+from safexplain.explain.alibi_library import load_alibi
+from safexplain.explain.explanation_query import Query, query_tensors, selection
+from safexplain.explain.explanation_rules import ROWS, Rules, in_alibi, kind_of
+from safexplain.explain.released_explanation import release
+from safexplain.hardening import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, TopKMask, UnitNorm
+from safexplain.identity import model_digest
+from safexplain.noise import query_seeds, resolve_key
+
+__all__ = ["AsNative", "HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
+
+
+def anchor_hardening(key: bytes | None = None) -> Hardening:
+    """The default for anchors: precision and coverage get noise of 0.05 and are rounded to multiples of 0.05.
+
+    Args:
+        key: of the noise, see `GaussianNoise`.
+    """
+    return Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=key), grid=0.05)
+
+
+def is_alibi(native: object) -> bool:
+    """Whether an object's class, or one that it derives from, was defined in alibi; imports nothing."""
+    return any(in_alibi(kind) for kind in type(native).__mro__)
+
+
+def new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
+    """What constructors and `fit` draw from; None, NumPy's global generator, for `Hardening.none()`, as natively."""
+    return None if hardening == Hardening.none() else np.random.RandomState()
+
+
+class AsNative:
+    """A method with the signature and documentation of the native class's; absent where that has none.
+
+    Args:
+        function: what is called.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: HardenedAlibi | None, owner: type[HardenedAlibi]) -> Any:
+        try:
+            native = owner._native if instance is None else instance._native
+        except (MissingExtraError, AttributeError):
+            if instance is not None:
+                raise
+            return self._function
+        method = _dressed(self._function, getattr(native, self._function.__name__))
+        return method if instance is None else MethodType(method, instance)
+
+
+class _NativeClass:
+    """The class of the native explainer; of a class that stands for one, without an instance too."""
+
+    def __get__(self, instance: HardenedAlibi | None, owner: type[HardenedAlibi]) -> Any:
+        if instance is not None and "_explainer" in vars(instance):
+            return type(instance._explainer)
+        if owner._kind is None:
+            raise AttributeError(f"{owner.__name__} holds explainers of several classes; ask an instance")
+        return getattr(load_alibi().explainers, owner._kind)
+
+
+class HardenedAlibi:
+    """An Alibi explainer, hardened; `harden_alibi` makes it.
+
+    `explain` has the native arguments and returns a new `Explanation` with the fields that may leave; the others are
+    absent. With `Hardening.none()` they have the native values. Asking again gives the same answer, also after a
+    restart: a call's samples come from a generator of its own that is seeded, as the noise is, from the key, the model,
+    the configuration and what is explained. Threads may share it, but not while `fit` or `reset_predictor` runs.
+
+    Args:
+        native: the native explainer, which is held, not copied.
+        hardening: None for the default, see `harden_alibi`.
+
+    Attributes:
+        hardening: what is done to the numbers of each explanation.
+    """
+
+    hardening: Hardening
+    _explainer: Any
+    _entry: ClassVar[str] = "explain"
+    _kind: ClassVar[str | None] = None
+    _native: ClassVar[Any] = _NativeClass()
+
+    def __init__(self, native: Any, *, hardening: Hardening | None = None) -> None:
+        self._adopt(native, hardening)
+
+    @AsNative
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
+        load_alibi()
+        kind = kind_of(self._explainer)
+        rules, quiet = ROWS[kind], self.hardening.is_none
+        bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if isinstance(grid := bound.arguments.get("grid_points"), dict):
+            bound.arguments["grid_points"] = dict(grid)  # alibi sorts within it
+        query = self._query(kind, rules, bound.arguments)
+        with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
+            explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+        return release(explanation, rules, self.hardening, query, bound.arguments)
+
+    @AsNative
+    def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
+        """Fit the native explainer; returns the hardened one."""
+        with draw_from(new_generator(self.hardening)):
+            self._explainer.fit(*args, **kwargs)
+        return self
+
+    @AsNative
+    def reset_predictor(self, *args: Any, **kwargs: Any) -> None:
+        """Give the native explainer another predictor."""
+        self._explainer.reset_predictor(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
+
+    def _adopt(self, native: Any, hardening: Hardening | None) -> None:
+        if isinstance(native, HardenedAlibi):
+            raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+        if not is_alibi(native):
+            raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
+        anchors = ROWS[kind_of(native)].anchors
+        if hardening is None:
+            hardening = anchor_hardening() if anchors else Hardening.recommended()
+        _check(hardening, anchors)
+        load_alibi()
+        self._explainer, self.hardening = native, hardening
+
+    def _query(self, kind: str, rules: Rules, options: dict[str, Any]) -> Query:
+        predictor = attrgetter(rules.predictor)(self._explainer)
+        return Query(
+            inputs=query_tensors((options.get(name) for name in rules.inputs), per_row=rules.per_row),
+            method=f"alibi.{kind} {selection(options, rules.selects)}",
+            model_digest=b"" if self.hardening.is_none else model_digest(predictor),
+        )
+
+    def _generator(self, query: Query) -> np.random.RandomState:
+        noise = self.hardening.noise
+        seeds = query_seeds(
+            b"no noise, no key" if noise is None else resolve_key(noise.key),
+            inputs=query.inputs,
+            target=None,
+            model_digest=query.model_digest,
+            method=f"samples of {query.method} seed={getattr(self._explainer, 'seed', None)}",
+            configuration=self.hardening.to_json(),
+        )
+        return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
+
+
+def _check(hardening: Any, anchors: bool) -> None:
+    if not isinstance(hardening, Hardening):
+        raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
+    for step in (hardening.clip, hardening.mask):
+        if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
+            raise ConfigurationError(
+                f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing about"
+                " precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
+            )
+
+
+@cache
+def _dressed(function: Callable[..., Any], native: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: HardenedAlibi, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    signature = inspect.signature(native)
+    if function.__name__ == "__init__":
+        extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Hardening")
+        parameters = list(signature.parameters.values())
+        at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
+        signature = signature.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    method.__name__, method.__qualname__, method.__module__ = function.__name__, function.__qualname__, __name__
+    method.__doc__ = f"{function.__doc__}\n\nThe native documentation:\n\n{inspect.getdoc(native) or ''}"
+    return method

@@ -1,0 +1,555 @@
+"""Hardened Alibi explainers: drop-in, repeatable, right in threads, and plain about what is missing or refused."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
+from safexplain.explain import alibi_base, alibi_library
+from safexplain.explain.alibi import (
+    AlibiLicenceWarning,
+    HardenedAlibi,
+    HardenedAnchorImage,
+    HardenedAnchors,
+    HardenedAnchorTabular,
+    HardenedAnchorText,
+    anchor_hardening,
+    harden_alibi,
+    is_alibi,
+)
+from safexplain.explain.explanation_rules import REFUSED, ROWS
+
+pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
+
+KEY = b"a noise key of thirty-two bytes."
+NAMES = list("abcdef")
+ROWS_OF_DATA = np.random.default_rng(0).normal(size=(300, 6))
+FAST = {"coverage_samples": 500, "binary_cache_size": 100}
+IMAGE = np.random.default_rng(1).random((16, 16, 3)).astype(np.float32)
+TEXT = "This is a good book ."
+PUBLIC = {
+    "AnchorTabular": HardenedAnchorTabular,
+    "AnchorImage": HardenedAnchorImage,
+    "AnchorText": HardenedAnchorText,
+}
+
+
+def import_alibi() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # spaCy's, about typer
+        module: ModuleType = pytest.importorskip("alibi.explainers")
+    return module
+
+
+@pytest.fixture(scope="module")
+def alibi():
+    return import_alibi()
+
+
+@pytest.fixture
+def unloaded():
+    """As in a process that has not used alibi; afterwards as before."""
+    alibi_library._loaded.cache_clear()
+    yield
+    alibi_library._loaded.cache_clear()
+
+
+def label(x):
+    return (x[:, 0] + x[:, 1] > 0).astype(int)
+
+
+def label_of_image(x):
+    return (x[:, :8, :8].mean((1, 2, 3)) > 0.5).astype(int)
+
+
+def label_of_text(texts):
+    return np.array([int("good" in text.split()) for text in texts])
+
+
+def pipeline():
+    spacy = pytest.importorskip("spacy")
+    nlp = spacy.blank("en")
+    nlp.vocab.lookups.add_table("lexeme_prob", {})  # alibi would load it; replacing words by UNK does not need it
+    return nlp
+
+
+def arguments(kind):
+    """Arguments of the constructor, of `fit` (None: there is none) and of `explain`."""
+    return {
+        "AnchorTabular": ((label, NAMES), (ROWS_OF_DATA,), ROWS_OF_DATA[0]),
+        "AnchorImage": ((label_of_image, IMAGE.shape), None, IMAGE),
+        "AnchorText": ((label_of_text, "unknown", pipeline() if kind == "AnchorText" else None), None, TEXT),
+    }[kind]
+
+
+def made(kind, hardening, *, cls=None):
+    """A hardened anchor explainer and what to ask it."""
+    constructor, fit, asked = arguments(kind)
+    explainer = (cls or PUBLIC[kind])(*constructor, hardening=hardening)
+    return (explainer if fit is None else explainer.fit(*fit)), asked
+
+
+def native(kind):
+    constructor, fit, asked = arguments(kind)
+    explainer = getattr(import_alibi(), kind)(*constructor)
+    if fit is not None:
+        explainer.fit(*fit)
+    return explainer, asked
+
+
+def same(a, b):
+    return a.data.keys() == b.data.keys() and all(np.array_equal(a.data[k], b.data[k]) for k in a.data)
+
+
+def stub(name, data, **attributes):
+    """An object whose class says that it was defined in alibi, and that returns an explanation of these fields."""
+
+    def explain(self, X, features=None):
+        interfaces = importlib.import_module("alibi.api.interfaces")
+        return interfaces.Explanation(meta={"name": name, "params": {}}, data=dict(data))
+
+    namespace = {"__module__": "alibi.explainers.stub", "explain": explain, "predictor": staticmethod(label)}
+    return type(name, (), {**namespace, **attributes})()
+
+
+# Without alibi.
+
+
+def test_the_module_imports_without_alibi_and_imports_it_only_when_used():
+    code = "import sys, safexplain.explain.alibi as a; assert 'alibi' not in sys.modules and 'spacy' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "alibi"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "alibi", None)
+    for make in (*PUBLIC.values(), lambda predictor: harden_alibi(stub("AnchorText", {}))):
+        with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[alibi\]"'):
+            make(label)
+    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "kwargs"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ModuleNotFoundError("No module named 'click'", name="click"), TypeError("Union[arg, ...]: ray is missing")],
+)
+def test_a_broken_installation_of_alibi_is_reported_as_what_it_is(unloaded, monkeypatch, error):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(alibi_library, "import_module", fail)
+    with pytest.raises(MissingExtraError, match="importing it fails") as caught:
+        HardenedAnchorTabular(label, NAMES)
+    assert str(error) in str(caught.value)
+    assert caught.value.__cause__ is error
+    assert "not installed" not in str(caught.value)
+
+
+def of_version(version):
+    return lambda name: SimpleNamespace(__version__=version, explainers=None)
+
+
+@pytest.mark.parametrize("version", ["0.9.5", "0.9.6", "0.10.0", "1.0.0.dev0"])
+def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version):
+    monkeypatch.setattr(alibi_library, "import_module", of_version(version))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            alibi_library.load_alibi()
+    assert [w.category for w in caught] == [AlibiLicenceWarning]
+    assert f"alibi {version} is under the Business Source Licence 1.1" in str(caught[0].message)
+    assert "Seldon" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("version", ["0.9.4", "0.9.3", "0.8.0", "0.9.4rc1"])
+def test_the_apache_licence_is_said_once_in_the_log(unloaded, monkeypatch, caplog, version):
+    monkeypatch.setattr(alibi_library, "import_module", of_version(version))
+    with caplog.at_level(logging.INFO, logger="safexplain"):
+        for _ in range(3):
+            alibi_library.load_alibi()
+    assert [record.message for record in caplog.records] == [f"alibi {version} is under the Apache Licence 2.0"]
+
+
+def test_is_alibi_asks_the_class_and_its_bases():
+    derived = type("Mine", (type(stub("ALE", {})),), {"__module__": "elsewhere"})
+    assert is_alibi(stub("ALE", {}))
+    assert is_alibi(derived())
+    assert not any(is_alibi(other) for other in (3, None, label, np.ones(3), type(stub("ALE", {}))))
+
+
+# As natively.
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_signatures_are_the_native_ones_plus_hardening(alibi, kind):
+    cls, theirs = PUBLIC[kind], getattr(alibi, kind)
+    ours = dict(inspect.signature(cls).parameters)
+    assert ours.pop("hardening").kind is inspect.Parameter.KEYWORD_ONLY
+    assert ours == dict(inspect.signature(theirs).parameters)
+    explainer, _ = made(kind, anchor_hardening(KEY))
+    for name in ("explain", "fit", "reset_predictor"):
+        assert hasattr(cls, name) == hasattr(explainer, name) == hasattr(theirs, name)
+        if hasattr(theirs, name):
+            assert inspect.signature(getattr(cls, name)) == inspect.signature(getattr(theirs, name))
+            bound = inspect.signature(getattr(theirs, name)).parameters
+            assert list(inspect.signature(getattr(explainer, name)).parameters) == list(bound)[1:]
+    assert explainer._native is cls._native is theirs
+    assert explainer._entry == "explain"
+    assert not isinstance(explainer, theirs)
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_without_hardening_the_allowed_fields_are_the_native_ones(alibi, kind):
+    explainer, asked = native(kind)
+    hardened = HardenedAnchors(explainer, hardening=Hardening.none())
+    np.random.seed(0)  # noqa: NPY002 - alibi draws from the global generator
+    expected = explainer.explain(asked, **FAST)
+    np.random.seed(0)  # noqa: NPY002
+    released = hardened.explain(asked, **FAST)
+    assert set(released.data) == set(expected.data) - {"raw"}
+    for name, value in released.data.items():
+        assert np.array_equal(value, expected.data[name]), name
+        assert type(value) is type(expected.data[name]), name
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_native_seed_works_as_natively_without_hardening(alibi, kind):
+    constructor, fit, asked = arguments(kind)
+    answers = []
+    for cls, more in ((getattr(alibi, kind), {}), (PUBLIC[kind], {"hardening": Hardening.none()})):
+        explainer = cls(*constructor, seed=5, **more)
+        if fit is not None:
+            explainer.fit(*fit)
+        answers.append(explainer.explain(asked, **FAST).coverage)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_hardened_fractions_lie_in_the_unit_interval_on_the_grid_and_have_native_types(alibi, kind):
+    explainer, asked = made(kind, anchor_hardening(KEY))
+    released, theirs = explainer.explain(asked, **FAST), native(kind)[0].explain(asked, **FAST)
+    for name in ("precision", "coverage"):
+        value = getattr(released, name)
+        assert type(value) is type(getattr(theirs, name))
+        assert 0.0 <= value <= 1.0
+        assert value / 0.05 == pytest.approx(round(value / 0.05))
+    assert type(released) is type(theirs)
+    assert released.to_json() == type(theirs).from_json(released.to_json()).to_json()
+
+
+def test_fractions_get_the_noise_that_the_hardening_says(alibi):
+    """Over many instances, released minus native has the standard deviation of the noise; another does not fit."""
+    data = {"anchor": ["a > 0.00"], "precision": 0.5, "coverage": 0.5}
+    for std, fits in ((0.05, True), (0.1, False)):
+        hardening = Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(std, key=KEY))
+        explainer = harden_alibi(stub("AnchorTabular", data), hardening)
+        answers = [explainer.explain(row) for row in ROWS_OF_DATA]
+        noise = np.array([[a.precision - 0.5, a.coverage - 0.5] for a in answers])
+        assert (abs(noise.std() / 0.05 - 1) < 0.15) == fits
+        assert abs(np.corrcoef(noise.T)[0, 1]) < 0.2
+
+
+def test_fractions_that_are_not_finite_come_out_finite(alibi):
+    for bad in (float("nan"), float("inf"), np.array([np.nan])):
+        data = {"anchor": [], "precision": bad, "coverage": bad}
+        released = harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(ROWS_OF_DATA[0])
+        assert np.isfinite([float(np.squeeze(released.precision)), float(np.squeeze(released.coverage))]).all()
+        assert type(released.precision) is type(bad)
+        assert np.shape(released.precision) == np.shape(bad)
+
+
+def test_an_empty_rule_is_released_with_its_native_types(alibi):
+    explainer = HardenedAnchorTabular(lambda x: np.zeros(len(x), int), NAMES, hardening=anchor_hardening(KEY))
+    released = explainer.fit(ROWS_OF_DATA).explain(ROWS_OF_DATA[0], **FAST)
+    assert released.anchor == []
+    assert released.precision.shape == (1,)
+    assert 0.0 <= float(released.precision[0]) <= 1.0
+    assert isinstance(released.coverage, float)
+
+
+def test_fit_returns_the_hardened_explainer_and_an_unfitted_one_can_be_wrapped(alibi):
+    hardened = HardenedAnchors(alibi.AnchorTabular(label, NAMES), hardening=anchor_hardening(KEY))
+    with pytest.raises(Exception, match="not fitted"):
+        hardened.explain(ROWS_OF_DATA[0])
+    assert hardened.fit(ROWS_OF_DATA) is hardened
+    assert hardened.explain(ROWS_OF_DATA[0], **FAST).anchor
+
+
+def test_reset_predictor_changes_what_is_explained(alibi):
+    explainer, asked = made("AnchorTabular", anchor_hardening(KEY))
+    before = explainer.explain(asked, **FAST)
+    explainer.reset_predictor(lambda x: (x[:, 5] > 0).astype(int))
+    after = explainer.explain(asked, **FAST)
+    assert before.anchor != after.anchor
+    assert all("f" in rule for rule in after.anchor)
+
+
+def test_one_hot_encoded_categories_work(alibi):
+    rows = np.random.default_rng(0).integers(0, 3, size=(200, 1))
+    one_hot = np.concatenate([np.eye(3)[rows[:, 0]], ROWS_OF_DATA[:200, :1]], 1).astype(np.float32)
+    explainer = HardenedAnchorTabular(
+        lambda x: x[:, 0].astype(int), ["c", "v"], {0: list("xyz")}, ohe=True, hardening=anchor_hardening(KEY)
+    )
+    released = explainer.fit(one_hot).explain(one_hot[int((rows[:, 0] == 0).argmax())], **FAST)
+    assert released.anchor == ["c = x"]
+
+
+# Asking again, and threads.
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_asking_again_gives_the_same_answer_also_from_a_new_or_pickled_explainer(alibi, kind):
+    explainer, asked = made(kind, anchor_hardening(KEY))
+    first = explainer.explain(asked, **FAST)
+    copies = [explainer, made(kind, anchor_hardening(KEY))[0], pickle.loads(pickle.dumps(explainer))]
+    for seed, other in enumerate(copies):
+        np.random.seed(seed)  # noqa: NPY002 - natively it would change the answer
+        assert same(other.explain(asked, **FAST), first)
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_natively_asking_again_gives_another_answer(alibi, kind):
+    explainer, asked = native(kind)
+    assert len({float(np.squeeze(explainer.explain(asked, **FAST).coverage)) for _ in range(8)}) > 1
+
+
+def test_another_key_gets_other_noise(alibi):
+    data = {"anchor": [], "precision": 0.5, "coverage": 0.5}
+    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
+    one, other = (harden_alibi(stub("AnchorTabular", data), h) for h in (hardening, hardening.with_key(b"k" * 32)))
+    assert one.explain(ROWS_OF_DATA[0]).precision != other.explain(ROWS_OF_DATA[0]).precision
+
+
+def test_options_that_only_re_estimate_share_their_noise(alibi):
+    """Otherwise averaging over them would take the noise away."""
+    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=1e-9)
+    explainer, asked = made("AnchorTabular", hardening)
+    seen, queries = [], [{"tau": 0.15}, {"tau": 0.2}, {"batch_size": 50}, {"threshold": 0.9}]
+
+    def remembered(explanation, *args):
+        seen.append(explanation.precision)
+        return released(explanation, *args)
+
+    released = alibi_base.release
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alibi_base, "release", remembered)
+        answers = [explainer.explain(asked, **FAST, **query).precision for query in queries]
+    inside = [0.0 < a < 1.0 for a in answers]
+    noise = [a - s for a, s, ok in zip(answers, seen, inside, strict=True) if ok]
+    assert len(noise) >= 2
+    assert np.ptp(noise) < 1e-8
+    assert abs(noise[0]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_numpys_global_generator_is_neither_read_nor_moved(alibi, kind):
+    np.random.seed(3)  # noqa: NPY002
+    before = np.random.get_state()  # noqa: NPY002
+    explainer, asked = made(kind, anchor_hardening(KEY))
+    explainer.explain(asked, **FAST)
+    after = np.random.get_state()  # noqa: NPY002
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    native(kind)[0].explain(asked, **FAST)
+    moved = np.random.get_state()  # noqa: NPY002
+    assert not all(np.array_equal(a, b) for a, b in zip(before, moved, strict=True))
+
+
+class Interrupted:
+    """A predictor in whose third call another question is asked of the same explainer, as another thread might."""
+
+    def __init__(self):
+        self.explainer = None
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += self.explainer is not None
+        if self.calls == 3:
+            self.calls += 1  # once
+            self.explainer.explain(-ROWS_OF_DATA[0], **FAST)
+        return label(x)
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_copy(alibi, isolated, monkeypatch):
+    if not isolated:
+        monkeypatch.setattr(alibi_base, "private_copy", lambda native: native)
+    predictor = Interrupted()
+    hardened = HardenedAnchorTabular(predictor, NAMES, hardening=anchor_hardening(KEY)).fit(ROWS_OF_DATA)
+    alone = hardened.explain(ROWS_OF_DATA[0], **FAST)
+    predictor.explainer = hardened
+    assert same(hardened.explain(ROWS_OF_DATA[0], **FAST), alone) == isolated
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_eight_threads_get_the_answers_of_one(alibi, kind):
+    explainer, _ = made(kind, anchor_hardening(KEY))
+    questions = {
+        "AnchorTabular": list(ROWS_OF_DATA[:16]),
+        "AnchorImage": [np.roll(IMAGE, i, 0) for i in range(16)],
+        "AnchorText": [f"{TEXT} It is {'good' if i % 2 else 'bad'} and has page {i} ." for i in range(16)],
+    }[kind]
+    expected = [explainer.explain(question, **FAST) for question in questions]
+    start, switching = threading.Barrier(8), sys.getswitchinterval()
+
+    def ask(i):
+        start.wait()
+        np.random.seed(i)  # noqa: NPY002 - others may use the global generator meanwhile
+        return [explainer.explain(question, **FAST) for question in questions[2 * i : 2 * i + 2]]
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            got = [answer for pair in pool.map(ask, range(8)) for answer in pair]
+    finally:
+        sys.setswitchinterval(switching)
+    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
+    assert len({a.to_json() for a in expected}) > 4
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
+    free = []
+
+    def could_another_start():
+        lock = alibi_base.ONE_AT_A_TIME
+        with ThreadPoolExecutor(1) as pool:
+            got = pool.submit(lambda: lock.acquire(blocking=False) and not lock.release()).result()
+        free.append(got)
+
+    def predictor(x):
+        if watching and not free:
+            could_another_start()
+        return decide(x)
+
+    watching = False
+    constructor, fit, asked = arguments(kind)
+    decide = constructor[0]
+    explainer = PUBLIC[kind](predictor, *constructor[1:], hardening=anchor_hardening(KEY))
+    if fit is not None:
+        explainer.fit(*fit)
+    watching = True
+    explainer.explain(asked, **FAST)
+    assert free == [kind != "AnchorText"]
+
+
+def test_training_data_and_predictors_are_shared_not_copied(alibi):
+    explainer, _ = native("AnchorTabular")
+    copied = alibi_base.private_copy(explainer)
+    assert copied is not explainer
+    assert copied.samplers[0] is not explainer.samplers[0]
+    assert copied.samplers[0].ord_lookup is not explainer.samplers[0].ord_lookup
+    assert copied.samplers[0].train_data is explainer.samplers[0].train_data
+    assert copied.predictor is explainer.predictor
+    explainer.explain(ROWS_OF_DATA[0], **FAST)
+    assert hasattr(explainer, "mab")  # natively, the samples of the last search
+    assert not hasattr(alibi_base.private_copy(explainer), "mab")
+
+
+def test_a_hardened_explainer_leaves_the_native_one_as_it_was(alibi):
+    explainer, asked = native("AnchorTabular")
+    before = {name: repr(value) for name, value in vars(explainer.samplers[0]).items()}
+    HardenedAnchors(explainer, hardening=anchor_hardening(KEY)).explain(asked, **FAST)
+    assert {name: repr(value) for name, value in vars(explainer.samplers[0]).items()} == before
+    assert not hasattr(explainer, "mab")
+
+
+# Configuration and refusals.
+
+
+def test_harden_alibi_gives_the_public_class_where_there_is_one(alibi):
+    for kind, cls in PUBLIC.items():
+        explainer, asked = native(kind)
+        hardened = harden_alibi(explainer, anchor_hardening(KEY))
+        assert type(hardened) is cls
+        assert same(hardened.explain(asked, **FAST), made(kind, anchor_hardening(KEY))[0].explain(asked, **FAST))
+    assert type(harden_alibi(alibi.ALE(label))) is HardenedAlibi
+
+
+def test_defaults_are_chosen_by_kind(alibi):
+    assert HardenedAnchorTabular(label, NAMES).hardening == anchor_hardening()
+    assert harden_alibi(alibi.ALE(label)).hardening == Hardening.recommended()
+    assert anchor_hardening(KEY).noise.key == KEY
+    with pytest.warns(NoKeyWarning) if _no_key_yet() else warnings.catch_warnings():
+        made("AnchorTabular", None)[0].explain(ROWS_OF_DATA[0], **FAST)
+
+
+def _no_key_yet():
+    import os
+
+    from safexplain import noise
+
+    return noise._process_key is None and noise.KEY_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("step", [{"clip": RankNorm()}, {"clip": UnitNorm()}, {"clip": NormClip(1.0)}])
+def test_a_hardening_that_weighs_precision_against_coverage_is_refused(alibi, step):
+    for hardening in (Hardening(**step), Hardening(mask=TopKMask(0.5))):
+        with pytest.raises(ConfigurationError, match=r"RangeClip\(0\.0, 1\.0\)") as caught:
+            HardenedAnchorTabular(label, NAMES, hardening=hardening)
+        assert "anchor_hardening(key)" in str(caught.value)
+    HardenedAnchorTabular(label, NAMES, hardening=Hardening(RangeClip(0.0, 1.0), ThresholdMask(0.01)))
+    harden_alibi(alibi.ALE(label), Hardening(**step))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_explainer_that_returns_instances_is_refused_with_the_reason(name):
+    with pytest.raises(RefusedError, match=f"{name} is refused: ") as caught:
+        harden_alibi(stub(name, {}))
+    assert REFUSED[name] in str(caught.value)
+
+
+def test_those_that_return_training_rows_point_to_protodash_over_a_public_set(alibi):
+    protoselect = importlib.import_module("alibi.prototypes").ProtoSelect(lambda x, y: x @ y.T, eps=0.5)
+    with pytest.raises(RefusedError, match="HardenedProtoDash"):
+        harden_alibi(protoselect)
+    with pytest.raises(RefusedError, match="HardenedProtoDash"):
+        harden_alibi(stub("GradientSimilarity", {}))
+
+
+def test_an_alibi_class_without_a_rule_is_refused_and_a_subclass_of_one_with_a_rule_is_not(alibi):
+    with pytest.raises(RefusedError, match="no rule"):
+        harden_alibi(stub("Brandnew", {}))
+    derived = type("Mine", (alibi.AnchorTabular,), {})(label, NAMES).fit(ROWS_OF_DATA)
+    assert harden_alibi(derived, anchor_hardening(KEY)).explain(ROWS_OF_DATA[0], **FAST).anchor
+
+
+def test_what_is_no_native_explainer_is_a_type_error(alibi):
+    hardened = HardenedAnchorTabular(label, NAMES, hardening=anchor_hardening(KEY))
+    for wrap in (harden_alibi, HardenedAnchors):
+        with pytest.raises(ConfigurationTypeError, match="already hardened"):
+            wrap(hardened)
+        with pytest.raises(ConfigurationTypeError, match="expected an alibi explainer"):
+            wrap(label)
+    with pytest.raises(ConfigurationTypeError, match="harden_alibi"):
+        HardenedAnchors(alibi.ALE(label))
+    with pytest.raises(ConfigurationTypeError, match="must be a Hardening"):
+        HardenedAnchorTabular(label, NAMES, hardening=0.05)
+
+
+def test_repr_shows_method_and_hardening_and_neither_key_nor_data(alibi):
+    explainer, _ = made("AnchorTabular", anchor_hardening(KEY))
+    assert repr(explainer) == f"HardenedAnchorTabular(AnchorTabular, hardening={anchor_hardening()!r})"
+    assert repr(KEY) not in repr(explainer)
+
+
+def test_every_listed_class_exists_in_alibi_with_the_arguments_that_its_row_names(alibi):
+    for name, rules in ROWS.items():
+        if name in ("KernelShap", "TreeShap"):
+            continue
+        explain = inspect.signature(getattr(alibi, name).explain).parameters
+        assert set(rules.inputs) <= explain.keys()
+        assert set(rules.selects) - {"kind"} <= explain.keys()
