@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 INCLUDED = "--8<--"
+NEEDS = r"^<!-- needs: ([\w ]+) -->$"
+"""A line of a page that names packages of extras which its code needs."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
 def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: Path, elsewhere: Path) -> None:
+    for needed in re.findall(NEEDS, page.read_text(), re.MULTILINE):
+        for package in needed.split():
+            pytest.importorskip(package)
     namespace: dict[str, object] = {"__name__": "page"}
     for block in blocks(page):
         code = compile("\n" * block.line + block.code, str(page), "exec")
