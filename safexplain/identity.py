@@ -1,4 +1,4 @@
-"""Which modules stand behind a callable, and a digest of their parameters that survives a restart.
+"""Which model stands behind a callable, and a digest of its parameters that survives a restart.
 
 The digest ties keyed noise, cached models and certificates to one trained model. It is a BLAKE2b hash (RFC
 7693) of the names and classes of all submodules and of the name, dtype, shape and bytes of every parameter
@@ -12,7 +12,7 @@ import hashlib
 import threading
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import OpaqueModelWarning
+from safexplain.estimator_identity import estimator_digest, is_estimator
 
 __all__ = ["OPAQUE_DIGEST", "model_digest", "modules_of"]
 
@@ -56,7 +57,7 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     if isinstance(forward_func, nn.Module):
         return (forward_func,)
     found: dict[int, nn.Module] = {}
-    _collect(forward_func, found, {}, 0)
+    _collect(forward_func, _is_module, found, {}, 0)
     if len(found) > 1:
         inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
         found = {key: module for key, module in found.items() if key not in inner}
@@ -76,10 +77,13 @@ def model_digest(forward_func: object) -> bytes:
         forward_func: a module, a function around one, or an object that holds one.
 
     Warns:
-        OpaqueModelWarning: once for each callable in which no module is found; `OPAQUE_DIGEST` is returned.
+        OpaqueModelWarning: once for each callable in which neither a module nor a fitted scikit-learn estimator is
+            found; `OPAQUE_DIGEST` is returned.
     """
     modules = modules_of(forward_func)
     if not modules:
+        if (digest_of_estimators := _digest_of_estimators(forward_func)) is not None:
+            return digest_of_estimators
         _warn_once(forward_func)
         return OPAQUE_DIGEST
     if isinstance(forward_func, types.MethodType) and forward_func.__func__ is type(modules[0]).forward:
@@ -92,15 +96,33 @@ def model_digest(forward_func: object) -> bytes:
     return digest.digest()
 
 
-def _collect(value: object, found: dict[int, nn.Module], seen: dict[int, object], depth: int) -> None:
-    if isinstance(value, nn.Module):
+def _digest_of_estimators(forward_func: object) -> bytes | None:
+    found: dict[int, Any] = {}
+    _collect(forward_func, is_estimator, found, {}, 0)
+    digests = [estimator_digest(estimator) for estimator in found.values()]
+    if not digests or None in digests:
+        return None
+    digest = hashlib.blake2b(digest_size=32, person=_PERSON)
+    for part in (_name(forward_func).encode(), *digests):
+        _update(digest, part)
+    return digest.digest()
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _collect(
+    value: object, wanted: Callable[[object], bool], found: dict[int, Any], seen: dict[int, object], depth: int
+) -> None:
+    if wanted(value):
         found[id(value)] = value
         return
     if value is None or isinstance(value, _ATOMS) or depth > _DEPTH or id(value) in seen:
         return
     seen[id(value)] = value
     for part in _parts(value):
-        _collect(part, found, seen, depth + 1)
+        _collect(part, wanted, found, seen, depth + 1)
 
 
 def _parts(value: object) -> Iterator[object]:
@@ -158,16 +180,17 @@ def _name(forward_func: Any) -> str:
 
 
 def _warn_once(forward_func: object) -> None:
+    owner = forward_func.__self__ if isinstance(forward_func, types.MethodType) else forward_func  # methods are new
     try:
         with _guard:
-            if forward_func in _warned:
+            if owner in _warned:
                 return
-            _warned.add(forward_func)
+            _warned.add(owner)
     except TypeError:  # neither hashable nor weakly referenceable: Python's own once-per-place rule must do
         pass
     warnings.warn(
-        f"no torch module found behind {_name(forward_func)}: its answers keep their noise when its model"
-        " changes. Pass the module itself, or a function that holds it, to tie them to its parameters.",
+        f"no torch module or scikit-learn estimator found behind {_name(forward_func)}: its answers keep their noise"
+        " when its model changes. Pass the module itself, or a function that holds it, to tie them to its parameters.",
         OpaqueModelWarning,
         stacklevel=3,
     )

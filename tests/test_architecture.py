@@ -22,13 +22,14 @@ FORBIDDEN = {
     "safexplain.audit.stats": ("torch",),
     "safexplain.audit.certificate": ("torch",),
     "safexplain.audit.utility": ("torch",),
+    "safexplain.testing": ("safexplain.audit", "safexplain.cli"),
     "safexplain.dp": ("safexplain.audit", "safexplain.cli"),
     "safexplain.recourse": ("safexplain.audit", "safexplain.cli"),
-    "safexplain": ("safexplain.cli",),
+    "safexplain": ("safexplain.cli", "safexplain.testing"),
 }
 """Module or package -> what neither it nor anything below it may reach, directly or through other modules here."""
 
-EXCEPT = ("safexplain.cli",)
+EXCEPT = ("safexplain.cli", "safexplain.testing")
 """Not held to the rules of the packages above it."""
 
 

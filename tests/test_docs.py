@@ -168,7 +168,7 @@ def test_figures_are_small_and_come_for_both_schemes() -> None:
     kinds = {(image.stem.rpartition("-")[0], image.suffix) for image in images}
     for stem, suffix in kinds:
         for scheme in ("light", "dark"):
-            assert f"figures/{stem}-{scheme}{suffix}#only-{scheme}" in (DOCS / "concepts.md").read_text()
+            assert f"figures/{stem}-{scheme}{suffix}#only-{scheme}" in "".join(page.read_text() for page in PAGES)
             assert (DOCS / "figures" / f"{stem}-{scheme}{suffix}").is_file()
 
 

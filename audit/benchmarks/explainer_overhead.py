@@ -190,7 +190,7 @@ def main() -> None:
         print(f"{name:20}", results[name], flush=True)
     met = {n: r["ratio_median"] <= TARGETS[r["family"]] for n, r in results.items() if r["family"] in TARGETS}
     report = {
-        "what": f"resnet18, batch {arguments.batch} x 3 x 32 x 32, IG with n_steps 25, 16 groups of features, layer2 for"
+        "what": f"resnet18, batch {arguments.batch} x 3 x 32 x 32, IG with n_steps 25, 16 groups of features, layer2 in"
         " methods of layers, Hardening.recommended()",
         "hardening": Hardening.recommended(key=bytes(32)).to_dict(),
         "rounds": arguments.rounds,

@@ -8,12 +8,13 @@ else under DeepLift's name. Known modules are looked for when an explainer is ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
-from captum.attr import Attribution, DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap
-from torch import nn
+from captum.attr import Attribution, DeepLift, LayerDeepLift, NeuronAttribution, NeuronDeepLift, NeuronDeepLiftShap
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from safexplain.errors import RefusedError
@@ -40,8 +41,10 @@ _UNSUPPORTED: tuple[type[nn.Module], ...] = (
 )
 _SUPPORTED: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax)
 _SUPPORTED += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _TOLERANCE = 1e-3
-_complete: WeakSet[nn.Module] = WeakSet()
+_complete: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
+"""Model -> whether baselines were given, for the cases that were looked at and add up."""
 
 
 def check_modules(explainer: Attribution) -> None:
@@ -69,27 +72,34 @@ def check_modules(explainer: Attribution) -> None:
         )
 
 
-def check_sum(explainer: Attribution, original: nn.Module, inputs: Any, target: Any, arguments: Any) -> None:
-    """Compare the sum of DeepLift's attributions with f(x) - f(0), once for each model in evaluation mode.
+def check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
+    """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
+    without baselines (they are zero) and once with some.
 
     Args:
         explainer: any; only DeepLift's kinds are looked at. Its model may be hooked.
         original: the module that its model is a copy of.
-        inputs: a batch, as given to `attribute`.
-        target: likewise; for methods of neurons any output.
-        arguments: additional forward arguments.
+        options: arguments of `attribute` by name. Methods of neurons, which have no target, are checked at any output.
 
     Raises:
         RefusedError: the sums differ by more than 0.1 % of the attributions' total size (and than rounding explains).
     """
-    if not isinstance(explainer, _KINDS) or original in _complete:
+    if not isinstance(explainer, _KINDS):
         return
-    model = explainer.forward_func
-    if any(part.training for part in model.modules()):
+    model, given = explainer.forward_func, options.get("baselines")
+    case = given is not None and not callable(given)
+    if case in _complete.get(original, ()) or _trains(model):
         return
+    inputs, arguments = options["inputs"], options.get("additional_forward_args")
     rows = tuple(x.detach().clone().requires_grad_() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    of_neuron = isinstance(explainer, NeuronAttribution)
+    target = _first_output(model, rows, arguments) if of_neuron else options.get("target")
     found, delta = DeepLift(model).attribute(
-        rows, target=target, additional_forward_args=arguments, return_convergence_delta=True
+        rows,
+        baselines=_one_for_each(given, len(rows[0])) if case else None,
+        target=target,
+        additional_forward_args=arguments,
+        return_convergence_delta=True,
     )
     size = torch.stack([f.detach().abs().flatten(1).sum(1) for f in found]).sum(0)
     off, eps = delta.detach().abs(), torch.finfo(size.dtype).eps
@@ -97,7 +107,28 @@ def check_sum(explainer: Attribution, original: nn.Module, inputs: Any, target: 
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
             f"DeepLift's values do not add up on {type(model).__name__}: the sum is off by {share:.1%} of their size."
-            " The model calls activations as functions (torch.nn.functional.relu), or has other parts that DeepLift has"
-            " no rule for. Give it modules for them, or use HardenedIG"
+            " The model calls functions as activations (torch.nn.functional.relu, softmax), or has other parts that"
+            " Captum's DeepLift has no right rule for, nn.Softmax among them, and max pooling where the baseline is not"
+            " flat. Give it modules for them, explain logits, or use HardenedIG"
         )
-    _complete.add(original)
+    if bool(((size > 0) & off.isfinite()).any()):  # inputs like the baseline tell nothing
+        _complete.setdefault(original, set()).add(case)
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether a part that training mode changes is in it; wrappers, or a softmax at the end, are often left in it."""
+    return any(part.training for part in model.modules() if isinstance(part, _CHANGED_BY_TRAINING))
+
+
+def _one_for_each(baselines: Any, batch: int) -> Any:
+    """Of a set of baselines the last (the first is often zero), for methods that average over such a set."""
+    if isinstance(baselines, tuple):
+        return tuple(_one_for_each(b, batch) for b in baselines)
+    return baselines[-1:] if isinstance(baselines, Tensor) and len(baselines) not in (1, batch) else baselines
+
+
+def _first_output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> tuple[int, ...] | None:
+    """The first output as a target; None where there is one output."""
+    extra = arguments if isinstance(arguments, tuple) else () if arguments is None else (arguments,)
+    with torch.no_grad():
+        return (0,) * (model(*rows, *extra).dim() - 1) or None

@@ -89,10 +89,10 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             attribute_to_layer_input=attribute_to_layer_input,
             grad_kwargs=grad_kwargs,
         )
-        image = given[0].dim() == 4
+        size = tuple(given[0].shape[2:])
         maps = []
         for gradient, activation in zip(gradients, activations, strict=True):
-            g, a = self._laid_out(gradient, image), self._laid_out(activation, image)
+            g, a = self._laid_out(gradient, size), self._laid_out(activation, size)
             weighted = self.weights(g, a) * a
             found = weighted.sum(1, keepdim=True) if attr_dim_summation else weighted
             maps.append(found.relu() if relu_attributions else found)
@@ -117,12 +117,12 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             raise InputError(f"interpolate_mode={interpolate_mode!r} does not fit maps to {size}: {error}") from None
         return larger
 
-    def _laid_out(self, features: Tensor, image: bool) -> Tensor:
+    def _laid_out(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
         if callable(self.reshape_transform):
             return self.reshape_transform(features)
-        if self.reshape_transform == "auto" and (features.dim() == 2 or not image):
+        if self.reshape_transform == "auto" and (features.dim() == 2 or len(size) != 2):
             return features  # as Captum: axis 1 holds the channels
-        return as_map(features, self.reshape_transform, self.forward_func)
+        return as_map(features, self.reshape_transform, self.forward_func, size)
 
 
 class GradCAMPlusPlus(GradCAM):

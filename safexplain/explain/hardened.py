@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
-from captum.attr import Attribution, LayerAttribution, NeuronAttribution
+from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
@@ -24,7 +24,7 @@ from safexplain.explain.gradient import Gradient
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.resolution import find_groups, harden_groups, names_of
 from safexplain.hardening import Hardening, plain
-from safexplain.identity import model_digest
+from safexplain.identity import model_digest, modules_of
 
 __all__ = ["SELECTS", "Hardened", "refuse_inside"]
 
@@ -121,6 +121,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         if batch == 0:
             return self._empty(bound)
+        if batch == 1 and self._row.mixes_batch:
+            raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
         query = {} if self.hardening.is_none else self._query(inputs, options)
         native = self._run_native(bound)
@@ -176,16 +178,14 @@ class Hardened(Attribution):  # type: ignore[misc]
             args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
             with lend(self._native, state) as explainer:
                 self._check_sum(explainer, _flat(bound))
-                with relus.must_run(explainer):
+                with relus.must_run(explainer), _reasons(self._row.name):
                     return getattr(explainer, self._entry)(*args, **kwargs)
 
     def _check_sum(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
         """Once for each model that DeepLift explains, see `completeness`."""
         originals = (self, *explainers_in(vars(self)))
         for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            target = options.get("target", 0 if isinstance(inner, NeuronAttribution) else None)
-            arguments = (options["inputs"], target, options.get("additional_forward_args"))
-            completeness.check_sum(inner, own.forward_func, *arguments)
+            completeness.check_sum(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""
@@ -281,6 +281,26 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
+@contextmanager
+def _reasons(name: str) -> Iterator[None]:
+    """Say what to do where Captum's own error does not."""
+    try:
+        yield
+    except TypeError as error:
+        if "has no rule defined" not in str(error):
+            raise
+        kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
+        raise RefusedError(
+            f"{name} has no rule for {kind}. Give the module one (as module.rule ="
+            " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
+            " HardenedIG"
+        ) from error
+    except ValueError as error:
+        if name != "KernelShap" or "probs" not in str(error):
+            raise
+        raise InputError("KernelShap needs at least 2 groups of features: expected a feature_mask with more") from error
+
+
 def _two_for_none(value: Any) -> Any:
     """Arguments of an empty batch as those of two examples of zeros."""
     if isinstance(value, Tensor) and value.dim() and len(value) == 0:
@@ -305,8 +325,9 @@ def _method(explainer: Attribution) -> str:
     inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
     layers = getattr(explainer, "layer", None)
     for layer in layers if isinstance(layers, list) else [layers]:
-        if isinstance(layer, nn.Module) and isinstance(explainer.forward_func, nn.Module):
-            inner += [path for path, part in explainer.forward_func.named_modules() if part is layer]
+        if isinstance(layer, nn.Module):
+            for i, module in enumerate(modules_of(explainer.forward_func)):
+                inner += [f"{i or ''}{path}" for path, part in module.named_modules() if part is layer]
     local = "" if explainer.multiplies_by_inputs else " local"
     return f"{name}({', '.join(inner)}){local}"
 

@@ -20,7 +20,7 @@ _CONDUCTANCE = "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 
 def _derived(of: str, source: Any, base: str, summary: str, **more: Any) -> Row:
     """A row with what it has in common with the method for inputs that it is made from."""
     row = _INPUT_ROWS[base]
-    kept = {"stochastic": row.stochastic, "mixes_batch": row.mixes_batch}
+    kept = {"stochastic": row.stochastic, "mixes_batch": row.mixes_batch, "needs_relu": row.needs_relu}
     facts = {"family": "representation", "citation": row.citation, "hooks": True, **kept, **more}
     return Row(source.__name__, source, summary=summary, of=of, **facts)
 

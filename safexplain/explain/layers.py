@@ -50,29 +50,32 @@ def whole_layer(activations: Tensor) -> Tensor:
     return activations.flatten(1).sum(1)
 
 
-def as_map(features: Tensor, layout: str, forward_func: object = None) -> Tensor:
+def as_map(features: Tensor, layout: str, forward_func: object = None, size: tuple[int, ...] = (1, 1)) -> Tensor:
     """A layer's output as (batch, channels, height, width).
 
     Args:
         features: (batch, channels, height, width); (batch, height, width, channels); or (batch, tokens, channels),
             the tokens being the square image row by row, after those that stand for no place (a class token).
         layout: "channels_first", "channels_last", "tokens", or "auto": tokens where there are three axes; channels last
-            where the two axes after the first are equal and the last is not; else channels first.
+            where the model has a normalisation over channels of that number at the end, and the two axes before are
+            nearer to the image in shape than the last two; else channels first.
         forward_func: the model, whose `num_prefix_tokens` says how many tokens stand for no place; without it, those in
             front of the largest square.
+        size: height and width of the image.
 
     Raises:
         InputError: an unknown layout, or axes or tokens that do not fit it.
     """
     if layout == "auto":
-        layout = "tokens" if features.dim() == 3 else "channels_last" if _looks_last(features) else "channels_first"
+        last = _looks_last(features, forward_func, size)
+        layout = "tokens" if features.dim() == 3 else "channels_last" if last else "channels_first"
     if layout == "channels_first" and features.dim() > 2:
         return features
     if layout == "channels_last" and features.dim() > 2:
         return features.movedim(-1, 1)
     if layout == "tokens" and features.dim() == 3:
         prefix = _prefix(forward_func, features.shape[1])
-        side = math.isqrt(features.shape[1] - prefix)
+        side = math.isqrt(max(0, features.shape[1] - prefix))
         if side and side * side == features.shape[1] - prefix:
             places = features[:, prefix:].transpose(1, 2)
             return places.reshape(*places.shape[:2], side, side)
@@ -91,8 +94,13 @@ def _cuts_patches(convolution: nn.Module) -> bool:
     return max(size) > 1 and bool(size == convolution.stride)
 
 
-def _looks_last(features: Tensor) -> bool:
-    return features.dim() == 4 and features.shape[1] == features.shape[2] != features.shape[3]
+def _looks_last(features: Tensor, forward_func: object, size: tuple[int, ...]) -> bool:
+    parts = (part for module in modules_of(forward_func) for part in module.modules())
+    norms = {tuple(getattr(part, "normalized_shape", ())) for part in parts}
+    if features.dim() != 4 or len(size) != 2 or features.shape[3:] not in norms:
+        return False
+    last, first = (abs(math.log(h * size[1] / (w * size[0]))) for h, w in (features.shape[1:3], features.shape[2:]))
+    return last < first
 
 
 def _prefix(forward_func: object, tokens: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import types
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from safexplain.errors import InputError
 from safexplain.explain.aix360_base import HardenedAIX360, load
 from safexplain.explain.lime_samples import private_copy, seeded
 from safexplain.hardening import Hardening
-from safexplain.identity import model_digest, modules_of
+from safexplain.identity import model_digest
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
 
@@ -71,8 +70,8 @@ class _HardenedLime(HardenedAIX360):
             training statistics stand.
 
         Warns:
-            OpaqueModelWarning: no torch model is found behind the prediction function, so that the noise does not
-                change when the model does.
+            OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
+                noise does not change when the model does.
         """
         entry = inspect.signature(self._explainer.explain_instance)
         bound = entry.bind(*args, **kwargs)
@@ -83,7 +82,7 @@ class _HardenedLime(HardenedAIX360):
         mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
         mine.base.verbose = False  # prints the intercept and predictions
         raw = mine.explain_instance(*bound.args, **bound.kwargs)
-        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": _digest(predict)}
+        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": model_digest(predict)}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
             released.local_exp[int(label)] = self._harden(raw.local_exp[label], int(label), query)
@@ -208,10 +207,3 @@ class HardenedLimeImage(_HardenedLime):
     def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
         segments: NDArray[Any] = np.array(raw.segments)
         return load(self._module).ImageExplanation(np.array(raw.image), segments)
-
-
-def _digest(predict: Any) -> bytes:
-    """Of the model behind a prediction function, or of the object whose method it is, where no torch model is found."""
-    if isinstance(predict, types.MethodType) and not modules_of(predict):
-        predict = predict.__self__
-    return model_digest(predict)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from safexplain.errors import RefusedError
 
-__all__ = ["Groups", "digest_of_groups", "find_groups", "harden_groups"]
+__all__ = ["Groups", "find_groups", "harden_groups", "names_of"]
 
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
@@ -61,8 +61,9 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
         several = isinstance(shapes[0], tuple)
         windows = shapes if several else (shapes,)
         steps = strides if several and strides is not None else (strides,) * len(windows)
-        cells = [_cells(t, window, step) for t, window, step in zip(tensors, windows, steps, strict=True)]
-        return Groups(tuple(c + sum(map(Tensor.numel, cells[:i])) for i, c in enumerate(cells)), f"{windows} {steps}")
+        asked = [_for_each_axis(*one) for one in zip(tensors, windows, steps, strict=True)]
+        cells = [_cells(t, *one) for t, one in zip(tensors, asked, strict=True)]
+        return Groups(tuple(c + sum(map(Tensor.numel, cells[:i])) for i, c in enumerate(cells)), f"{asked}")
     return None
 
 
@@ -89,9 +90,15 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
     return tuple(p.reshape(t.shape).to(t.dtype).clone() for p, t in zip(pieces, tensors, strict=True))
 
 
-def digest_of_groups(groups: Tensor) -> str:
-    """A name of groups that all examples share."""
-    return hashlib.blake2b(groups.cpu().numpy().tobytes(), digest_size=16).hexdigest()
+def names_of(groups: Tensor) -> Tensor:
+    """A name of each row of groups, (rows, 2) integers: the same one for the same partition, alone or in a batch."""
+    rows = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in groups.cpu().numpy()]
+    return torch.tensor(
+        [
+            [int.from_bytes(name[:8], "little", signed=True), int.from_bytes(name[8:], "little", signed=True)]
+            for name in rows
+        ]
+    )
 
 
 def _values(rows: Tensor, groups: Tensor) -> Tensor:
@@ -121,11 +128,17 @@ def _first_places(index: Tensor) -> Tensor:
     return places.new_full((count,), len(index)).scatter_reduce(0, index, places, "amin")
 
 
-def _cells(tensor: Tensor, window: Any, step: Any) -> Tensor:
+def _for_each_axis(tensor: Tensor, window: Any, step: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of a window, however they were written."""
+    axes = tensor.dim() - 1
+    sizes = window if isinstance(window, tuple | list) else (window,)
+    steps = step if isinstance(step, tuple | list) else (1 if step is None else step,) * axes
+    return tuple(map(int, sizes)), tuple(map(int, steps))
+
+
+def _cells(tensor: Tensor, window: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
     """Cells between the edges of all windows: places of one cell are covered by the same windows."""
     shape = tensor.shape[1:]
-    window = tuple(window) if len(shape) > 1 or isinstance(window, tuple) else (window,)
-    steps = tuple(step) if isinstance(step, tuple) else (1 if step is None else step,) * len(shape)
     cells = torch.zeros(1, *shape, dtype=torch.long, device=tensor.device)
     for axis, (length, size, stride) in enumerate(zip(shape, window, steps, strict=True)):
         starts = range(0, max(length - size, 0) + stride, stride) if length > size else range(1)

@@ -272,6 +272,7 @@ ROWS = (
         summary="Guided backpropagation times the enlarged Grad-CAM map.",
         of="layer",
         hooks=True,
+        needs_relu=True,
         leaf_inputs=True,
         search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
         deepleak={"released as": "GradCAM++"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
 
@@ -125,9 +126,18 @@ def _hardened_class(native: Any) -> type[Hardened]:
             public: type[Hardened] = getattr(explain, row.hardened_name)
             return public
     summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
-    kind = build(Row(native.__name__, native, family="other", citation="", summary=summary), module=__name__)
+    kind = build(_row_of(native, summary), module=__name__)
     kind.__reduce__ = lambda self: (_blank, (native,), dict(vars(self)))  # type: ignore[method-assign]
     return kind
+
+
+def _row_of(native: Any, summary: str) -> Row:
+    """What is known of a class outside the catalog: the facts of the nearest class that it derives from."""
+    known = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
+    for base in native.__mro__:
+        if base in known:
+            return replace(known[base], name=native.__name__, source=native, summary=summary)
+    return Row(native.__name__, native, family="other", citation="", summary=summary)
 
 
 def _blank(native: Any) -> Hardened:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safexplain.errors import InputError
 from safexplain.identity import modules_of
 from safexplain.testing.asking import Query, Skip, Untried, attempt, untried_parts
 from safexplain.testing.case import Case
@@ -73,7 +74,13 @@ def noise_ignores_the_batch(case: Case) -> Iterator[str]:
         if isinstance(native, Exception):
             yield Untried(f"{name}: natively {type(native).__name__}: {native!s:.80}")
             continue
-        furthest = float((case.noise(case.part(index), raw=native) - base[index]).abs().max())
+        noise = attempt(lambda i=index, raw=native: case.noise(case.part(i), raw=raw))  # type: ignore[misc]
+        if isinstance(noise, InputError):
+            yield Untried(f"{name}: {noise!s:.80}")
+            continue
+        if isinstance(noise, Exception):
+            raise noise
+        furthest = float((noise - base[index]).abs().max())
         if furthest > case.atol:
             yield f"{name}: the same examples get other noise, by up to {furthest:.3g} (std {case.scale:g})"
 

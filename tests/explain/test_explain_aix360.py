@@ -136,7 +136,7 @@ def test_protodash_imports_without_xport_and_leaves_no_stand_in():
     assert module.ProtodashExplainer.__module__ == "aix360.algorithms.protodash.PDASH"
     with pytest.raises(ModuleNotFoundError, match="xport"):
         import xport  # noqa: F401
-    holders = [m for m in sys.modules.values() if getattr(getattr(m, "xport", None), "__name__", "") == "xport"]
+    holders = [m for m in list(sys.modules.values()) if getattr(getattr(m, "xport", None), "__name__", "") == "xport"]
     assert holders == []
 
 

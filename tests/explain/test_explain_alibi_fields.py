@@ -83,7 +83,9 @@ CASES = {
         {"kind": "both", "grid_points": GRID},
     ),
     "TreePartialDependence": (
-        lambda: explainers.TreePartialDependence(GradientBoostingClassifier(n_estimators=3).fit(X, Y), NAMES),
+        lambda: explainers.TreePartialDependence(
+            GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y), NAMES
+        ),
         (X,),
         {"grid_points": GRID},
     ),

@@ -460,18 +460,38 @@ def test_a_page_shows_hardened_weights_and_no_probabilities():
         assert str(p) not in page
 
 
-def test_a_model_that_is_not_torch_is_warned_about_unless_nothing_is_noised():
-    labels = np.arange(200) % 2
-    classifier = LogisticRegression().fit(TABLE, labels)
-    with pytest.warns(OpaqueModelWarning, match="LogisticRegression"):
-        HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], classifier.predict_proba, num_samples=50)
-    again = HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(
-        TABLE[0], classifier.predict_proba, num_samples=50
-    )  # warned once
-    other = LogisticRegression().fit(TABLE, labels)
+class Rule:
+    """A model that is neither torch's nor scikit-learn's."""
+
+    def predict_proba(self, rows):
+        p = 1 / (1 + np.exp(-rows[:, 0]))
+        return np.stack([1 - p, p], axis=1)
+
+
+def test_a_model_that_nobody_finds_is_warned_about_once_unless_nothing_is_noised():
+    rule = Rule()
+    with pytest.warns(OpaqueModelWarning, match="Rule"):
+        HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
+    again = HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
     plain = HardenedLimeTabular(TABLE, hardening=RAW)
-    plain = plain.explain_instance(TABLE[0], other.predict_proba, num_samples=50)
+    plain = plain.explain_instance(TABLE[0], Rule().predict_proba, num_samples=50)
     assert plain.as_list() != again.as_list()
+
+
+def test_a_model_of_scikit_learn_gets_other_noise_when_it_is_fitted_again():
+    def noise(classifier):
+        loud, plain = (
+            HardenedLimeTabular(TABLE, hardening=hardening, random_state=0)
+            .explain_instance(TABLE[0], classifier.predict_proba, num_samples=50)
+            .as_map()[1]
+            for hardening in (NOISY, RAW)
+        )
+        return np.array([value for _, value in sorted(loud)]) - np.array([value for _, value in sorted(plain)])
+
+    labels = np.arange(200) % 2
+    first, same, other = (LogisticRegression(C=c).fit(TABLE, labels) for c in (1.0, 1.0, 0.5))
+    np.testing.assert_allclose(noise(first), noise(same), atol=1e-9)
+    assert np.abs(noise(first) - noise(other)).max() > 1e-3
 
 
 def test_what_cannot_be_answered_is_said():

@@ -140,7 +140,7 @@ def test_more_tensors_than_inputs_are_refused():
 
 
 def test_what_is_no_captum_explainer_cannot_be_hardened():
-    with pytest.raises(ConfigurationTypeError, match=r"captum\.attr explainer"):
+    with pytest.raises(ConfigurationTypeError, match="explainer of Captum, Alibi"):
         harden(image_net())
     with pytest.raises(ConfigurationTypeError, match="already hardened"):
         harden(HardenedIG(image_net(), hardening=NOISY))

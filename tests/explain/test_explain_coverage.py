@@ -1,0 +1,218 @@
+"""Every explainer of Captum is covered by a row, taken by `harden` outside the catalog, or refused with a reason."""
+
+import captum.attr
+import pytest
+import torch
+from captum.attr import Attribution
+from explain_nets import NOISY, TORCH_ROWS, image_net, images, quiet, run
+from torch import nn
+
+from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain.explain import CATALOG, REFUSED, HardenedIG, harden
+from safexplain.explain.hardened import Hardened
+from safexplain.hardening import Hardening
+
+pytestmark = quiet
+OUTSIDE = {"LimeBase", "NoiseTunnel"}
+"""What `harden` takes without a row of its own; each has a test below that runs it."""
+
+
+def public(namespace=captum.attr):
+    return {name: getattr(namespace, name) for name in namespace.__all__}
+
+
+def explainers(things):
+    return {name: kind for name, kind in things.items() if isinstance(kind, type) and issubclass(kind, Attribution)}
+
+
+def complaints(kinds):
+    """What is wrong with the account of these classes, in words that say what to do."""
+    rows = {row.native.__name__: row for row in TORCH_ROWS if row.nt_type is None}
+    found = []
+    for name, kind in kinds.items():
+        covered = name in rows and rows[name].native is kind
+        places = [covered, name in REFUSED, name in OUTSIDE]
+        if sum(places) == 0:
+            found.append(
+                f"captum.attr.{name} is new: add a row to safexplain/explain/rows.py or layer_rows.py and a line to"
+                " captum.py or captum_layers.py; or, if it cannot be hardened, its reason to REFUSED in catalog.py"
+            )
+        if sum(places) > 1:
+            found.append(f"captum.attr.{name} has {sum(places)} places among rows, REFUSED and OUTSIDE: keep one")
+    return found
+
+
+def test_every_explainer_of_captum_has_exactly_one_place():
+    assert len(explainers(public())) > 40
+    assert complaints(explainers(public())) == []
+
+
+def test_a_new_explainer_would_be_noticed_and_the_message_says_what_to_add():
+    class Novel(Attribution):
+        pass
+
+    (message,) = complaints({**explainers(public()), "Novel": Novel})
+    assert "captum.attr.Novel is new: add a row" in message
+    assert "REFUSED" in message
+
+    class Saliency(Attribution):  # a new class under a known name is new as well
+        pass
+
+    (message,) = complaints({"Saliency": Saliency})
+    assert "Saliency is new" in message
+
+
+def test_an_explainer_with_two_places_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.OUTSIDE", {*OUTSIDE, "IntegratedGradients"})
+    (message,) = complaints(explainers(public()))
+    assert "IntegratedGradients has 2 places" in message
+
+
+def test_nothing_is_refused_that_captum_does_not_have():
+    assert set(REFUSED) <= set(explainers(public()))
+    assert set(explainers(public())) >= OUTSIDE
+
+
+def test_all_else_in_captum_explains_nothing():
+    others = {name: thing for name, thing in public().items() if name not in explainers(public())}
+    assert {"Summarizer", "InterpretableInput", "visualization", "TokenReferenceBase"} <= set(others)
+    assert [name for name, thing in others.items() if hasattr(thing, "attribute")] == []
+    assert set(others) & (set(REFUSED) | set(CATALOG)) == set()
+
+
+def test_what_is_no_explainer_is_not_hardened():
+    for name in ("Summarizer", "TokenReferenceBase"):
+        with pytest.raises(ConfigurationTypeError, match=r"expected an? .*explainer"):
+            harden(object.__new__(getattr(captum.attr, name)))
+
+
+def refused_instance(name):
+    """An instance as a user would have it; of explainers of language models, without the language model."""
+    kind, model = getattr(captum.attr, name), image_net()
+    if "LLM" in name:
+        return object.__new__(kind)
+    if name == "DataLoaderAttribution":
+        return kind(captum.attr.FeatureAblation(model))
+    return kind(model, model[3]) if name in ("LayerAttribution", "NeuronAttribution") else kind(model)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_with_its_reason(name):
+    with pytest.raises(RefusedError) as refused:
+        harden(refused_instance(name), NOISY)
+    assert str(refused.value) == f"{name} cannot be hardened: {REFUSED[name]}"
+
+
+def test_a_class_of_ones_own_made_from_an_abstract_base_is_not_refused():
+    class Constant(captum.attr.PerturbationAttribution):
+        """Ones."""
+
+        def attribute(self, inputs, target=None):
+            return torch.ones_like(inputs)
+
+    hardened = harden(Constant(image_net()), NOISY)
+    assert isinstance(hardened, Constant)
+    assert 0.03 < (hardened.attribute(images()) - 1).std() < 0.07
+
+
+def test_a_class_of_ones_own_with_a_refused_name_is_not_refused():
+    class LLMAttribution(captum.attr.Saliency):
+        """Not Captum's."""
+
+    assert isinstance(harden(LLMAttribution(image_net()), NOISY), Hardened)
+
+
+@pytest.mark.parametrize("row", TORCH_ROWS, ids=lambda row: row.name)
+def test_an_explainer_of_a_row_gets_the_public_class_of_the_row(row):
+    import safexplain.explain
+
+    native = row.explainer(image_net())
+    if row.nt_type:
+        assert type(harden(native, NOISY)).__name__ == "HardenedNoiseTunnel"
+    else:
+        assert type(harden(native, NOISY)) is getattr(safexplain.explain, row.hardened_name)
+
+
+@pytest.mark.parametrize("nt_type", ["smoothgrad", "smoothgrad_sq", "vargrad"])
+@pytest.mark.parametrize("inner", ["Saliency", "IG", "DeepLift", "Occlusion"])
+def test_a_noise_tunnel_is_taken_with_every_aggregate(nt_type, inner):
+    model, x = image_net(), images(2)
+    row = CATALOG[inner]
+    options = {"target": 1, "nt_type": nt_type, "nt_samples": 3, **row.options(x)}
+    tunnel = captum.attr.NoiseTunnel(row.explainer(model))
+
+    def ask(explainer):
+        torch.manual_seed(0)
+        return explainer.attribute(x, **options)
+
+    native = ask(tunnel)
+    assert torch.equal(ask(harden(tunnel, Hardening.none())), native)
+    noise = ask(harden(tunnel, NOISY)) - native
+    assert 0.03 < noise.std() < 0.07
+
+
+def test_aggregates_of_a_noise_tunnel_have_noises_of_their_own():
+    model, x = image_net(), images(2)
+    tunnel = captum.attr.NoiseTunnel(captum.attr.Saliency(model))
+    noises = []
+    for nt_type in ("smoothgrad", "smoothgrad_sq", "vargrad"):
+        found = []
+        for explainer in (tunnel, harden(tunnel, NOISY)):
+            torch.manual_seed(0)
+            found.append(explainer.attribute(x, target=1, nt_type=nt_type).detach())
+        noises.append((found[1] - found[0]).flatten())
+    correlation = torch.corrcoef(torch.stack(noises))
+    assert (correlation - torch.eye(3)).abs().max() < 0.2
+
+
+def lime_base(model):
+    """Captum's LimeBase over the pixels' signs, as its documentation has it."""
+    from captum._utils.models.linear_model import SkLearnLinearRegression
+
+    def similarity(original, perturbed, interpretable, **_):
+        return torch.exp(-torch.linalg.vector_norm(original - perturbed) / 10)
+
+    def perturb(original, **_):
+        return torch.bernoulli(torch.full((1, 8), 0.5))
+
+    def back(sample, original, **_):
+        return original * sample.view(1, 1, 8, 1).to(original.dtype)
+
+    linear = SkLearnLinearRegression()
+    return captum.attr.LimeBase(model, linear, similarity, perturb, True, back, None)
+
+
+def test_limebase_is_taken_although_it_has_no_row():
+    x = images(1)
+
+    def ask(explainer):
+        torch.manual_seed(0)
+        return explainer.attribute(x, target=1, n_samples=40)
+
+    native = ask(lime_base(image_net()))
+    assert native.shape == (1, 8)
+    assert torch.equal(ask(harden(lime_base(image_net()), Hardening.none())), native)
+    hardened = harden(lime_base(image_net()), NOISY)
+    assert type(hardened).__name__ == "HardenedLimeBase"
+    noise = ask(hardened) - native
+    assert 0.01 < noise.abs().mean() < 0.2
+    assert torch.equal(ask(hardened), ask(hardened))
+
+
+def test_a_subclass_of_a_row_gets_a_class_of_its_own_and_keeps_what_it_adds():
+    class Doubled(captum.attr.IntegratedGradients):
+        """Twice the attributions."""
+
+        def attribute(self, inputs, target=None):
+            return 2 * captum.attr.IntegratedGradients.attribute.__wrapped__(self, inputs, target=target)
+
+    model, x = image_net(), images(2)
+    plain = run(HardenedIG(model, hardening=Hardening.none()), CATALOG["IG"], x)
+    hardened = harden(Doubled(model), Hardening.none())
+    assert isinstance(hardened, Doubled)
+    torch.testing.assert_close(hardened.attribute(x, target=1), 2 * plain)
+
+
+def test_a_model_is_no_explainer():
+    with pytest.raises(ConfigurationTypeError, match="got Linear"):
+        harden(nn.Linear(3, 2))

@@ -1,0 +1,395 @@
+"""DeepLift answers where its values add up to the difference from the baseline, and refuses everywhere else."""
+
+import captum.attr
+import pytest
+import torch
+from captum.attr import DeepLift, NoiseTunnel
+from explain_nets import NOISY, PlainConv, Sum, TwoInputs, images, quiet
+from torch import nn
+from torch.nn import functional as F
+
+from safexplain.errors import RefusedError
+from safexplain.explain import HardenedDeepLift, HardenedDeepLiftShap, HardenedSmoothGrad, harden
+from safexplain.hardening import Hardening
+from safexplain.outputs import Probability
+
+pytestmark = quiet
+PLAIN = Hardening.none()
+
+
+def off(model, x, target=1, baselines=None):
+    """Share by which Captum's own DeepLift fails to add up: the largest over the batch."""
+    found, delta = DeepLift(model).attribute(
+        x.clone().requires_grad_(), baselines=baselines, target=target, return_convergence_delta=True
+    )
+    return (delta.abs() / found.abs().flatten(1).sum(1)).max().item()
+
+
+def net(*middle, bias=True, seed=0):
+    """Convolution, the given modules, convolution, and a linear layer, with statistics of some data."""
+    torch.manual_seed(seed)
+    features = nn.Sequential(nn.Conv2d(3, 6, 3, bias=bias), *middle, nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Flatten())
+    with torch.no_grad():
+        features.train()
+        for _ in range(20):
+            width = features(1 + 2 * torch.randn(16, 3, 12, 12)).shape[1]
+    return nn.Sequential(*features, nn.Linear(width, 5)).eval()
+
+
+def pictures(batch=4, seed=0):
+    return torch.randn(batch, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+
+
+class Functional(nn.Module):
+    """As `net`, with its activations called as functions."""
+
+    def __init__(self, activation=F.relu):
+        super().__init__()
+        self.inner, self.activation = net(nn.Identity()), activation
+
+    def forward(self, x):
+        return self.inner[5](self.inner[4](self.activation(self.inner[2](self.activation(self.inner[0](x))))))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mixing, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.mixing(x, x, x)[0].mean(1))
+
+
+class Residual(nn.Module):
+    """Additions are fine, products of two paths are not."""
+
+    def __init__(self, product=False):
+        super().__init__()
+        self.inner, self.relu, self.product = net(nn.Identity()), nn.ReLU(), product
+        self.side = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x):
+        main, side = self.inner[0](x), self.relu(self.side(x))
+        both = main * side if self.product else main + side
+        return self.inner[5](self.inner[4](self.inner[3](self.inner[2](both))))
+
+
+FINE = {
+    "ReLU": lambda: net(nn.ReLU()),
+    "in place": lambda: net(nn.ReLU(inplace=True)),
+    "LeakyReLU": lambda: net(nn.LeakyReLU()),
+    "ELU": lambda: net(nn.ELU()),
+    "Tanh": lambda: net(nn.Tanh()),
+    "Sigmoid": lambda: net(nn.Sigmoid()),
+    "Softplus": lambda: net(nn.Softplus()),
+    "BatchNorm": lambda: net(nn.BatchNorm2d(6), nn.ReLU()),
+    "Dropout": lambda: net(nn.ReLU(), nn.Dropout(0.5)),
+    "AvgPool": lambda: net(nn.ReLU(), nn.AvgPool2d(2)),
+    "MaxPool": lambda: net(nn.ReLU(), nn.MaxPool2d(2)),
+    "MaxPool with overlap": lambda: net(nn.ReLU(), nn.MaxPool2d(3, 2)),
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 5)),
+    "sigmoid at the end": lambda: nn.Sequential(net(nn.ReLU()), nn.Sigmoid()),
+    "residual": Residual,
+    "half of the functions are linear": lambda: Functional(torch.neg),
+}
+NO_RULE = {
+    "GELU": lambda: net(nn.GELU()),
+    "ReLU6": lambda: net(nn.ReLU6()),
+    "SiLU": lambda: net(nn.SiLU()),
+    "Hardtanh": lambda: net(nn.Hardtanh()),
+    "PReLU": lambda: net(nn.PReLU()),
+    "LayerNorm": lambda: net(nn.LayerNorm((6, 10, 10)), nn.ReLU()),
+    "GroupNorm": lambda: net(nn.GroupNorm(2, 6), nn.ReLU()),
+    "InstanceNorm2d": lambda: net(nn.InstanceNorm2d(6), nn.ReLU()),
+    "MultiheadAttention": Attention,
+    "LSTM": lambda: nn.Sequential(nn.LSTM(6, 4)),
+}
+DOES_NOT_ADD_UP = {
+    "functional relu": Functional,
+    "functional gelu": lambda: Functional(F.gelu),
+    "functional relu6": lambda: Functional(F.relu6),
+    "Softsign": lambda: net(nn.Softsign()),
+    "LogSoftmax": lambda: nn.Sequential(net(nn.ReLU()), nn.LogSoftmax(1)),
+    "Softmax": lambda: nn.Sequential(net(nn.ReLU()), nn.Softmax(1)),
+    "product": lambda: Residual(product=True),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_it_answers_where_the_values_add_up(name):
+    model, x = FINE[name](), pictures()
+    assert off(model, x) < 1e-4
+    native = DeepLift(model).attribute(x, target=1)
+    assert torch.equal(HardenedDeepLift(model, hardening=PLAIN).attribute(x, target=1), native)
+
+
+@pytest.mark.parametrize("name", NO_RULE)
+def test_modules_without_a_rule_are_refused_when_the_explainer_is_made(name):
+    with pytest.raises(RefusedError, match=rf"no rule for {name} in .*Use HardenedIG"):
+        HardenedDeepLift(NO_RULE[name](), hardening=NOISY)
+
+
+@pytest.mark.parametrize("name", ["GELU", "ReLU6", "SiLU", "Hardtanh", "PReLU", "LayerNorm", "GroupNorm"])
+def test_on_what_is_refused_when_made_captum_does_not_add_up(name):
+    """The list is of modules on which Captum is wrong without a word."""
+    assert off(NO_RULE[name](), pictures()) > 1e-3
+
+
+@pytest.mark.parametrize("name", DOES_NOT_ADD_UP)
+def test_the_rest_is_refused_at_the_first_call_by_the_sum(name):
+    model, x = DOES_NOT_ADD_UP[name](), pictures()
+    assert off(model, x) > 1e-3
+    for explainer in (HardenedDeepLift(model, hardening=NOISY), HardenedDeepLift(model, hardening=PLAIN)):
+        for _ in range(2):  # a refusal is not forgotten
+            with pytest.raises(RefusedError, match=r"do not add up on .*off by [0-9.]+%.*HardenedIG"):
+                explainer.attribute(x, target=1)
+
+
+WRAPPED = {
+    "DeepLiftShap": (captum.attr.DeepLiftShap, {"target": 1, "baselines": torch.zeros(2, 3, 12, 12)}),
+    "LayerDeepLift": (lambda m: captum.attr.LayerDeepLift(m, first(m)), {"target": 1}),
+    "LayerDeepLiftShap": (
+        lambda m: captum.attr.LayerDeepLiftShap(m, first(m)),
+        {"target": 1, "baselines": torch.zeros(2, 3, 12, 12)},
+    ),
+    "NeuronDeepLift": (lambda m: captum.attr.NeuronDeepLift(m, first(m)), {"neuron_selector": (0, 1, 1)}),
+    "NeuronDeepLiftShap": (
+        lambda m: captum.attr.NeuronDeepLiftShap(m, first(m)),
+        {"neuron_selector": (0, 1, 1), "baselines": torch.zeros(2, 3, 12, 12)},
+    ),
+    "NoiseTunnel": (lambda m: NoiseTunnel(DeepLift(m)), {"target": 1, "nt_samples": 2}),
+    "HardenedSmoothGrad": (lambda m: HardenedSmoothGrad(DeepLift(m), hardening=NOISY), {"target": 1, "nt_samples": 2}),
+}
+
+
+def first(model):
+    return next(part for part in model.modules() if isinstance(part, nn.Conv2d))
+
+
+def hardened(explainer, hardening=NOISY):
+    return explainer if explainer.__class__.__name__.startswith("Hardened") else harden(explainer, hardening)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_is_made_of_it_is_checked_as_well(name):
+    make, options = WRAPPED[name]
+    with pytest.raises(RefusedError, match="no rule for ReLU6"):
+        hardened(make(net(nn.ReLU6())))
+    with pytest.raises(RefusedError, match="do not add up"):
+        hardened(make(Functional())).attribute(pictures(), **options)
+    for model in (net(nn.ReLU()), net(nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))):
+        assert hardened(make(model)).attribute(pictures(), **options).isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_there_are_no_false_alarms_and_no_misses_over_random_and_trained_nets(seed):
+    """The same weights with activation modules and with functions, before and after a few steps of training."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    activation = (nn.ReLU, nn.Tanh, nn.Softplus)[seed % 3]
+    widths = torch.randint(4, 24, (3,), generator=generator).tolist()
+    layers = []
+    for a, b in zip([10, *widths], [*widths, 4], strict=True):
+        layers += [nn.Linear(a, b), nn.BatchNorm1d(b), activation()]
+    model = nn.Sequential(*layers[:-2])
+    x, y = torch.randn(64, 10, generator=generator) * 3, torch.randint(4, (64,), generator=generator)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(10 * (seed % 2)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.eval()
+
+    class Called(nn.Module):
+        """The modules of `model`, their activations as functions."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.ModuleList(part for part in model if not isinstance(part, activation))
+
+        def forward(self, x):
+            for part in self.linear:
+                x = part(x)
+                if isinstance(part, nn.BatchNorm1d):
+                    x = {nn.ReLU: F.relu, nn.Tanh: torch.tanh, nn.Softplus: F.softplus}[activation](x)
+            return x
+
+    assert torch.allclose(Called()(x), model(x), atol=1e-5)
+    released = HardenedDeepLift(model, hardening=PLAIN).attribute(x[:8], target=y[:8])
+    assert torch.equal(released, DeepLift(model).attribute(x[:8], target=y[:8]))
+    with pytest.raises(RefusedError, match="do not add up"):
+        HardenedDeepLift(Called().eval(), hardening=PLAIN).attribute(x[:8], target=y[:8])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_size_of_inputs_and_outputs_raises_no_alarm(scale, dtype):
+    model, x = net(nn.BatchNorm2d(6), nn.ReLU()).to(dtype), pictures().to(dtype)
+    model[-1].weight.data *= scale
+    assert HardenedDeepLift(model, hardening=PLAIN).attribute(x, target=1).isfinite().all()
+    small = HardenedDeepLift(net(nn.ReLU(), bias=False).to(dtype), hardening=PLAIN)
+    assert small.attribute(x * scale, target=1).isfinite().all()
+
+
+def forward_calls(model):
+    """A list that grows with each forward pass of the model's first convolution, also in private copies."""
+    calls = []
+    first(model).register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["HardenedDeepLift", "NoiseTunnel", "LayerDeepLift"])
+def test_a_model_is_looked_at_once(name):
+    model = net(nn.ReLU())
+    make, options = WRAPPED.get(name, (lambda m: HardenedDeepLift(m, hardening=NOISY), {"target": 1}))
+    calls, counts = forward_calls(model), []
+    explainer = hardened(make(model))
+    for _ in range(4):
+        calls.clear()
+        explainer.attribute(pictures(), **options)
+        counts.append(len(calls))
+    assert counts[0] > counts[1] == counts[2] == counts[3] > 0
+    calls.clear()
+    hardened(make(model)).attribute(pictures(), **options)  # another explainer of the same model
+    assert len(calls) == counts[1]
+    other = net(nn.ReLU(), seed=1)
+    calls = forward_calls(other)
+    hardened(make(other)).attribute(pictures(), **options)
+    assert len(calls) == counts[0]
+
+
+def test_inputs_like_the_baseline_do_not_count_as_a_look():
+    """Services are warmed up with zeros, on which every sum is right."""
+    explainer = HardenedDeepLift(Functional(), hardening=PLAIN)
+    assert not explainer.attribute(torch.zeros(2, 3, 12, 12), target=1).any()
+    explainer.attribute(torch.empty(0, 3, 12, 12), target=1)
+    with pytest.raises(RefusedError, match="do not add up"):
+        explainer.attribute(pictures(), target=1)
+    layer = harden(captum.attr.LayerDeepLift(model := Functional(), first(model)), PLAIN)
+    layer.attribute(torch.empty(0, 3, 12, 12), target=1)
+    with pytest.raises(RefusedError, match="do not add up"):
+        layer.attribute(pictures(), target=1)
+
+
+def test_inputs_that_are_not_numbers_do_not_count_as_a_look():
+    explainer = HardenedDeepLift(Functional(), hardening=PLAIN)
+    explainer.attribute(torch.full((2, 3, 12, 12), float("nan")), target=1)
+    with pytest.raises(RefusedError, match="do not add up"):
+        explainer.attribute(pictures(), target=1)
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.AdaptiveMaxPool2d(5)], ids=str)
+def test_max_pooling_is_refused_with_baselines_for_which_captum_does_not_add_up(pool):
+    """Captum's rule for max pooling is lost behind an activation module; flat baselines hide that."""
+    model, x, baselines = net(nn.ReLU(), pool), pictures(), pictures(seed=1)
+    assert off(model, x) < 1e-4
+    assert off(model, x, baselines=baselines) > 0.01
+    explainer = HardenedDeepLift(model, hardening=PLAIN)
+    assert explainer.attribute(x, target=1).any()
+    for given in (baselines, baselines[:1], (baselines,)):
+        with pytest.raises(RefusedError, match=r"do not add up.*max pooling where the baseline is not flat"):
+            explainer.attribute((x,) if isinstance(given, tuple) else x, given, target=1)
+    set_of_them = torch.cat([torch.zeros(1, 3, 12, 12), baselines[:2]])
+    with pytest.raises(RefusedError, match="do not add up"):
+        HardenedDeepLiftShap(model, hardening=PLAIN).attribute(x, set_of_them, target=1)
+    assert explainer.attribute(x, target=1).any()  # still
+
+
+def test_baselines_of_all_kinds_work_where_the_values_add_up():
+    model, x = net(nn.BatchNorm2d(6), nn.ReLU()), pictures()
+    explainer = HardenedDeepLift(model, hardening=PLAIN)
+    for given in (0.5, 1, pictures(seed=1), pictures(1, seed=1), torch.zeros(1, 3, 12, 12)):
+        native = DeepLift(model).attribute(x, given, target=1)
+        assert torch.equal(explainer.attribute(x, given, target=1), native)
+    shap = HardenedDeepLiftShap(net(nn.ReLU()), hardening=PLAIN)
+    for given in (pictures(3, seed=1), lambda: pictures(3, seed=1), lambda inputs: inputs[:2] * 0):
+        assert shap.attribute(x, given, target=1).isfinite().all()
+
+
+def test_a_model_in_training_mode_is_looked_at_later():
+    model, x = nn.Sequential(nn.Dropout(0.01), Functional()).train(), pictures()
+    explainer = HardenedDeepLift(model, hardening=PLAIN)
+    explainer.attribute(x, target=1)
+    model.eval()
+    with pytest.raises(RefusedError, match="do not add up"):
+        explainer.attribute(x, target=1)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Probability, lambda inner: nn.Sequential(inner, nn.Softmax(1)), lambda _: Functional()]
+)
+def test_a_wrapper_that_nobody_switched_to_evaluation_is_looked_at(wrap):
+    inner = net(nn.BatchNorm2d(6), nn.ReLU())
+    model = wrap(inner)
+    assert model.training
+    assert not inner.training
+    with pytest.raises(RefusedError, match="do not add up"):
+        HardenedDeepLift(model, hardening=PLAIN).attribute(pictures(), target=1)
+
+
+def test_probabilities_are_refused_because_captum_has_no_right_rule_for_softmax():
+    """Neither as a function nor as a module do the values add up; as a module they mix the batch, too."""
+    inner, x = net(nn.ReLU()), pictures(8)
+    module = nn.Sequential(inner, nn.Softmax(1))
+    assert off(Probability(inner), x) > 1e-3
+    assert off(module, x) > 1e-3
+    alone, together = (DeepLift(module).attribute(part, target=1)[:1] for part in (x[:1], x))
+    assert not torch.allclose(alone, together, rtol=0.01)
+    for model in (Probability(inner), module):
+        with pytest.raises(RefusedError, match="explain logits"):
+            HardenedDeepLift(model, hardening=NOISY).attribute(x, target=1)
+    assert HardenedDeepLift(inner, hardening=NOISY).attribute(x, target=1).isfinite().all()
+
+
+def test_several_inputs_and_arguments_are_passed_on_to_the_look():
+    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
+    native = DeepLift(model).attribute(x, target=1)
+    released = HardenedDeepLift(model, hardening=PLAIN).attribute(x, target=1)
+    assert all(torch.equal(a, b) for a, b in zip(released, native, strict=True))
+
+    class Shifted(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, shift, factor):
+            return self.inner(x) * factor + shift
+
+    shift, target = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    explained = Shifted(PlainConv()).eval()
+    options = {"target": target, "additional_forward_args": (shift, 2.0)}
+    native = DeepLift(explained).attribute(images(), **options)
+    assert torch.equal(HardenedDeepLift(explained, hardening=PLAIN).attribute(images(), **options), native)
+
+
+def test_a_model_with_one_output_needs_no_target():
+    model, x = Sum().eval(), images()
+    assert torch.equal(HardenedDeepLift(model, hardening=PLAIN).attribute(x), DeepLift(model).attribute(x))
+
+
+def test_a_module_that_is_used_twice_fails_as_natively():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.relu, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.c(self.relu(self.b(self.relu(self.a(x)))))
+
+    x = torch.randn(4, 6)
+    with pytest.raises(RuntimeError, match="being used more than once") as native:
+        DeepLift(Twice().eval()).attribute(x, target=1)
+    with pytest.raises(RuntimeError, match="being used more than once") as released:
+        HardenedDeepLift(Twice().eval(), hardening=NOISY).attribute(x, target=1)
+    assert str(released.value) == str(native.value)
+
+
+def test_resnets_are_explained():
+    torchvision = pytest.importorskip("torchvision")
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model, x = timm.create_model("resnet18", pretrained=False).eval(), torch.randn(2, 3, 32, 32)
+    assert HardenedDeepLift(model, hardening=PLAIN).attribute(x, target=1).isfinite().all()
+    with pytest.raises(RuntimeError, match="being used more than once"):  # torchvision's uses each ReLU twice
+        HardenedDeepLift(torchvision.models.resnet18(weights=None).eval()).attribute(x, target=1)

@@ -1,0 +1,456 @@
+"""Grad-CAM is Captum's, Grad-CAM++ is the paper's, and maps are enlarged after they are hardened."""
+
+import inspect
+
+import pytest
+import torch
+from captum.attr import LayerAttribution, LayerGradCam
+from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
+from torch import nn
+
+from safexplain.errors import InputError
+from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, HardenedGradCAM, HardenedGradCAMPlusPlus, harden
+from safexplain.hardening import GaussianNoise, Hardening
+
+pytestmark = quiet
+KINDS = [GradCAM, GradCAMPlusPlus]
+HARDENED = [HardenedGradCAM, HardenedGradCAMPlusPlus]
+hardened_kinds = pytest.mark.parametrize("kind", HARDENED)
+MODES = ["nearest", "area", "bilinear", "bicubic", "nearest-exact"]
+
+
+def conv_net(*shape, channels=5, dimensions=2):
+    """A net of any number of dimensions whose last layer sees the whole map."""
+    torch.manual_seed(0)
+    convolution = getattr(nn, f"Conv{dimensions}d")
+    features = nn.Sequential(convolution(3, 6, 3), nn.Softplus(), convolution(6, channels, 3), nn.Softplus())
+    with torch.no_grad():
+        width = features(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(width, 4)).eval()
+
+
+@pytest.mark.parametrize("attribute_to_layer_input", [False, True])
+@pytest.mark.parametrize("relu_attributions", [False, True])
+@pytest.mark.parametrize("attr_dim_summation", [False, True])
+@pytest.mark.parametrize("layer", [0, 2, 3, 6])
+def test_the_numbers_are_captums_bit_for_bit(attribute_to_layer_input, relu_attributions, attr_dim_summation, layer):
+    model, x, target = image_net(), images(), torch.tensor([0, 1, 2, 3])
+    options = {
+        "target": target,
+        "attribute_to_layer_input": attribute_to_layer_input,
+        "relu_attributions": relu_attributions,
+        "attr_dim_summation": attr_dim_summation,
+    }
+    expected = LayerGradCam(model, model[layer]).attribute(x, **options)
+    assert torch.equal(GradCAM(model, model[layer]).attribute(x, **options), expected)
+    released = HardenedGradCAM(model, model[layer], hardening=Hardening.none()).attribute(x, **options)
+    assert torch.equal(released, expected)
+    assert not relu_attributions or (expected >= 0).all()
+
+
+def test_options_change_the_map():
+    """The comparison with Captum above is of different maps."""
+    model, x = image_net(), images()
+    maps = [
+        GradCAM(model, model[3]).attribute(x, target=1, **options)
+        for options in ({}, {"attribute_to_layer_input": True}, {"relu_attributions": True})
+    ]
+    assert maps[1].shape != maps[0].shape
+    assert not torch.equal(maps[2], maps[0])
+    assert torch.equal(maps[2], maps[0].relu())
+
+
+@pytest.mark.parametrize(("dimensions", "shape"), [(1, (3, 20)), (2, (3, 9, 14)), (2, (3, 12, 12)), (3, (3, 7, 8, 6))])
+def test_nets_of_one_to_three_dimensions_have_captums_map(dimensions, shape):
+    model = conv_net(*shape, dimensions=dimensions)
+    x = torch.randn(2, *shape)
+    expected = LayerGradCam(model, model[2]).attribute(x, target=1)
+    assert torch.equal(GradCAM(model).attribute(x, target=1), expected)
+    assert expected.shape == (2, 1, *(n - 4 for n in shape[1:]))
+    assert GradCAMPlusPlus(model).attribute(x, target=1).shape == expected.shape
+    noise = HardenedGradCAM(model, hardening=NOISY).attribute(x, target=1) - expected
+    assert 0.01 < noise.std() < 0.1
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize(
+    ("height", "width", "channels"), [(12, 12, 5), (12, 18, 8), (12, 20, 8), (18, 12, 14), (10, 16, 6)]
+)
+def test_a_convolutions_axes_are_never_mistaken_for_channels_last(height, width, channels, layer):
+    """Shapes such as (2, 8, 8, 14) can be read both ways."""
+    model, x = conv_net(3, height, width, channels=channels), torch.randn(2, 3, height, width)
+    expected = LayerGradCam(model, model[layer]).attribute(x, target=1)
+    assert torch.equal(GradCAM(model, model[layer]).attribute(x, target=1), expected)
+
+
+def test_without_a_layer_it_is_the_last_convolution():
+    model, x = image_net(), images()
+    expected = LayerGradCam(model, model[3]).attribute(x, target=1)
+    for released in (
+        GradCAM(model).attribute(x, target=1),
+        HardenedGradCAM(model, hardening=Hardening.none()).attribute(x, target=1),
+        CATALOG["GradCAM"].explainer(model).attribute(x, target=1),
+        harden(GradCAM(model), Hardening.none()).attribute(x, target=1),
+    ):
+        assert torch.equal(released, expected)
+
+
+def test_a_closure_and_additional_arguments_work_as_with_captum():
+    model, x = image_net(), images()
+
+    def scaled(inputs, factor):
+        return model(inputs * factor).softmax(1)
+
+    options = {"target": 1, "additional_forward_args": torch.tensor(2.0)}
+    expected = LayerGradCam(scaled, model[3]).attribute(x, **options)
+    for layer in (None, model[3]):
+        assert torch.equal(GradCAM(scaled, layer).attribute(x, **options), expected)
+    assert torch.equal(HardenedGradCAM(scaled, hardening=Hardening.none()).attribute(x, **options), expected)
+
+
+def test_several_inputs_give_one_map_enlarged_to_the_first():
+    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
+    small = LayerGradCam(model, model.image[0]).attribute(x, target=1)
+    assert torch.equal(GradCAM(model).attribute(x, target=1), small)
+    large = HardenedGradCAM(model, hardening=Hardening.none()).attribute(x, target=1, interpolate_mode="bilinear")
+    assert large.shape == (4, 1, 8, 8)
+    assert torch.equal(large, LayerAttribution.interpolate(small, (8, 8), "bilinear"))
+
+
+class Siamese(nn.Module):
+    """Two branches of one convolution, which therefore has a tuple of outputs."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.convolution(x), self.convolution(-2 * x)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.both, self.head = Siamese.Both(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.cat([y.tanh().mean((2, 3)) for y in self.both(x)], 1))
+
+
+@pytest.mark.parametrize("mode", [None, "nearest"])
+def test_a_layer_with_several_outputs_gives_a_map_for_each(mode):
+    model, x = Siamese().eval(), images()
+    expected = LayerGradCam(model, model.both).attribute(x, target=1)
+    assert isinstance(expected, tuple)
+    if mode:
+        expected = tuple(LayerAttribution.interpolate(m, (8, 8), mode) for m in expected)
+    released = HardenedGradCAM(model, model.both, hardening=Hardening.none()).attribute(
+        x, target=1, interpolate_mode=mode
+    )
+    assert all(torch.equal(a, b) for a, b in zip(released, expected, strict=True))
+    noisy = HardenedGradCAM(model, model.both, hardening=NOISY).attribute(x, target=1, interpolate_mode=mode)
+    noise = [(a - b).flatten() for a, b in zip(noisy, expected, strict=True)]
+    assert all(0.03 < n.std() < 0.08 for n in noise)
+    assert abs(torch.corrcoef(torch.stack(noise))[0, 1]) < 0.4
+
+
+# Grad-CAM++
+
+
+def slow_plus_plus(gradients, activations):
+    """Equations 10 and 19 of arXiv 1710.11063, channel by channel and place by place.
+
+    With Y = exp(S) the derivatives of Y by A are Y g, Y g^2 and Y g^3 where S is piecewise linear in A; the common Y
+    is left out of the weight, and cancels in alpha.
+    """
+    batch, channels, height, width = activations.shape
+    maps = torch.zeros(batch, 1, height, width, dtype=activations.dtype)
+    for n in range(batch):
+        for k in range(channels):
+            total = sum(float(activations[n, k, a, b]) for a in range(height) for b in range(width))
+            weight = 0.0
+            for i in range(height):
+                for j in range(width):
+                    g = float(gradients[n, k, i, j])
+                    below = 2 * g**2 + total * g**3
+                    alpha = g**2 / below if below != 0 else 0.0
+                    weight += alpha * max(g, 0.0)
+            maps[n, 0] += weight * activations[n, k]
+    return maps
+
+
+def gradients_and_activations(model, layer, x, target):
+    kept = []
+    handle = model[layer].register_forward_hook(lambda *hook: kept.append(hook[2]))
+    score = model(x)[:, target].sum()
+    handle.remove()
+    return torch.autograd.grad(score, kept[0])[0], kept[0].detach()
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3, 4])
+@pytest.mark.parametrize("target", [0, 3])
+def test_grad_cam_plus_plus_is_the_papers(layer, target):
+    model, x = image_net().double(), images(2).double()
+    expected = slow_plus_plus(*gradients_and_activations(model, layer, x, target))
+    released = GradCAMPlusPlus(model, model[layer]).attribute(x, target=target)
+    torch.testing.assert_close(released, expected, rtol=1e-9, atol=1e-12)
+    positive = GradCAMPlusPlus(model, model[layer]).attribute(x, target=target, relu_attributions=True)
+    torch.testing.assert_close(positive, expected.relu(), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(released, GradCAM(model, model[layer]).attribute(x, target=target))
+
+
+def test_the_coefficients_are_the_second_and_third_derivatives_of_the_exponential_of_the_score():
+    """Equation 10 as it stands, by automatic differentiation, for a head that is linear in the activations."""
+    torch.manual_seed(0)
+    A = torch.randn(1, 2, 2, 3, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(1, 2, 2, 3, dtype=torch.float64)
+    Y = (A * head).sum().exp()
+    (first,) = torch.autograd.grad(Y, A, create_graph=True)
+    alpha, weights = torch.zeros_like(A), torch.zeros(2, dtype=torch.float64)
+    for k in range(2):
+        for i in range(2):
+            for j in range(3):
+                (second,) = torch.autograd.grad(first[0, k, i, j], A, create_graph=True)
+                (third,) = torch.autograd.grad(second[0, k, i, j], A, retain_graph=True)
+                numerator, cubic = second[0, k, i, j], third[0, k, i, j]
+                with torch.no_grad():
+                    alpha[0, k, i, j] = numerator / (2 * numerator + A[0, k].sum() * cubic)
+                    weights[k] += alpha[0, k, i, j] * first[0, k, i, j].relu()
+    mine = GradCAMPlusPlus(nn.Identity(), nn.Identity()).weights(head, A.detach())
+    torch.testing.assert_close(mine[0, :, 0, 0], weights / Y.detach())
+
+
+def test_places_without_gradient_or_with_a_vanishing_denominator_have_no_weight():
+    cam = GradCAMPlusPlus(nn.Identity(), nn.Identity())
+    gradients = torch.tensor([[[[0.0, 1.0], [-1.0, 2.0]]]])
+    activations = torch.tensor([[[[1.0, 1.0], [-5.0, 1.0]]]])  # sum -2: below is 2 - 2 = 0 where g = 1
+    weight = cam.weights(gradients, activations)
+    assert weight.shape == (1, 1, 1, 1)
+    assert weight.item() == pytest.approx(2.0 / (2 + 2 * -2.0))
+    assert cam.weights(torch.zeros(1, 1, 2, 2), activations).item() == 0
+
+
+def test_it_is_that_of_the_grad_cam_package():
+    pytorch_grad_cam = pytest.importorskip("pytorch_grad_cam")
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    model, x = image_net(), images()
+    model[6].weight.data *= 100  # their 1e-6 in the denominator counts where gradients are small
+    targets = [ClassifierOutputTarget(t) for t in (0, 1, 2, 3)]
+    for mine, name in ((GradCAMPlusPlus, "GradCAMPlusPlus"), (GradCAM, "GradCAM")):
+        with getattr(pytorch_grad_cam, name)(model, [model[4]]) as theirs:
+            expected = torch.from_numpy(theirs(x, targets))
+        options = {"target": torch.tensor([0, 1, 2, 3]), "relu_attributions": True, "interpolate_mode": "bilinear"}
+        found = mine(model, model[4]).attribute(x, **options)[:, 0]
+        low, high = found.amin((1, 2), keepdim=True), found.amax((1, 2), keepdim=True)
+        torch.testing.assert_close((found - low) / (high - low + 1e-7), expected, atol=1e-4, rtol=0)
+
+
+# Enlarging, after hardening
+
+
+@hardened_kinds
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_enlarged_is_the_released_map(kind, mode):
+    explainer, x = kind(image_net(), hardening=NOISY), images()
+    small = explainer.attribute(x, target=1)
+    large = explainer.attribute(x, target=1, interpolate_mode=mode)
+    assert small.shape == (4, 1, 4, 4)
+    assert torch.equal(large, nn.functional.interpolate(small, (8, 8), mode=mode))
+    assert not large.requires_grad
+
+
+@hardened_kinds
+def test_enlarging_first_and_hardening_the_large_map_would_average_noise_away(kind):
+    """The wrong order: noise on each of the enlarged pixels is averaged by whoever shrinks the map again."""
+    model, x = image_net(), images(32)
+    native = kind(model, hardening=Hardening.none())
+    shrink = nn.AvgPool2d(2)
+    exact = native.attribute(x, target=1)
+    wrong = shrink(NOISY(native.attribute(x, target=1, interpolate_mode="nearest"), inputs=x)) - exact
+    right = shrink(kind(model, hardening=NOISY).attribute(x, target=1, interpolate_mode="nearest")) - exact
+    assert wrong.std().item() == pytest.approx(0.025, rel=0.15)
+    assert right.std().item() == pytest.approx(0.05, rel=0.15)
+
+
+@hardened_kinds
+def test_all_modes_share_one_draw_of_noise(kind):
+    explainer, x = kind(image_net(), hardening=NOISY), images()
+    corners = [explainer.attribute(x, target=1, interpolate_mode=mode)[..., ::2, ::2] for mode in ("nearest", "area")]
+    assert torch.equal(corners[0], corners[1])
+    assert torch.equal(corners[0], explainer.attribute(x, target=1))
+
+
+@hardened_kinds
+@pytest.mark.parametrize("option", ["attribute_to_layer_input", "relu_attributions"])
+def test_what_asks_for_another_map_has_another_draw(kind, option):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softplus(), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(144, 3)).eval()
+    x, noises = images(16), []
+    for chosen in (False, True):
+        options = {"target": 1, option: chosen}
+        native = kind(model, hardening=Hardening.none()).attribute(x, **options)
+        noises.append((kind(model, hardening=NOISY).attribute(x, **options) - native).flatten())
+    assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.2
+
+
+@hardened_kinds
+def test_relu_is_before_the_noise(kind):
+    released = kind(image_net(), hardening=NOISY).attribute(images(), target=1, relu_attributions=True)
+    assert (released < -0.01).any()
+
+
+def test_grad_cam_and_grad_cam_plus_plus_have_noises_of_their_own():
+    model, x = image_net(), images(16)
+    noises = [
+        (
+            kind(model, hardening=NOISY).attribute(x, target=1)
+            - kind(model, hardening=Hardening.none()).attribute(x, target=1)
+        ).flatten()
+        for kind in HARDENED
+    ]
+    assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.25
+
+
+@hardened_kinds
+def test_noise_has_the_stated_scale_and_knows_the_key(kind):
+    model, x = image_net(), images(32)
+    native = kind(model, hardening=Hardening.none()).attribute(x, target=1)
+    explainer = kind(model, hardening=Hardening(noise=GaussianNoise(0.3, key=KEY)))
+    released = explainer.attribute(x, target=1)
+    assert (released - native).std().item() == pytest.approx(0.3, rel=0.15)
+    assert torch.equal(explainer.attribute(x, target=1), released)
+    other = kind(model, hardening=Hardening(noise=GaussianNoise(0.3, key=KEY[::-1])))
+    assert not torch.allclose(other.attribute(x, target=1), released, atol=0.1)
+
+
+@hardened_kinds
+@pytest.mark.parametrize("mode", [None, "bilinear"])
+def test_an_empty_batch_gives_empty_maps(kind, mode):
+    empty = kind(image_net(), hardening=NOISY).attribute(
+        torch.empty(0, 3, 8, 8), target=torch.empty(0, dtype=torch.long), interpolate_mode=mode
+    )
+    assert empty.shape == ((0, 1, 8, 8) if mode else (0, 1, 4, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS + HARDENED)
+def test_a_mode_that_does_not_fit_is_refused_by_name(kind):
+    options = {"hardening": NOISY} if kind in HARDENED else {}
+    explainer = kind(image_net(), **options)
+    for mode in ("linear", "trilinear", "sharp"):
+        with pytest.raises(InputError, match=f"interpolate_mode='{mode}' does not fit"):
+            explainer.attribute(images(), target=1, interpolate_mode=mode)
+
+
+# Layouts
+
+
+class Tokens(nn.Module):
+    """A map cut into tokens, mixed, and read out: with some tokens in front that stand for no place."""
+
+    def __init__(self, front=1, height=4, width=4, channels_last=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.front, self.size, self.last = front, (height, width), channels_last
+        self.patches, self.norm = nn.Conv2d(3, 6, 2, stride=2), nn.LayerNorm(6)
+        self.head = nn.Linear(6, 4)
+        self.place = nn.Parameter(torch.randn(height * width, 6))
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.place
+        tokens = torch.cat([tokens.mean(1, keepdim=True).expand(-1, self.front, -1), tokens], 1)
+        if self.last:
+            tokens = tokens.view(-1, *self.size, 6)
+        out = self.norm(tokens).tanh()
+        return self.head((out * torch.linspace(0.2, 1, 6)).pow(2).flatten(1, -2).mean(1))
+
+
+def to_map(front, height=4, width=4):
+    """The reshape_transform that people write for transformers."""
+    return lambda tokens: tokens[:, front:].transpose(1, 2).reshape(len(tokens), -1, height, width)
+
+
+def slow_cam(model, x, target, as_map):
+    """Equations 1 and 2 of arXiv 1610.02391 on the map that a layer's output is."""
+    kept = []
+    handle = model.norm.register_forward_hook(lambda *hook: kept.append(hook[2]))
+    score = model(x)[:, target].sum()
+    handle.remove()
+    (gradient,) = torch.autograd.grad(score, kept[0])
+    gradient, activation = as_map(gradient), as_map(kept[0].detach())
+    cam = torch.zeros(len(x), 1, *activation.shape[2:])
+    for k in range(activation.shape[1]):
+        cam[:, 0] += gradient[:, k].mean((1, 2))[:, None, None] * activation[:, k]
+    return cam
+
+
+@pytest.mark.parametrize("front", [0, 1, 5])
+@pytest.mark.parametrize("layout", ["auto", "tokens", "function"])
+def test_tokens_are_a_map_after_those_in_front(front, layout):
+    model, x = Tokens(front).eval(), images()
+    model.num_prefix_tokens = front
+    expected = slow_cam(model, x, 1, to_map(front))
+    reshape = to_map(front) if layout == "function" else layout
+    found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
+    torch.testing.assert_close(found, expected)
+    assert found.std((2, 3)).min() > 0
+    for kind in HARDENED:
+        explainer = kind(model, model.norm, reshape_transform=reshape, hardening=NOISY)
+        assert explainer.attribute(x, target=1, interpolate_mode="bilinear").shape == (4, 1, 8, 8)
+
+
+def test_captum_alone_adds_up_over_the_tokens():
+    """What reshaping is for: Captum's map of tokens has no places."""
+    model, x = Tokens().eval(), images()
+    assert LayerGradCam(model, model.norm).attribute(x, target=1).shape == (4, 1, 6)
+
+
+@pytest.mark.parametrize("layout", ["auto", "channels_last", "function"])
+def test_channels_may_come_last(layout):
+    model, x = Tokens(front=0, channels_last=True).eval(), images()
+
+    def move(features):
+        return features.permute(0, 3, 1, 2)
+
+    expected = slow_cam(model, x, 1, move)
+    reshape = move if layout == "function" else layout
+    found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_channels_last_is_recognised_by_the_shape_of_the_image_too():
+    model = Tokens(front=0, height=4, width=7, channels_last=True).eval()
+    x = torch.randn(2, 3, 8, 14)
+    found = GradCAM(model, model.norm).attribute(x, target=1)
+    torch.testing.assert_close(found, slow_cam(model, x, 1, lambda features: features.permute(0, 3, 1, 2)))
+
+
+def test_tokens_of_an_image_that_is_not_square_need_a_function():
+    model, x = Tokens(height=4, width=6).eval(), torch.randn(2, 3, 8, 12)
+    model.num_prefix_tokens = 1
+    with pytest.raises(InputError, match=r"square image after 1 others, got 25.*reshape_transform="):
+        GradCAM(model, model.norm).attribute(x, target=1)
+    reshape = to_map(1, 4, 6)
+    found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
+    torch.testing.assert_close(found, slow_cam(model, x, 1, reshape))
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels last", "BHWC", ""])
+def test_a_layout_that_does_not_fit_is_refused(layout):
+    model = image_net()
+    with pytest.raises(InputError, match=r"is no map as '.*': choose another layer, or give reshape_transform="):
+        HardenedGradCAM(model, hardening=NOISY, reshape_transform=layout).attribute(images(), target=1)
+
+
+def test_a_layer_without_places_has_no_grad_cam_plus_plus():
+    model = image_net()
+    for kind, options in ((GradCAMPlusPlus, {}), (HardenedGradCAMPlusPlus, {"hardening": NOISY})):
+        with pytest.raises(InputError, match=r"needs a layer with places, got an output of shape \(4, 5\)"):
+            kind(model, model[6], **options).attribute(images(), target=1)
+
+
+def test_the_signature_is_captums_with_two_more():
+    own, native = (list(inspect.signature(kind.attribute).parameters) for kind in (GradCAM, LayerGradCam))
+    assert own[: len(native)] == native
+    assert own[len(native) :] == ["interpolate_mode"]
+    assert issubclass(HardenedGradCAM, GradCAM)
+    assert issubclass(GradCAM, LayerGradCam)

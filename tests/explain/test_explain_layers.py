@@ -1,0 +1,332 @@
+"""Methods of layers and neurons: which layer, which layout, and the promises of every hardened explainer."""
+
+import threading
+import warnings
+
+import captum.attr
+import pytest
+import torch
+from explain_nets import (
+    KEY,
+    NOISY,
+    Gate,
+    Layered,
+    Sum,
+    TwoInputs,
+    hardened_class,
+    image_net,
+    images,
+    net_for,
+    quiet,
+    run,
+    target_for,
+    tensors,
+)
+from torch import nn
+
+from safexplain.errors import InputError, RefusedError
+from safexplain.explain import CATALOG, default_layer, harden
+from safexplain.explain.layers import as_map, whole_layer
+from safexplain.hardening import GaussianNoise, Hardening
+
+pytestmark = quiet
+INNER_ROWS = [row for row in CATALOG.values() if row.of != "input"]
+inner_rows = pytest.mark.parametrize("row", INNER_ROWS, ids=lambda row: row.name)
+
+
+# Which layer
+
+
+def test_the_default_layer_is_the_last_convolution():
+    model = image_net()
+    assert default_layer(model) is model[3]
+    assert default_layer(lambda x: model(x).softmax(1)) is model[3]
+    assert default_layer(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Conv1d(3, 4, 3), nn.Flatten())).out_channels == 4
+
+
+def test_of_an_mlp_it_is_the_second_to_last_linear_layer():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    assert default_layer(model) is model[2]
+    assert default_layer(model.forward) is model[2]
+
+
+def test_of_resnet18_it_is_the_last_convolution_of_the_last_block():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("resnet18", pretrained=False)
+    assert default_layer(model) is model.layer4[1].conv2
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet18(weights=None)
+    assert default_layer(model) is model.layer4[1].conv2
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+        nn.Sequential(nn.ReLU()),
+        nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 4), nn.Linear(4, 2)),
+        lambda x: x,
+    ],
+    ids=["one linear layer", "no layer", "patches", "no module"],
+)
+def test_where_there_is_no_layer_to_choose_one_is_asked_for(model):
+    with pytest.raises(
+        InputError, match=r"no layer to choose.*Give layer=, for a vision transformer.*blocks\[-1\]\.norm1"
+    ):
+        default_layer(model)
+
+
+def test_a_convolution_of_single_pixels_or_with_overlap_cuts_no_patches():
+    for convolution in (nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(3, 4, (1, 3))):
+        assert default_layer(nn.Sequential(convolution, nn.Flatten(), nn.Linear(4, 2))) is convolution
+
+
+# Which layout
+
+
+def square(channels=2, side=3):
+    """A map whose number at channel c, row i and column j is 100 c + 10 i + j."""
+    c, i, j = torch.meshgrid(torch.arange(channels), torch.arange(side), torch.arange(side), indexing="ij")
+    return (100 * c + 10 * i + j)[None].float()
+
+
+def tokens_of(features, front=0):
+    flat = features.flatten(2).transpose(1, 2)
+    return torch.cat([torch.full((len(flat), front, flat.shape[2]), -1.0), flat], 1)
+
+
+@pytest.mark.parametrize("layout", ["auto", "tokens"])
+@pytest.mark.parametrize("front", [0, 1, 2, 4])
+def test_tokens_become_rows_and_columns(layout, front):
+    features = square()
+    model = nn.Module()
+    model.num_prefix_tokens = front
+    assert torch.equal(as_map(tokens_of(features, front), layout, model), features)
+    assert torch.equal(as_map(tokens_of(features, front), layout), features)  # 9 is the largest square in up to 15
+
+
+def test_the_model_says_how_many_tokens_stand_for_no_place():
+    """With 7 of them before 9 places the 16 tokens look like a square of 4 x 4."""
+    features, inner, outer = square(), nn.Module(), nn.Module()
+    inner.num_prefix_tokens, outer.vit = 7, inner
+    assert torch.equal(as_map(tokens_of(features, 7), "tokens", outer), features)
+    assert torch.equal(as_map(tokens_of(features, 7), "tokens", lambda x: outer(x)), features)
+    assert as_map(tokens_of(features, 7), "tokens").shape == (1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(("count", "front"), [(7, 1), (12, 0), (1, 1), (3, 5)])
+def test_tokens_that_are_no_square_are_refused(count, front):
+    model = nn.Module()
+    model.num_prefix_tokens = front
+    with pytest.raises(InputError, match=rf"square image after {front} others, got {count}: give reshape_transform="):
+        as_map(torch.zeros(1, count, 5), "auto", model)
+
+
+def test_channels_last_is_moved_and_channels_first_is_left():
+    features = square(channels=5)
+    last = features.permute(0, 2, 3, 1)
+    assert torch.equal(as_map(last, "channels_last"), features)
+    assert torch.equal(as_map(features, "channels_first"), features)
+    assert torch.equal(as_map(features, "auto"), features)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 7), (4, 8), (8, 4), (7, 6)])
+def test_channels_last_is_seen_by_the_normalisation_and_the_image(height, width):
+    normalised, plain = nn.Sequential(nn.LayerNorm(5)), nn.Sequential(nn.BatchNorm2d(5))
+    last, size = torch.zeros(1, height, width, 5), (32 * height, 32 * width)
+    first = last.permute(0, 3, 1, 2)
+    assert as_map(last, "auto", normalised, size).shape == first.shape
+    assert as_map(first, "auto", normalised, size).shape == first.shape
+    assert as_map(last, "auto", plain, size).shape == last.shape  # nothing says that the channels are at the end
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((2, 5), "auto"),
+        ((2, 5), "channels_first"),
+        ((2, 3, 4, 4), "tokens"),
+        ((2, 3, 4, 4), "BHWC"),
+        ((2, 9, 5), "map"),
+    ],
+)
+def test_what_is_no_map_is_refused(shape, layout):
+    with pytest.raises(InputError, match=r"is no map as '.*channels_first, channels_last, tokens or a function"):
+        as_map(torch.zeros(shape), layout)
+
+
+def test_the_whole_layer_is_its_sum():
+    x = torch.arange(24.0).view(2, 3, 4)
+    assert whole_layer(x).tolist() == [66.0, 210.0]
+
+
+# The promises
+
+
+def rows_of(row):
+    return net_for(row), images()
+
+
+@inner_rows
+def test_without_hardening_the_numbers_are_the_native_ones(row):
+    model, x = rows_of(row)
+    native = run(row.explainer(model), row, x)
+    released = run(hardened_class(row)(model, hardening=Hardening.none()), row, x)
+    assert len(tensors(native)) == len(tensors(released))
+    for a, b in zip(tensors(native), tensors(released), strict=True):
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
+        assert b.grad_fn is None
+
+
+@inner_rows
+@pytest.mark.parametrize("std", [0.05, 0.5])
+def test_noise_of_the_stated_size_comes_on_top(row, std):
+    model, x = net_for(row), images(12)
+    hardening = Hardening(noise=GaussianNoise(std, key=KEY))
+    native = run(row.explainer(model), row, x).detach()
+    released = run(hardened_class(row)(model, hardening=hardening), row, x)
+    assert released.shape == native.shape
+    noise = (released - native).round(decimals=5).unique()  # one number for each group
+    assert (noise.pow(2).mean().sqrt() / std).item() == pytest.approx(1, rel=0.35)
+    assert torch.equal(run(hardened_class(row)(model, hardening=hardening), row, x), released)
+
+
+@inner_rows
+def test_other_threads_hooks_are_left_and_none_stay_behind(row):
+    model, x, seen = net_for(row), images(), []
+    handle = default_layer(model).register_forward_hook(lambda *_: seen.append(threading.get_ident()))
+    before = [{k: len(v) for k, v in vars(m).items() if k.endswith("_hooks")} for m in model.modules()]
+    weights = {name: (p.data_ptr(), p._version, p.requires_grad) for name, p in model.named_parameters()}
+    run(hardened_class(row)(model, hardening=NOISY), row, x)
+    assert [{k: len(v) for k, v in vars(m).items() if k.endswith("_hooks")} for m in model.modules()] == before
+    assert {name: (p.data_ptr(), p._version, p.requires_grad) for name, p in model.named_parameters()} == weights
+    seen.clear()
+    model(x)
+    assert len(seen) == 1
+    handle.remove()
+
+
+@inner_rows
+def test_predictions_meanwhile_are_right(row):
+    """The explainer stops in the middle of its forward pass while another thread predicts."""
+    inner = net_for(row)
+    model = nn.Sequential(*inner, Gate()) if isinstance(inner, nn.Sequential) else None
+    if model is None:
+        pytest.skip("the gate is not one of the modules that LRP knows, nor of the net with one output")
+    model.eval()
+    explainer, x = hardened_class(row)(model, hardening=NOISY), images(2)
+    Gate.entered.clear()
+    Gate.passed.clear()
+    with torch.no_grad():
+        expected = inner(x)
+    thread = threading.Thread(target=lambda: run(explainer, row, images()), name="explainer")
+    thread.start()
+    try:
+        stopped = Gate.entered.wait(20)
+        with torch.no_grad():
+            meanwhile = model(x)
+    finally:
+        Gate.passed.set()
+        thread.join()
+    assert stopped
+    assert torch.equal(meanwhile, expected)
+
+
+@inner_rows
+def test_an_empty_batch_gives_empty_maps(row):
+    model, x = net_for(row), torch.empty(0, 3, 8, 8)
+    shape = run(row.explainer(model), row, images(2)).shape
+    assert run(hardened_class(row)(model, hardening=NOISY), row, x).shape == (0, *shape[1:])
+
+
+@inner_rows
+def test_the_caller_hears_no_warning_that_is_about_private_copies(row):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        run(hardened_class(row)(net_for(row), hardening=NOISY), row, images())
+    assert [str(w.message) for w in heard if "did not already require gradients" in str(w.message)] == []
+
+
+@inner_rows
+def test_a_model_in_training_mode_keeps_its_statistics(row):
+    model = net_for(row).train()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    run(hardened_class(row)(model, hardening=NOISY), row, images())
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+    assert model.training
+
+
+@inner_rows
+def test_a_delta_is_refused(row):
+    explainer, x = hardened_class(row)(net_for(row), hardening=NOISY), images()
+    if row.delta:
+        with pytest.raises(RefusedError, match="convergence delta is refused"):
+            run(explainer, row, x, return_convergence_delta=True)
+    assert explainer.has_convergence_delta() is False
+
+
+@pytest.mark.parametrize("name", ["LayerActivation", "LayerGradientXActivation", "LayerFeatureAblation", "GradCAM"])
+def test_another_layer_has_other_noise(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(6, 6), nn.Tanh()] * 2, nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+    model[2], row, x = nn.Linear(6, 6), CATALOG[name], torch.randn(32, 6)
+    kind = hardened_class(row).kind
+
+    def noise(explained, layer):
+        options = {"target": 1} if row.target else {}
+        found = [kind(explained, layer, hardening=h).attribute(x, **options) for h in (NOISY, Hardening.none())]
+        return (found[0] - found[1]).flatten()
+
+    for explained in (model, lambda inputs: model(inputs) * 2):
+        one, other = noise(explained, model[0]), noise(explained, model[2])
+        assert one.std() > 0.03
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.4
+        torch.testing.assert_close(noise(explained, model[0]), one, atol=1e-6, rtol=0)
+
+
+def test_another_neuron_has_other_noise():
+    model, x, row = image_net(), images(16), CATALOG["NeuronGradient"]
+    noises = []
+    for selector in ((0, 1, 1), (1, 1, 1), whole_layer):
+        native = row.explainer(model).attribute(x, neuron_selector=selector)
+        released = hardened_class(row)(model, hardening=NOISY).attribute(x, neuron_selector=selector)
+        noises.append((released - native).flatten())
+    correlation = torch.corrcoef(torch.stack(noises))
+    assert (correlation - torch.eye(3)).abs().max() < 0.1
+
+
+def test_maps_of_a_layer_of_two_inputs_and_of_a_neuron_for_two_inputs():
+    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
+    for name in ("LayerGradientXActivation", "LayerFeatureAblation", "LayerConductance"):
+        row = CATALOG[name]
+        explainer = hardened_class(row).kind(model, model.vector, hardening=NOISY)
+        assert explainer.attribute(x, target=1).shape == (4, 6)
+    for name in ("NeuronGradient", "NeuronIntegratedGradients", "NeuronDeepLift", "NeuronFeatureAblation"):
+        row = CATALOG[name]
+        selector = {"neuron_selector": 2}
+        native = row.native(model, model.head).attribute(x, **selector)
+        released = hardened_class(row).kind(model, model.head, hardening=NOISY).attribute(x, **selector)
+        assert [t.shape for t in released] == [t.shape for t in x]
+        assert all(0.02 < (a - b).std() < 0.1 for a, b in zip(released, native, strict=True))
+
+
+def test_a_neuron_of_a_model_with_one_output_is_explained():
+    """Nothing in these methods needs a target."""
+    model, x = Sum().eval(), images()
+    for name in ("NeuronDeepLift", "NeuronDeepLiftShap", "NeuronGradient"):
+        row = CATALOG[name]
+        native = run(row.explainer(model), row, x)
+        assert torch.equal(run(hardened_class(row)(model, hardening=Hardening.none()), row, x), native)
+
+
+def test_harden_takes_the_layer_along():
+    model, x = image_net(), images()
+    for layer in (model[0], model[3]):
+        explainer = captum.attr.LayerActivation(model, layer)
+        assert torch.equal(harden(explainer, Hardening.none()).attribute(x), explainer.attribute(x))
+
+
+def test_the_helper_for_layers_takes_the_default():
+    assert isinstance(hardened_class(CATALOG["LayerActivation"]), Layered)
+    assert target_for(CATALOG["LayerActivation"]) == {}

@@ -1,0 +1,471 @@
+"""Maps of groups are hardened as the few numbers that they are, so that noise does not average away over a group."""
+
+import pytest
+import torch
+from captum.attr import FeatureAblation, LayerFeatureAblation, NeuronFeatureAblation, NoiseTunnel, Occlusion, Saliency
+from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import safexplain.explain
+from safexplain.errors import RefusedError
+from safexplain.explain import HardenedFeatureAblation, HardenedKernelShap, HardenedOcclusion, grid_segments, harden
+from safexplain.explain.resolution import Groups, find_groups, harden_groups
+from safexplain.hardening import GaussianNoise, Hardening, NormClip, RankNorm, Relative, TopKMask, UnitNorm
+
+pytestmark = quiet
+STEPS = Hardening(clip=NormClip(0.01), mask=TopKMask(0.5))
+"""Clip and mask without noise: the same numbers whatever the query, other numbers for places than for groups."""
+FEW = {
+    "KernelShap": {"n_samples": 30},
+    "Lime": {"n_samples": 30},
+    "ShapleyValueSampling": {"n_samples": 3},
+    "FeatureAblation": {},
+    "FeaturePermutation": {},
+}
+methods = pytest.mark.parametrize("name", FEW)
+
+
+class Recording(Hardening):
+    """A hardening that remembers how it was called."""
+
+    calls: list = []  # noqa: RUF012 - emptied by each test
+
+    def __call__(self, attributions, **query):
+        Recording.calls.append((attributions, query))
+        return super().__call__(attributions, **query)
+
+
+def shared_mask(batch=4, seed=3):
+    """Seven groups of scattered pixels, the same in all channels and examples."""
+    return torch.randint(7, (1, 1, 8, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def own_masks(batch=4, seed=4):
+    """Groups of each example's own, in other numbers: 7, 6, 5, 4."""
+    drawn = torch.randint(60, (batch, 1, 8, 8), generator=torch.Generator().manual_seed(seed))
+    return torch.stack([mask % max(7 - i, 4) for i, mask in enumerate(drawn)])
+
+
+def ask(explainer, *args, **options):
+    torch.manual_seed(0)
+    return explainer.attribute(*args, **options)
+
+
+def slowly_hardened(native, mask, hardening, query):
+    """Group by group and place by place: what the released map should be, for one tensor."""
+    released = torch.empty_like(native)
+    mask = mask.expand_as(native)
+    for i in range(len(native)):
+        places = [tuple(p) for p in torch.ones_like(native[i]).nonzero().tolist()]
+        ids = []
+        for place in places:
+            if int(mask[i][place]) not in ids:
+                ids.append(int(mask[i][place]))
+        values = torch.zeros(1, len(ids), dtype=native.dtype)
+        for place in places:
+            values[0, ids.index(int(mask[i][place]))] = native[i][place]
+        hardened = hardening(values, **one_row(query, i, len(native)))
+        for place in places:
+            released[i][place] = hardened[0, ids.index(int(mask[i][place]))]
+    return released
+
+
+def one_row(query, i, batch):
+    """The query of one example."""
+    if "inputs" not in query:
+        return {}
+    target = query["target"]
+    if isinstance(target, torch.Tensor | list) and len(target) == batch:
+        target = target[i : i + 1]
+    return {**query, "inputs": tuple(x[i : i + 1] for x in query["inputs"]), "target": target}
+
+
+def query_of_calls():
+    """What the hardening was asked, put together from the calls for single examples or the one for the batch."""
+    calls = [query for _, query in Recording.calls]
+    inputs = tuple(torch.cat(parts) for parts in zip(*(query["inputs"] for query in calls), strict=True))
+    targets = [query["target"] for query in calls]
+    if len(calls) > 1 and isinstance(targets[0], torch.Tensor):
+        targets = [torch.cat(targets)]
+    return {**calls[0], "inputs": inputs, "target": targets[0]}
+
+
+@pytest.fixture(autouse=True)
+def forget_calls():
+    Recording.calls.clear()
+
+
+@methods
+@pytest.mark.parametrize("make_mask", [shared_mask, own_masks])
+@pytest.mark.parametrize("target", [1, torch.tensor([0, 1, 2, 3])], ids=["one target", "targets"])
+def test_the_few_numbers_are_hardened_and_written_back(name, make_mask, target):
+    model, x, mask = image_net(), images(), make_mask()
+    kind = getattr(safexplain.explain, f"Hardened{name}")
+    options = {"target": target, "feature_mask": mask, **FEW[name]}
+    native = ask(kind(model, hardening=Hardening.none()), x, **options)
+    assert torch.equal(ask(kind(model, hardening=STEPS), x, **options), slowly_hardened(native, mask, STEPS, {}))
+    noisy = Recording(noise=GaussianNoise(0.05, key=KEY), clip=NormClip(0.01))
+    released = ask(kind(model, hardening=noisy), x, **options)
+    slow = slowly_hardened(native, mask, Hardening(noise=noisy.noise, clip=noisy.clip), query_of_calls())
+    assert torch.equal(released, slow)
+    assert (released - ask(kind(model, hardening=Hardening(clip=noisy.clip)), x, **options)).abs().max() > 0.02
+
+
+def test_hardening_each_place_gives_other_numbers():
+    """The oracle above can tell: this is the wrong way."""
+    model, x, mask = image_net(), images(), shared_mask()
+    native = FeatureAblation(model).attribute(x, target=1, feature_mask=mask)
+    assert not torch.allclose(STEPS(native), slowly_hardened(native, mask, STEPS, {}))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride"),
+    [((3, 4, 4), (3, 2, 2)), ((3, 8, 8), None), ((1, 3, 5), (1, 3, 2)), ((3, 2, 2), (3, 2, 2)), ((3, 5, 5), (3, 3, 3))],
+)
+def test_occlusion_is_hardened_cell_by_cell(window, stride):
+    model, x = image_net(), images(2)
+    options = {"target": 1, "sliding_window_shapes": window, "strides": stride}
+    native = Occlusion(model).attribute(x, **options)
+    covers = covering_windows((3, 8, 8), window, stride or 1)
+    names = {}
+    mask = torch.tensor([names.setdefault(covers[place], len(names)) for place in sorted(covers)]).view(1, 3, 8, 8)
+    released = HardenedOcclusion(model, hardening=STEPS).attribute(x, **options)
+    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
+    noisy = Recording(noise=GaussianNoise(0.05, key=KEY))
+    released = HardenedOcclusion(model, hardening=noisy).attribute(x, **options)
+    assert torch.equal(released, slowly_hardened(native, mask, Hardening(noise=noisy.noise), query_of_calls()))
+
+
+def covering_windows(shape, window, stride):
+    """Place -> the windows over it, by sliding Captum's window in plain loops."""
+    strides = stride if isinstance(stride, tuple) else (stride,) * len(shape)
+    starts = []
+    for length, size, step in zip(shape, window, strides, strict=True):
+        found, at = [0], 0
+        while at + size < length:  # until a window reaches the end
+            at += step
+            found.append(at)
+        starts.append(found)
+    covers = {}
+    for place in torch.ones(shape).nonzero().tolist():
+        over = [[s for s in found if s <= p < s + size] for p, found, size in zip(place, starts, window, strict=True)]
+        covers[tuple(place)] = tuple(tuple(o) for o in over)
+    return covers
+
+
+sizes = st.integers(1, 12).flatmap(
+    lambda length: st.integers(1, length).flatmap(
+        lambda window: st.integers(1, window).map(lambda stride: (length, window, stride))
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(sizes, min_size=1, max_size=2))
+def test_places_of_a_cell_are_covered_by_the_same_windows_and_there_are_few_cells(axes):
+    lengths, window, stride = zip(*axes, strict=True)
+    x = torch.zeros(1, *lengths)
+    groups = find_groups({"sliding_window_shapes": window, "strides": stride}, (x,)).canonical((x,))[0]
+    covers = covering_windows(lengths, window, stride)
+    by_place = [covers[place] for place in sorted(covers)]
+    for cell in range(int(groups.max()) + 1):
+        assert len({by_place[i] for i in (groups == cell).nonzero().flatten().tolist()}) == 1
+    counts = [-(-(n - w) // s) + 1 for n, w, s in axes]
+    most = 1
+    for count in counts:
+        most *= 2 * count
+    assert int(groups.max()) + 1 <= most
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes)
+def test_the_windows_of_the_oracle_are_captums(axis):
+    length, window, stride = axis
+
+    def count(x):
+        seen.append((x == 0).nonzero()[:, 1].tolist())
+        return x.sum(1)
+
+    seen = []
+    Occlusion(count).attribute(torch.ones(1, length), sliding_window_shapes=(window,), strides=(stride,))
+    covers = covering_windows((length,), (window,), (stride,))
+    starts = sorted({start for (over,) in covers.values() for start in over})
+    mine = [[p for p in range(length) if start <= p < start + window] for start in starts]
+    assert [places for places in seen if places] == mine
+
+
+@pytest.mark.parametrize(
+    "spellings", [[((3, 4, 4), None), ((3, 4, 4), 1), ((3, 4, 4), (1, 1, 1))], [((3, 2, 2), (2, 2, 2)), ((3, 2, 2), 2)]]
+)
+def test_windows_written_in_another_way_are_the_same_question(spellings):
+    """Were they not, noise would average away over the spellings."""
+    explainer = HardenedOcclusion(image_net(), hardening=NOISY)
+    answers = [
+        explainer.attribute(images(2), target=1, sliding_window_shapes=window, strides=stride)
+        for window, stride in spellings
+    ]
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+def test_other_windows_with_the_same_cells_are_another_question():
+    model, x, noises = image_net(), images(16), []
+    for size in (2, 4):
+        options = {"target": 1, "sliding_window_shapes": (3, size, size), "strides": (3, 2, 2)}
+        native = Occlusion(model).attribute(x, **options)
+        noises.append(
+            (HardenedOcclusion(model, hardening=NOISY).attribute(x, **options) - native)[:, 0, ::2, ::2].flatten()
+        )
+    assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.25
+
+
+def test_an_occlusion_of_an_image_and_a_vector_is_hardened_cell_by_cell():
+    model, x = TwoInputs().eval(), (images(2), torch.randn(2, 5))
+    for strides in (((3, 4, 4), (2,)), None, ((3, 4, 4), 2)):
+        options = {"target": 1, "sliding_window_shapes": ((3, 4, 4), (2,)), "strides": strides}
+        native = Occlusion(model).attribute(x, **options)
+        released = HardenedOcclusion(model, hardening=Hardening(clip=RankNorm())).attribute(x, **options)
+        values = {v for t in released for v in t[0].flatten().tolist()}
+        distinct = {v for t in native for v in t[0].flatten().tolist()}
+        assert len(distinct) <= len(values) + 1  # RankNorm draws a random value for each zero
+        noise = [
+            r - n
+            for r, n in zip(HardenedOcclusion(model, hardening=NOISY).attribute(x, **options), native, strict=True)
+        ]
+        assert all(n.abs().max() < 0.4 for n in noise)
+        if strides is not None:
+            assert len(noise[0][0].flatten().mul(1e5).round().unique()) == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layers_map_is_hardened_by_its_layer_mask(seed):
+    model, x = image_net(), images()
+    mask = torch.randint(5, (1, 4, 4, 4), generator=torch.Generator().manual_seed(seed))
+    explainer = LayerFeatureAblation(model, model[3])
+    native = explainer.attribute(x, target=1, layer_mask=mask)
+    released = harden(explainer, STEPS).attribute(x, target=1, layer_mask=mask)
+    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
+    noise = harden(explainer, NOISY).attribute(x, target=1, layer_mask=mask) - native
+    for example in noise:
+        assert len(example.mul(1e5).round().unique()) == len(mask.unique())
+
+
+def test_a_neurons_map_is_hardened_by_its_feature_mask():
+    model, x, mask = image_net(), images(), shared_mask()
+    explainer = NeuronFeatureAblation(model, model[3])
+    options = {"neuron_selector": (1, 2, 2), "feature_mask": mask}
+    native = explainer.attribute(x, **options)
+    released = harden(explainer, STEPS).attribute(x, **options)
+    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
+
+
+@pytest.mark.parametrize("nt_type", ["smoothgrad", "vargrad"])
+def test_a_tunnel_over_a_masked_method_is_hardened_by_the_mask(nt_type):
+    model, x, mask = image_net(), images(), shared_mask()
+    tunnel = NoiseTunnel(FeatureAblation(model))
+    options = {"target": 1, "feature_mask": mask, "nt_type": nt_type, "nt_samples": 3}
+    native = ask(tunnel, x, **options)
+    released = ask(harden(tunnel, STEPS), x, **options)
+    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
+    noise = ask(harden(tunnel, NOISY), x, **options) - native
+    assert all(len(example.mul(1e5).round().unique()) <= 7 for example in noise)
+
+
+@methods
+def test_groups_may_span_tensors(name):
+    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5, generator=torch.Generator().manual_seed(0)))
+    masks = (torch.arange(64).view(1, 1, 8, 8) // 16, torch.tensor([[0, 1, 4, 4, 2]]))
+    kind = getattr(safexplain.explain, f"Hardened{name}")
+    options = {"target": 1, "feature_mask": masks, **FEW[name]}
+    image, vector = ask(kind(model, hardening=NOISY), x, **options)
+    native, _ = ask(kind(model, hardening=Hardening.none()), x, **options)
+    for i in range(4):
+        by_id = {}
+        for tensor, mask in ((image[i], masks[0][0].expand(3, 8, 8)), (vector[i], masks[1][0])):
+            for value, group in zip(tensor.flatten().tolist(), mask.flatten().tolist(), strict=True):
+                by_id.setdefault(group, set()).add(value)
+        assert sorted(by_id) == [0, 1, 2, 3, 4]
+        assert all(len(values) == 1 for values in by_id.values())
+        assert len(set(map(frozenset, by_id.values()))) == 5
+    assert 0.02 < (image - native).std() < 0.1
+
+
+def test_superpixels_give_one_number_each():
+    pytest.importorskip("skimage")
+    model, x = image_net(), images(3)
+    mask = safexplain.explain.superpixels(x, n_segments=9)
+    released = ask(HardenedKernelShap(model, hardening=NOISY), x, target=1, feature_mask=mask)
+    for example, own in zip(released, mask, strict=True):
+        groups = own.expand_as(example)
+        assert all(len(example[groups == g].unique()) == 1 for g in own.unique())
+        assert len(example.unique()) == len(own.unique()) > 1
+
+
+def test_noise_of_the_full_size_is_left_when_a_group_is_averaged():
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)), torch.randn(32, 3, 32, 32)
+    mask = grid_segments(x, 4)
+    native = FeatureAblation(model).attribute(x, target=1, feature_mask=mask)
+    std, pixels = 0.05, 8 * 8 * 3
+
+    def left(released):
+        """Noise on the means over the groups, for all groups of all examples."""
+        noise = (released - native).sum(1)
+        return nn.functional.avg_pool2d(noise, 8).div(3).std().item()
+
+    good = HardenedFeatureAblation(model, hardening=NOISY).attribute(x, target=1, feature_mask=mask)
+    assert left(good) == pytest.approx(std, rel=0.15)
+    assert left(NOISY(native, inputs=x)) == pytest.approx(std / pixels**0.5, rel=0.15)  # the wrong way
+
+
+def test_relative_noise_is_relative_to_a_number_of_the_map():
+    model, x, mask = image_net(), images(64), grid_segments(images(1), 2)
+    hardening = Hardening(clip=UnitNorm(), noise=GaussianNoise(Relative(0.3), key=KEY))
+    clipped = HardenedFeatureAblation(model, hardening=Hardening(clip=UnitNorm())).attribute(
+        x, target=1, feature_mask=mask
+    )
+    noise = HardenedFeatureAblation(model, hardening=hardening).attribute(x, target=1, feature_mask=mask) - clipped
+    assert noise[:, 0, ::4, ::4].std().item() == pytest.approx(0.3 / 4**0.5, rel=0.15)
+    assert torch.linalg.vector_norm(clipped[:, 0, ::4, ::4].flatten(1), dim=1).allclose(torch.ones(64))
+
+
+@methods
+@pytest.mark.parametrize("make_mask", [shared_mask, own_masks])
+def test_the_same_partition_under_other_numbers_gives_the_same_noise(name, make_mask):
+    model, x, mask = image_net(), images(), make_mask()
+    kind = getattr(safexplain.explain, f"Hardened{name}")
+    swapped = 6 - mask if name == "FeaturePermutation" else mask.clone()
+    if name != "FeaturePermutation":
+        swapped[mask == 0], swapped[mask == 1] = 1, 0
+
+    def noise(own):
+        options = {"target": 1, "feature_mask": own, **FEW[name]}
+        return ask(kind(model, hardening=NOISY), x, **options) - ask(
+            kind(model, hardening=Hardening.none()), x, **options
+        )
+
+    torch.testing.assert_close(noise(swapped), noise(mask), atol=1e-5, rtol=0)
+    if name == "FeatureAblation":
+        options = {"target": 1, "feature_mask": mask}
+        again = ask(kind(model, hardening=NOISY), x, target=1, feature_mask=swapped)
+        torch.testing.assert_close(again, ask(kind(model, hardening=NOISY), x, **options), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["FeatureAblation", "KernelShap"])
+@pytest.mark.parametrize("make_mask", [shared_mask, own_masks])
+def test_another_partition_gets_other_noise(name, make_mask):
+    """Were it the same, answers for finer and finer groups would tell the noise of the coarse ones."""
+    x = images(32)
+    model, masks = image_net(), [make_mask(batch=32, seed=seed) for seed in (3, 5)]
+    kind = getattr(safexplain.explain, f"Hardened{name}")
+    values = []
+    for mask in masks:
+        options = {"target": 1, "feature_mask": mask} | ({"n_samples": 8} if FEW[name] else {})
+        noise = ask(kind(model, hardening=NOISY), x, **options) - ask(
+            kind(model, hardening=Hardening.none()), x, **options
+        )
+        values.append(in_order_of_occurrence(noise, mask))
+    correlation = torch.corrcoef(torch.stack(values))[0, 1]
+    assert abs(correlation) < 4 / len(values[0]) ** 0.5 < 0.4
+
+
+def in_order_of_occurrence(noise, mask, count=4):
+    """The first few groups' noise of each example, in the order in which the groups occur."""
+    found = []
+    for example, own in zip(noise, mask.expand(len(noise), -1, -1, -1), strict=True):
+        flat, groups = example[0].flatten().tolist(), own.flatten().tolist()
+        firsts = {g: v for v, g in reversed(list(zip(flat, groups, strict=True)))}
+        order = list(dict.fromkeys(groups))
+        found += [firsts[g] for g in order[:count]]
+    return torch.tensor(found)
+
+
+def test_coefficients_in_place_of_maps_are_tied_to_their_partition_too():
+    model, x = image_net(), images(32)
+    noises = []
+    for seed in (3, 5):
+        options = {"target": 1, "feature_mask": shared_mask(seed=seed), "n_samples": 20, "return_input_shape": False}
+        native = ask(HardenedKernelShap(model, hardening=Hardening.none()), x, **options)
+        assert native.shape == (32, 7)
+        noises.append((ask(HardenedKernelShap(model, hardening=NOISY), x, **options) - native).flatten())
+    assert 0.04 < noises[0].std() < 0.06
+    assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.25
+
+
+@pytest.mark.parametrize("order", [[3, 1, 0, 2], [2], [1, 1, 3]], ids=["in another order", "alone", "twice"])
+@pytest.mark.parametrize("name", ["FeatureAblation", "KernelShap"])
+def test_neither_order_nor_company_changes_an_answer_under_masks_of_ones_own(order, name):
+    model, x, mask, target = image_net(), images(), own_masks(), torch.tensor([0, 1, 2, 3])
+    kind = getattr(safexplain.explain, f"Hardened{name}")
+
+    def noise(part):
+        options = {"target": target[part], "feature_mask": mask[part], **FEW[name]}
+        native = ask(kind(model, hardening=Hardening.none()), x[part], **options)
+        return ask(kind(model, hardening=NOISY), x[part], **options) - native
+
+    torch.testing.assert_close(noise(order), noise([0, 1, 2, 3])[order], atol=1e-5, rtol=0)
+
+
+def test_one_mask_for_all_and_the_same_mask_for_each_name_the_same_groups():
+    model, x, mask = image_net(), images(), shared_mask()
+    explainer = HardenedFeatureAblation(model, hardening=NOISY)
+    one = explainer.attribute(x, target=1, feature_mask=mask)
+    each = explainer.attribute(x, target=1, feature_mask=mask.expand(4, 1, 8, 8))
+    torch.testing.assert_close(each, one, atol=1e-5, rtol=0)
+
+
+def test_a_mask_with_fewer_axes_is_broadcast():
+    groups = Groups((torch.tensor([[0, 0], [5, 5]]),)).canonical((torch.zeros(3, 2, 2, 2),))
+    assert groups.tolist() == [[0, 0, 1, 1, 0, 0, 1, 1]]
+
+
+def test_a_map_that_is_not_constant_on_the_groups_is_refused():
+    class Uneven(FeatureAblation):
+        def attribute(self, inputs, target=None, feature_mask=None):
+            return Saliency(self.forward_func).attribute(inputs, target=target)
+
+    explainer = Uneven(image_net())
+    with pytest.raises(RefusedError, match="different values within one group"):
+        harden(explainer, NOISY).attribute(images(), target=1, feature_mask=shared_mask())
+    each = torch.arange(192).view(1, 3, 8, 8)
+    assert harden(explainer, NOISY).attribute(images(), target=1, feature_mask=each).shape == (4, 3, 8, 8)
+    assert harden(explainer, NOISY).attribute(images(), target=1).shape == (4, 3, 8, 8)
+
+
+def test_one_place_that_differs_is_enough():
+    groups = torch.tensor([[0, 0, 1, 1]])
+    good = (torch.tensor([[2.0, 2.0, 3.0, 3.0]]),)
+    assert torch.equal(harden_groups(good, groups, lambda values, rows: -values)[0], -good[0])
+    for far in (1.0, 1e-3):
+        bad = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + far]]),)
+        with pytest.raises(RefusedError, match="within one group"):
+            harden_groups(bad, groups, lambda values, rows: values)
+    rounded = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + 1e-6]]),)  # sums of windows in another order
+    assert harden_groups(rounded, groups, lambda values, rows: values)[0].tolist() == [[2.0, 2.0, 3.0, 3.0]]
+
+
+def test_values_that_are_not_finite_throughout_a_group_do_not_leave():
+    class Broken(nn.Module):
+        def forward(self, x):
+            y = x.flatten(1).sum(1, keepdim=True)
+            return torch.where(x[:, :1, 0, 0] == 0, torch.full_like(y, float("nan")), y)
+
+    released = HardenedFeatureAblation(Broken(), hardening=NOISY).attribute(
+        images(), target=0, feature_mask=grid_segments(images(), 2)
+    )
+    assert released.isfinite().all()
+    assert released[:, :, 0, 0].abs().max() < 0.4  # noise alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_maps_keep_their_dtype(dtype):
+    model, x = image_net().to(dtype), images().to(dtype)
+    native = FeatureAblation(model).attribute(x, target=1, feature_mask=shared_mask())
+    released = HardenedFeatureAblation(model, hardening=NOISY).attribute(x, target=1, feature_mask=shared_mask())
+    assert released.dtype == native.dtype
+
+
+def test_an_empty_batch_with_a_mask_is_empty():
+    explainer = HardenedFeatureAblation(image_net(), hardening=NOISY)
+    empty = explainer.attribute(torch.empty(0, 3, 8, 8), target=1, feature_mask=shared_mask())
+    assert empty.shape == (0, 3, 8, 8)

@@ -1,0 +1,168 @@
+"""Superpixels are scikit-image's, for every image; squares are squares."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safexplain.errors import InputError, MissingExtraError
+from safexplain.explain import grid_segments, superpixels
+
+segmentation = pytest.importorskip("skimage.segmentation")
+
+
+def pictures(batch=3, channels=3, size=24, seed=0):
+    """Smooth images with some noise, in [0, 1], the first pixel black and the last white."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(batch, channels, 4, 4, generator=generator)
+    images = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear").mul(0.8).add(0.1)
+    images += torch.randn(images.shape, generator=generator) * 0.01
+    images[:, :, 0, 0], images[:, :, -1, -1] = 0.0, 1.0
+    return images.double()
+
+
+def direct(image, **options):
+    """scikit-image's own answer for one image (channels, height, width)."""
+    pixels = image.movedim(0, -1).numpy()
+    colour = pixels.shape[-1] == 3
+    return segmentation.slic(
+        pixels if colour else pixels[..., 0], start_label=0, channel_axis=-1 if colour else None, **options
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("n_segments", "compactness", "sigma"), [(50, 10.0, 0.0), (12, 0.1, 0.0), (9, 1.0, 1.0), (100, 50.0, 0.0)]
+)
+def test_the_segments_are_scikit_images(channels, n_segments, compactness, sigma):
+    images = pictures(channels=channels)
+    options = {"n_segments": n_segments, "compactness": compactness, "sigma": sigma}
+    masks = superpixels(images, **options)
+    assert masks.shape == (3, 1, 24, 24)
+    assert masks.dtype == torch.int64
+    for image, mask in zip(images, masks, strict=True):
+        assert np.array_equal(mask[0].numpy(), direct(image, **options))
+        assert mask.min() == 0
+        assert 1 < len(mask.unique()) <= 4 * n_segments
+
+
+def test_the_options_matter():
+    images = pictures()
+    found = [
+        superpixels(images, **options)
+        for options in ({}, {"n_segments": 12}, {"compactness": 0.1}, {"compactness": 0.1, "sigma": 2.0})
+    ]
+    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(255.0, 0.0), (2.0, -1.0), (1e-3, 5.0), (1 / 0.229, -0.485 / 0.229)])
+def test_the_scale_of_an_image_does_not_matter(scale, shift):
+    images = pictures()
+    torch.testing.assert_close(superpixels(images * scale + shift, 12, 1.0), superpixels(images, 12, 1.0))
+
+
+def test_each_image_of_a_batch_is_on_its_own():
+    images = pictures(4)
+    images[2] *= 300
+    alone = torch.cat([superpixels(image[None], 12, 1.0) for image in images])
+    assert torch.equal(superpixels(images, 12, 1.0), alone)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("value", [0.0, 0.7, -3.0])
+def test_a_flat_image_has_at_least_two_segments(channels, value):
+    flat = torch.full((1, channels, 16, 16), value)
+    for n_segments in (2, 4, 9, 50):
+        mask = superpixels(flat, n_segments)
+        assert len(mask.unique()) >= 2
+
+
+def test_an_image_in_which_slic_finds_a_single_segment_gets_squares(monkeypatch):
+    monkeypatch.setattr(segmentation, "slic", lambda pixels, **_: np.zeros(pixels.shape[:2], int))
+    mask = superpixels(pictures(2), n_segments=9)
+    assert torch.equal(mask, grid_segments(pictures(1), 3).expand(2, 1, 24, 24))
+
+
+def test_not_a_number_and_infinity_are_taken_as_zero():
+    images = pictures(2)
+    broken = images.clone()
+    images[0, :, 3, 4], images[0, :, 7, 7] = 0.0, 0.0
+    broken[0, :, 3, 4], broken[0, :, 7, 7] = float("nan"), float("inf")
+    assert torch.equal(superpixels(broken, 12, 1.0), superpixels(images, 12, 1.0))
+    nothing = torch.full((1, 3, 16, 16), float("nan"))
+    assert len(superpixels(nothing, 9).unique()) >= 2
+
+
+def test_neither_gradients_nor_dtypes_nor_layouts_matter():
+    images = pictures().float()
+    expected = superpixels(images, 12, 1.0)
+    assert torch.equal(superpixels(images.clone().requires_grad_(), 12, 1.0), expected)
+    assert torch.equal(superpixels(images.to(memory_format=torch.channels_last), 12, 1.0), expected)
+    assert superpixels(images.bfloat16(), 12, 1.0).shape == expected.shape
+    assert superpixels((images * 255).to(torch.uint8), 12, 1.0).shape == expected.shape
+
+
+def test_no_images_have_no_segments():
+    assert superpixels(torch.empty(0, 3, 16, 16)).shape == (0, 1, 16, 16)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 4, 16, 16), (2, 2, 16, 16), (2, 3, 16), (5, 16)])
+def test_what_is_no_batch_of_images_is_refused(shape):
+    with pytest.raises(InputError, match=r"batch, 1 or 3, height, width"):
+        superpixels(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("count", [1, 0, -5])
+def test_fewer_than_two_segments_are_refused(count):
+    with pytest.raises(InputError, match=f"n_segments={count}"):
+        superpixels(pictures(1), n_segments=count)
+
+
+def test_without_scikit_image_the_extra_is_named(monkeypatch):
+    for name in [m for m in sys.modules if m.partition(".")[0] == "skimage"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(MissingExtraError, match=r"safexplain\[vision\]"):
+        superpixels(pictures(1))
+    assert grid_segments(pictures(1)).shape == (1, 1, 24, 24)
+
+
+def slow_grid(shape, side):
+    """Each place's square, from the pieces of each axis, counted out."""
+    pieces = []
+    for length in shape:
+        count = min(side, length)
+        starts = [next(p for p in range(length) if p * count // length == k) for k in range(count)]
+        pieces.append([max(k for k, start in enumerate(starts) if start <= p) for p in range(length)])
+    found = {}
+    for place in torch.ones(shape).nonzero().tolist():
+        index = 0
+        for axis, p in enumerate(place):
+            index = index * len(set(pieces[axis])) + pieces[axis][p]
+        found[tuple(place)] = index
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 5))
+def test_a_grid_cuts_each_axis_into_pieces_of_about_the_same_length(shape, side):
+    mask = grid_segments(torch.empty(2, 3, *shape), side)
+    assert mask.shape == (1, 1, *shape)
+    found = slow_grid(tuple(shape), side)
+    assert all(int(mask[0, 0][place]) == index for place, index in found.items())
+    expected = 1
+    for length in shape:
+        expected *= min(side, length)
+    assert len(mask.unique()) == expected == int(mask.max()) + 1
+    counts = torch.bincount(mask.flatten())
+    if len(shape) == 1:
+        assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize(("shape", "side"), [((4, 3), 2), ((4,), 2), ((2, 3, 8, 8), 0), ((2, 3, 8, 8), -1)])
+def test_a_grid_of_nothing_is_refused(shape, side):
+    with pytest.raises(InputError, match="side >= 1"):
+        grid_segments(torch.zeros(shape), side)
