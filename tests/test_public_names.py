@@ -51,7 +51,7 @@ NAMES = {
         "GaussianNoise",
         "harden",
     ],
-    "safexplain.explain": ["CATALOG", "find_row", "anchor_hardening", "default_layer", "grid_segments"],
+    "safexplain.explain": ["find_row", "anchor_hardening", "default_layer", "grid_segments"],
     "safexplain.testing": ["check_explainer", "planted", "find_markers"],
     "safexplain.audit": ["Signals", "Population", "Recipe", "train_shadows", "collect_signals", "audit"],
     "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold"],

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from safexplain.explain.aix360_base import load_protodash
-from safexplain.explain.alibi_library import load_alibi
+from safexplain.explain.aix360.base import load_protodash
+from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.layers import default_layer
 from safexplain.explain.segments import superpixels

@@ -11,7 +11,7 @@ from captum.attr import Attribution
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360, is_aix360
-from safexplain.explain.aix360_base import HardenedAIX360
+from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.gradient import Gradient

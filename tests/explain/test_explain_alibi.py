@@ -18,7 +18,6 @@ import pytest
 
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
-from safexplain.explain import alibi_base, alibi_library
 from safexplain.explain.alibi import (
     AlibiLicenceWarning,
     HardenedAlibi,
@@ -27,10 +26,12 @@ from safexplain.explain.alibi import (
     HardenedAnchorTabular,
     HardenedAnchorText,
     anchor_hardening,
+    base,
     harden_alibi,
     is_alibi,
+    library,
 )
-from safexplain.explain.explanation_rules import REFUSED, ROWS
+from safexplain.explain.alibi.rules import REFUSED, ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
 
@@ -62,9 +63,9 @@ def alibi():
 @pytest.fixture
 def unloaded():
     """As in a process that has not used alibi; afterwards as before."""
-    alibi_library._loaded.cache_clear()
+    library._loaded.cache_clear()
     yield
-    alibi_library._loaded.cache_clear()
+    library._loaded.cache_clear()
 
 
 def label(x):
@@ -151,7 +152,7 @@ def test_a_broken_installation_of_alibi_is_reported_as_what_it_is(unloaded, monk
     def fail(name):
         raise error
 
-    monkeypatch.setattr(alibi_library, "import_module", fail)
+    monkeypatch.setattr(library, "import_module", fail)
     with pytest.raises(MissingExtraError, match="importing it fails") as caught:
         HardenedAnchorTabular(label, NAMES)
     assert str(error) in str(caught.value)
@@ -165,11 +166,11 @@ def of_version(version):
 
 @pytest.mark.parametrize("version", ["0.9.5", "0.9.6", "0.10.0", "1.0.0.dev0"])
 def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version):
-    monkeypatch.setattr(alibi_library, "import_module", of_version(version))
+    monkeypatch.setattr(library, "import_module", of_version(version))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            alibi_library.load_alibi()
+            library.load_alibi()
     assert [w.category for w in caught] == [AlibiLicenceWarning]
     assert f"alibi {version} is under the Business Source Licence 1.1" in str(caught[0].message)
     assert "Seldon" in str(caught[0].message)
@@ -177,10 +178,10 @@ def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version
 
 @pytest.mark.parametrize("version", ["0.9.4", "0.9.3", "0.8.0", "0.9.4rc1"])
 def test_the_apache_licence_is_said_once_in_the_log(unloaded, monkeypatch, caplog, version):
-    monkeypatch.setattr(alibi_library, "import_module", of_version(version))
+    monkeypatch.setattr(library, "import_module", of_version(version))
     with caplog.at_level(logging.INFO, logger="safexplain"):
         for _ in range(3):
-            alibi_library.load_alibi()
+            library.load_alibi()
     assert [record.message for record in caplog.records] == [f"alibi {version} is under the Apache Licence 2.0"]
 
 
@@ -344,9 +345,9 @@ def test_options_that_only_re_estimate_share_their_noise(alibi):
         seen.append(explanation.precision)
         return released(explanation, *args)
 
-    released = alibi_base.release
+    released = base.release
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alibi_base, "release", remembered)
+        patch.setattr(base, "release", remembered)
         answers = [explainer.explain(asked, **FAST, **query).precision for query in queries]
     inside = [0.0 < a < 1.0 for a in answers]
     noise = [a - s for a, s, ok in zip(answers, seen, inside, strict=True) if ok]
@@ -386,7 +387,7 @@ class Interrupted:
 @pytest.mark.parametrize("isolated", [True, False])
 def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_copy(alibi, isolated, monkeypatch):
     if not isolated:
-        monkeypatch.setattr(alibi_base, "private_copy", lambda native: native)
+        monkeypatch.setattr(base, "private_copy", lambda native: native)
     predictor = Interrupted()
     hardened = HardenedAnchorTabular(predictor, NAMES, hardening=anchor_hardening(KEY)).fit(ROWS_OF_DATA)
     alone = hardened.explain(ROWS_OF_DATA[0], **FAST)
@@ -425,7 +426,7 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     free = []
 
     def could_another_start():
-        lock = alibi_base.ONE_AT_A_TIME
+        lock = base.ONE_AT_A_TIME
         with ThreadPoolExecutor(1) as pool:
             got = pool.submit(lambda: lock.acquire(blocking=False) and not lock.release()).result()
         free.append(got)
@@ -448,7 +449,7 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
 
 def test_training_data_and_predictors_are_shared_not_copied(alibi):
     explainer, _ = native("AnchorTabular")
-    copied = alibi_base.private_copy(explainer)
+    copied = base.private_copy(explainer)
     assert copied is not explainer
     assert copied.samplers[0] is not explainer.samplers[0]
     assert copied.samplers[0].ord_lookup is not explainer.samplers[0].ord_lookup
@@ -456,7 +457,7 @@ def test_training_data_and_predictors_are_shared_not_copied(alibi):
     assert copied.predictor is explainer.predictor
     explainer.explain(ROWS_OF_DATA[0], **FAST)
     assert hasattr(explainer, "mab")  # natively, the samples of the last search
-    assert not hasattr(alibi_base.private_copy(explainer), "mab")
+    assert not hasattr(base.private_copy(explainer), "mab")
 
 
 def test_a_hardened_explainer_leaves_the_native_one_as_it_was(alibi):

@@ -19,7 +19,7 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 from safexplain import GaussianNoise, Hardening, RangeClip
 from safexplain.errors import RefusedError
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, anchor_hardening, harden_alibi
-from safexplain.explain.explanation_rules import META, ROWS, Leave
+from safexplain.explain.alibi.rules import META, ROWS, Leave
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # spaCy's, about typer

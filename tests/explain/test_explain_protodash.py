@@ -16,9 +16,8 @@ from sklearn.metrics import roc_auc_score
 
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain import protodash_progress
-from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360
-from safexplain.explain.aix360_base import load_protodash
+from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360, progress
+from safexplain.explain.aix360.base import load_protodash
 
 for needed in ("aix360", "cvxpy", "osqp"):
     pytest.importorskip(needed)
@@ -249,10 +248,10 @@ def test_a_long_call_shows_a_bar_on_a_terminal_only(monkeypatch, capsys):
     explainer = HardenedProtoDash(PUBLIC, hardening=RAW)
     explainer.explain(ASKED, m=3)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(protodash_progress, "Console", lambda stderr: Console(file=screen, force_terminal=True))
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True))
     explainer.explain(ASKED, m=3)
     assert "ProtoDash" not in screen.getvalue()
-    monkeypatch.setattr(protodash_progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     explainer.explain(ASKED, m=3)
     assert "ProtoDash" in screen.getvalue()
     assert "100%" in screen.getvalue()

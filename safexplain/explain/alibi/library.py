@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 from safexplain.errors import MissingExtraError
-from safexplain.explain.alibi_isolation import give_own_generators
+from safexplain.explain.alibi.isolation import give_own_generators
 
 __all__ = ["AlibiLicenceWarning", "load_alibi"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
-from safexplain.explain.aix360_base import HardenedAIX360
-from safexplain.explain.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
-from safexplain.explain.protodash import HardenedProtoDash
+from safexplain.explain.aix360.base import HardenedAIX360
+from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
+from safexplain.explain.aix360.protodash import HardenedProtoDash
 from safexplain.hardening import Hardening
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Which fields of an Alibi explanation leave, and how: one row for each native class.
 
-A field or parameter that no row names does not leave. A row holds facts only; `safexplain.explain.released_explanation`
+A field or parameter that no row names does not leave. A row holds facts only; `safexplain.explain.alibi.release`
 applies them.
 """
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.explain.aix360_base import HardenedAIX360, load_protodash
-from safexplain.explain.protodash_progress import Progress, watched
+from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
+from safexplain.explain.aix360.progress import Progress, watched
 from safexplain.hardening import Hardening
 
 __all__ = ["HardenedProtoDash"]

@@ -1,7 +1,7 @@
 """Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
-`meta`). `safexplain.explain.explanation_rules` lists what leaves; the numbers among it get keyed noise. A hardened
+`meta`). `safexplain.explain.alibi.rules` lists what leaves; the numbers among it get keyed noise. A hardened
 explainer holds a native one and is no instance of its class. Alibi is imported when the first one is made.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from safexplain.errors import ConfigurationTypeError
-from safexplain.explain.alibi_base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
-from safexplain.explain.alibi_isolation import draw_from
-from safexplain.explain.alibi_library import AlibiLicenceWarning
-from safexplain.explain.explanation_rules import ROWS, kind_of
+from safexplain.explain.alibi.base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
+from safexplain.explain.alibi.isolation import draw_from
+from safexplain.explain.alibi.library import AlibiLicenceWarning
+from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening import Hardening
 
 __all__ = [
@@ -86,7 +86,7 @@ def harden_alibi(native: Any, hardening: Hardening | None = None) -> HardenedAli
     """A hardened version of an Alibi explainer, fitted or not, which it holds from then on.
 
     Args:
-        native: an explainer of one of the classes in `safexplain.explain.explanation_rules.ROWS`.
+        native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
         hardening: None for `anchor_hardening()` with an anchor explainer, else for `Hardening.recommended()`.
 
     Raises:

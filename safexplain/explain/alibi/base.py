@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
-from safexplain.explain.alibi_isolation import ONE_AT_A_TIME, draw_from, private_copy
-from safexplain.explain.alibi_library import load_alibi
-from safexplain.explain.explanation_query import Query, query_tensors, selection
-from safexplain.explain.explanation_rules import ROWS, Rules, in_alibi, kind_of
-from safexplain.explain.released_explanation import release
+from safexplain.explain.alibi.isolation import ONE_AT_A_TIME, draw_from, private_copy
+from safexplain.explain.alibi.library import load_alibi
+from safexplain.explain.alibi.query import Query, query_tensors, selection
+from safexplain.explain.alibi.release import release
+from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
 from safexplain.hardening import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, TopKMask, UnitNorm
 from safexplain.identity import model_digest
 from safexplain.noise import query_seeds, resolve_key

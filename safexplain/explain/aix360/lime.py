@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import InputError
-from safexplain.explain.aix360_base import HardenedAIX360, load
-from safexplain.explain.lime_samples import private_copy, seeded
+from safexplain.explain.aix360.base import HardenedAIX360, load
+from safexplain.explain.aix360.lime_samples import private_copy, seeded
 from safexplain.hardening import Hardening
 from safexplain.identity import model_digest
 

@@ -1,6 +1,6 @@
 """From a native Alibi explanation to the one that is released: new objects, built from the fields that a row lists.
 
-Nothing is copied that no row of `safexplain.explain.explanation_rules` names, neither fields nor metadata nor
+Nothing is copied that no row of `safexplain.explain.alibi.rules` names, neither fields nor metadata nor
 attributes, and nothing released refers to a native object.
 """
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import RefusedError
-from safexplain.explain.explanation_query import Query
-from safexplain.explain.explanation_rules import META, Leave, Rules
+from safexplain.explain.alibi.query import Query
+from safexplain.explain.alibi.rules import META, Leave, Rules
 from safexplain.hardening import Hardening
 
 __all__ = ["release"]
