@@ -47,6 +47,25 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert 80 <= kept <= 99
 
 
+def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
+    pytest.importorskip("alibi")
+    printed = run("harden_anchors", tmp_path)
+    native, hardened = (int(line.rpartition(" ")[2]) for line in printed.splitlines()[:2])
+    assert native > 50
+    assert hardened == 0
+    assert "fields of a hardened answer: anchor, precision, coverage\n" in printed
+    assert "the same answer: True" in printed
+
+
+def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    by_pixel, by_superpixel = (
+        float(line.rpartition(" ")[2]) for line in run("harden_superpixels", tmp_path).splitlines()[1:]
+    )
+    assert by_pixel < 0.001
+    assert 0.006 < by_superpixel < 0.015
+
+
 def test_a_scikit_learn_model_is_audited(tmp_path: Path) -> None:
     printed = run("audit_sklearn", tmp_path)
     verdicts = [line.rpartition(": ")[2] for line in printed.splitlines() if line.startswith(("native", "hardened"))]

@@ -309,7 +309,7 @@ _MORE = {
     "Saliency": "signed with `abs=False`",
     "DeepLift": "[refuses](#what-is-refused-and-what-to-write-instead) parts without a rule",
     "DeepLiftShap": "[refuses](#what-is-refused-and-what-to-write-instead) parts without a rule",
-    "LRP": "[stops](#what-is-refused-and-what-to-write-instead) at modules without a rule",
+    "LRP": "[refuses](#what-is-refused-and-what-to-write-instead) modules without a rule",
     "SmoothGrad": "over any Captum explainer",
     "VarGrad": "over any Captum explainer",
     "GradCAM": "[default layer, enlarging](#grad-cam)",
