@@ -1,4 +1,4 @@
-"""What Alibi's anchors carry out of a service, natively and hardened. Needs the extra: pip install "safexplain[alibi]"."""
+"""What Alibi's anchors carry out of a service, natively and hardened. Needs: pip install "safexplain[alibi]"."""
 
 import json
 import os

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from explain_nets import NOISY, ROWS, Gate, hardened_class, image_net, images, quiet, rows, run
+from explain_nets import NOISY, ROWS, Gate, hardened_class, image_net, images, quiet, run
 from torch import nn
 
 from safexplain.explain import CATALOG, harden
@@ -65,32 +65,6 @@ def test_beside_the_native_explainer_they_are_wrong(row):
     _, gradient = questions(model)
     wrong = answer_meanwhile(lambda: run(row.explainer(model), row, images()), gradient)
     assert isinstance(wrong, Exception) or not torch.allclose(wrong, gradient(), atol=1e-4)
-
-
-@rows
-def test_eight_threads_get_the_single_threads_answers(row):
-    if row.stochastic:
-        pytest.skip("draws from torch's global generator, as natively: no two calls are alike")
-    model, x = image_net(), images(12)
-    explainer = hardened_class(row)(model, hardening=NOISY)
-    parts = [x[i : i + 3] for i in range(0, 12, 3)] * 4
-    expected = [explainer.attribute(part, target=1, **row.options(part)) for part in parts]
-    predict, _ = questions(model)
-    right, wrong, done = predict(), [], threading.Event()
-
-    def predict_on():
-        while not done.is_set():
-            wrong.extend([1] * (not torch.allclose(predict(), right, atol=1e-5)))
-
-    beside = threading.Thread(target=predict_on)
-    beside.start()
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda part: explainer.attribute(part, target=1, **row.options(part)), parts))
-    done.set()
-    beside.join()
-    assert not wrong
-    for answer, right_answer in zip(answers, expected, strict=True):
-        torch.testing.assert_close(answer, right_answer, atol=1e-5, rtol=0)
 
 
 def test_threads_may_share_one_input_tensor():
