@@ -7,7 +7,6 @@ object holds the model.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,22 +19,14 @@ from torch import Tensor, nn
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain import completeness, relus
 from safexplain.explain.catalog import Row
-from safexplain.explain.gradient import Gradient
 from safexplain.explain.isolation import explainers_in, lend
+from safexplain.explain.query import query_of
 from safexplain.explain.resolution import find_groups, harden_groups, names_of
 from safexplain.hardening import Hardening, plain
-from safexplain.identity import model_digest, modules_of
 
-__all__ = ["SELECTS", "Hardened", "refuse_inside"]
+__all__ = ["Hardened", "refuse_inside"]
 
 Inputs = TypeVar("Inputs", Tensor, tuple[Tensor, ...])
-
-SELECTS = frozenset(
-    {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
-    | {"relu_attributions", "interpolate_mode"}
-)
-"""Arguments that select what is explained, among few choices: each choice has its own noise. All others
-say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -124,7 +115,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
-        query = {} if self.hardening.is_none else self._query(inputs, options)
+        query = {} if self.hardening.is_none else query_of(self, inputs, options)
         native = self._run_native(bound)
         _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
         native = plain(native) if isinstance(native, tuple) else plain((native,))[0]
@@ -194,56 +185,6 @@ class Hardened(Attribution):  # type: ignore[misc]
         x = inputs.detach().clone()
         leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
         return x.requires_grad_(leaf or inputs.requires_grad)
-
-    def _query(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-        """What the noise is a function of, beside key and configuration."""
-        parts, explainers = [_method(self)], (self, *explainers_in(vars(self)))
-        selects = SELECTS - {"interpolate_mode"} if self._enlarges else SELECTS  # enlarging comes after the noise
-        chosen = {name: value for name, value in options.items() if name in selects}
-        for explainer in explainers:
-            for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
-                if name in selects and parameter.default is not parameter.empty:
-                    chosen.setdefault(name, parameter.default)
-        parts += [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
-        try:
-            inputs = (*inputs, *self._reference(inputs, options.get("baselines")))
-        except RuntimeError:  # not one baseline for each example: a set of them, or a shape that the method will refuse
-            parts.append(_digest_of(options["baselines"]))
-        extra = options.get("additional_forward_args")
-        for value in extra if isinstance(extra, tuple) else (extra,):
-            if isinstance(value, Tensor) and value.shape[:1] == inputs[0].shape[:1]:
-                inputs = (*inputs, value)
-            elif isinstance(value, Tensor):
-                parts.append(_digest_of(value))
-            elif isinstance(value, bool | int | float | str):
-                parts.append(repr(value))
-        return {
-            "inputs": inputs,
-            "target": options.get("target"),
-            "model_digest": model_digest(self.forward_func),
-            "method": " ".join(parts),
-        }
-
-    def _reference(self, inputs: tuple[Tensor, ...], baselines: Any) -> tuple[Tensor, ...]:
-        """Baselines that are not zero, one row for each example: another baseline asks another question.
-
-        Under shared noise, a baseline for which the map is known (the input itself) would show the noise. Random
-        baselines, as GradientShap draws them, only re-estimate and stay out.
-        """
-        given = baselines if isinstance(baselines, tuple) else (baselines,)
-        if baselines is None or self._row.stochastic or callable(baselines) or len(given) != len(inputs):
-            return ()
-        rows = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in zip(given, inputs, strict=True)]
-        if not any(bool(row.any()) for row in rows):
-            return ()
-        return tuple(row.expand_as(x) for row, x in zip(rows, inputs, strict=True))
-
-
-def _digest_of(tensors: Tensor | tuple[Tensor, ...]) -> str:
-    digest = hashlib.blake2b()
-    for t in tensors if isinstance(tensors, tuple) else (tensors,):
-        digest.update(torch.as_tensor(t).detach().cpu().double().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -317,24 +258,6 @@ def _target_of(target: Any, row: int, batch: int) -> Any:
     if isinstance(target, list) and len(target) == batch:
         return target[row : row + 1]
     return target
-
-
-def _method(explainer: Attribution) -> str:
-    """Name of the method, those inside it and its layer; a native and a hardened explainer have the same."""
-    name = _native_name(explainer)
-    inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
-    layers = getattr(explainer, "layer", None)
-    for layer in layers if isinstance(layers, list) else [layers]:
-        if isinstance(layer, nn.Module):
-            for i, module in enumerate(modules_of(explainer.forward_func)):
-                inner += [f"{i or ''}{path}" for path, part in module.named_modules() if part is layer]
-    local = "" if explainer.multiplies_by_inputs else " local"
-    return f"{name}({', '.join(inner)}){local}"
-
-
-def _native_name(explainer: Attribution) -> str:
-    kind = explainer._native if isinstance(explainer, Hardened) else type(explainer)
-    return "Saliency" if kind is Gradient else str(kind.__name__)
 
 
 def _label(explained: Any) -> str:

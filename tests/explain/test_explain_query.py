@@ -1,0 +1,101 @@
+"""Another question has other noise, whatever it differs in; the same question has the same."""
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import LayerFeatureAblation, NoiseTunnel
+from explain_nets import NOISY, image_net, images, quiet
+
+from safexplain import explain
+from safexplain.explain import harden
+from safexplain.hardening import Hardening
+
+pytestmark = quiet
+X = images(4)
+SQUARES = explain.grid_segments(X, 4)
+SAMPLING = {"KernelShap": {"n_samples": 20}, "Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
+
+
+def seed():
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+
+
+def noise(make, x=X, **options):
+    seed()
+    native = make(Hardening.none()).attribute(x, **options)
+    seed()
+    return make(NOISY).attribute(x, **options) - native
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_baseline_for_which_the_map_is_known_does_not_show_the_noise_of_another(name):
+    """With the input as its baseline the native map is zero, so that the released one is the noise."""
+    model, kind = image_net(), getattr(explain, f"Hardened{name}")
+    options = {"target": 1, "feature_mask": SQUARES, **SAMPLING[name]}
+
+    def make(hardening):
+        return kind(model, hardening=hardening)
+
+    usual = noise(make, **options)
+    shown = make(NOISY).attribute(X, baselines=X.clone(), **options)
+    assert usual.std() > 0.02
+    correlation = torch.corrcoef(torch.stack([usual.flatten(), shown.flatten()]))[0, 1]
+    assert abs(correlation) < 0.6  # 64 numbers; 1 if the noise were shared
+
+
+def test_a_set_of_baselines_belongs_to_all_examples_alike():
+    model, baselines = image_net(), torch.randn(4, 3, 8, 8)
+
+    def make(hardening):
+        return explain.HardenedDeepLiftShap(model, hardening=hardening)
+
+    whole = noise(make, target=1, baselines=baselines)
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(noise(make, X[order], target=1, baselines=baselines), whole[order], atol=1e-5, rtol=0)
+    other = noise(make, target=1, baselines=baselines + 1)
+    assert abs(torch.corrcoef(torch.stack([whole.flatten(), other.flatten()]))[0, 1]) < 0.15
+
+
+def test_baselines_that_are_drawn_only_estimate_again():
+    model = image_net()
+
+    def make(hardening):
+        return explain.HardenedGradientShap(model, hardening=hardening)
+
+    one, two = (noise(make, target=1, baselines=torch.randn(3, 3, 8, 8)) for _ in range(2))
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
+
+
+def test_a_tunnel_over_a_method_with_baselines_has_them_in_its_query():
+    model = image_net()
+
+    def make(hardening):
+        return explain.HardenedSmoothGrad(explain.CATALOG["IG"].explainer(model), hardening=hardening)
+
+    options = {"target": 1, "nt_samples": 2, "n_steps": 3}
+    zero, one = (noise(make, baselines=b, **options) for b in (torch.zeros_like(X), torch.ones_like(X)))
+    assert abs(torch.corrcoef(torch.stack([zero.flatten(), one.flatten()]))[0, 1]) < 0.15
+    torch.testing.assert_close(zero, noise(make, **options), atol=1e-5, rtol=0)  # zero is what stands for none
+
+
+def test_baselines_of_a_layer_are_part_of_the_query():
+    model = image_net()
+
+    def make(hardening):
+        return harden(LayerFeatureAblation(model, model[3]), hardening)
+
+    mask = torch.arange(64).view(1, 4, 4, 4)
+    zero, one = (noise(make, target=1, layer_mask=mask, layer_baselines=b) for b in (0.0, 1.0))
+    assert abs(torch.corrcoef(torch.stack([zero.flatten(), one.flatten()]))[0, 1]) < 0.25
+
+
+def test_every_aggregate_of_a_tunnel_has_its_own_noise():
+    model, noises = image_net(), []
+    for nt_type in ("smoothgrad", "smoothgrad_sq", "vargrad"):
+
+        def make(hardening):
+            return harden(NoiseTunnel(explain.CATALOG["Saliency"].explainer(model)), hardening)
+
+        noises.append(noise(make, target=1, nt_samples=2, nt_type=nt_type).flatten())
+    assert torch.corrcoef(torch.stack(noises)).fill_diagonal_(0).abs().max() < 0.15
