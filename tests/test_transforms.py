@@ -51,8 +51,8 @@ def test_range_clip_limits_every_number(rows, low, width):
 
 @given(ROWS, SIZES)
 def test_norm_clip_shortens_long_rows_only(rows, limit):
-    expected = [[v * min(1, limit / length(row)) if length(row) else v for v in row] for row in rows]
-    assert np.allclose(apply(NormClip(limit), rows), expected, rtol=1e-12, atol=0)
+    expected = [[v * limit / length(row) if length(row) > limit else v for v in row] for row in rows]
+    assert np.allclose(apply(NormClip(limit), rows), expected, rtol=1e-12, atol=1e-290)
 
 
 @given(ROWS, SIZES)

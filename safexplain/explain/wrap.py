@@ -157,7 +157,7 @@ def _dress(function: Any, native: Any, signature: inspect.Signature, row: Row, m
     function.__name__ = native.__name__
     function.__qualname__ = f"{row.hardened_name}.{native.__name__}"
     function.__module__ = module
-    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].rstrip()
+    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].replace(">>> ", "").rstrip()
     function.__doc__ = f"As natively, hardened: see the class. The native documentation:\n\n{native_doc}"
 
 
