@@ -90,8 +90,13 @@ def model_digest(forward_func: object) -> bytes:
         forward_func = forward_func.__self__
     if forward_func is modules[0]:
         return _digest_of_module(modules[0])
+    return _named(forward_func, map(_digest_of_module, modules))
+
+
+def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
+    """Of a function of that name around the models with these digests."""
     digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for part in (_name(forward_func).encode(), *map(_digest_of_module, modules)):
+    for part in (_name(forward_func).encode(), *digests):
         _update(digest, part)
     return digest.digest()
 
@@ -99,13 +104,8 @@ def model_digest(forward_func: object) -> bytes:
 def _digest_of_estimators(forward_func: object) -> bytes | None:
     found: dict[int, Any] = {}
     _collect(forward_func, is_estimator, found, {}, 0)
-    digests = [estimator_digest(estimator) for estimator in found.values()]
-    if not digests or None in digests:
-        return None
-    digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for part in (_name(forward_func).encode(), *digests):
-        _update(digest, part)
-    return digest.digest()
+    digests = [digest for digest in map(estimator_digest, found.values()) if digest is not None]
+    return _named(forward_func, digests) if digests and len(digests) == len(found) else None
 
 
 def _is_module(value: object) -> bool:

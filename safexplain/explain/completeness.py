@@ -23,24 +23,38 @@ __all__ = ["check_modules", "check_sum"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
-    *(
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.ReLU6,
-        nn.Hardswish,
-        nn.Hardsigmoid,
-        nn.Hardtanh,
-        nn.SELU,
-        nn.CELU,
-        nn.PReLU,
-        nn.GLU,
-    ),
-    *(nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.MultiheadAttention),
-    *(nn.RNNBase, nn.RNNCellBase),
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.ReLU6,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.SELU,
+    nn.CELU,
+    nn.PReLU,
+    nn.GLU,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
 )
-_SUPPORTED: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax)
-_SUPPORTED += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_SUPPORTED: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softmax,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+)
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _TOLERANCE = 1e-3
 _complete: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()

@@ -16,9 +16,10 @@ import torch
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain import completeness, relus
 from safexplain.explain.catalog import Row
+from safexplain.explain.hardening_argument import given_or
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import query_of
 from safexplain.explain.resolution import find_groups, harden_groups, names_of
@@ -81,9 +82,7 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     def _adopt(self, hardening: Hardening | None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
-        if hardening is not None and not isinstance(hardening, Hardening):
-            raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
-        self.hardening = Hardening.recommended() if hardening is None else hardening
+        self.hardening = given_or(Hardening.recommended, hardening)
         if hasattr(self, "is_delta_supported"):
             self.is_delta_supported = False
         for explainer in explainers_in(vars(self)):
@@ -118,7 +117,6 @@ class Hardened(Attribution):  # type: ignore[misc]
         query = {} if self.hardening.is_none else query_of(self, inputs, options)
         native = self._run_native(bound)
         _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
-        native = plain(native) if isinstance(native, tuple) else plain((native,))[0]
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
@@ -126,7 +124,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
         bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
         native = self._run_native(bound)
-        nothing = [t.detach()[:0].clone() for t in (native if isinstance(native, tuple) else (native,))]
+        nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
     @property

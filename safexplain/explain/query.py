@@ -62,8 +62,7 @@ def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]
 
 
 def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any]) -> list[str]:
-    enlarges = hasattr(_native(explainers[0]), "enlarge")
-    selects = SELECTS - {"interpolate_mode"} if enlarges else SELECTS  # enlarging comes after the noise
+    selects = SELECTS - {"interpolate_mode"} if explainers[0]._enlarges else SELECTS  # enlarging comes after the noise
     chosen = {name: value for name, value in options.items() if name in selects}
     for explainer in explainers:
         for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():

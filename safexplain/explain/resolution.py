@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from safexplain.errors import RefusedError
+from safexplain.hardening import plain
 
 __all__ = ["Groups", "find_groups", "harden_groups", "names_of"]
 
@@ -79,7 +81,7 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
         RefusedError: the map has more than one value in a group.
     """
     widths = [t[:1].numel() for t in tensors]
-    flat = torch.cat([t.detach().flatten(1) for t in tensors], 1)
+    flat = torch.cat([t.flatten(1) for t in plain(tensors)], 1)
     released = torch.empty_like(flat)
     alike = len(groups) == 1
     for i in range(1 if alike else len(flat)):
@@ -93,12 +95,7 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
 def names_of(groups: Tensor) -> Tensor:
     """A name of each row of groups, (rows, 2) integers: the same one for the same partition, alone or in a batch."""
     rows = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in groups.cpu().numpy()]
-    return torch.tensor(
-        [
-            [int.from_bytes(name[:8], "little", signed=True), int.from_bytes(name[8:], "little", signed=True)]
-            for name in rows
-        ]
-    )
+    return torch.from_numpy(np.frombuffer(b"".join(rows), "<i8").reshape(-1, 2).copy())
 
 
 def _values(rows: Tensor, groups: Tensor) -> Tensor:

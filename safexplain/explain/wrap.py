@@ -16,10 +16,15 @@ from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.gradient import Gradient
 from safexplain.explain.hardened import Hardened, refuse_inside
+from safexplain.explain.hardening_argument import refuse_twice, with_hardening
 from safexplain.explain.isolation import own_state
 from safexplain.hardening import Hardening
 
 __all__ = ["build", "harden"]
+
+
+_NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
+"""Native class -> its row; a NoiseTunnel may stand for several."""
 
 
 def build(row: Row, *, module: str) -> type[Hardened]:
@@ -56,7 +61,7 @@ def build(row: Row, *, module: str) -> type[Hardened]:
     def refuse(self: Hardened, *args: Any, **kwargs: Any) -> NoReturn:
         refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
 
-    _dress(__init__, native.__init__, _with_hardening(constructor), row, module)
+    _dress(__init__, native.__init__, with_hardening(constructor), row, module)
     _dress(attribute, native.attribute, signature, row, module)
     attribute.__wrapped__ = refuse  # type: ignore[attr-defined]
     namespace = {
@@ -89,9 +94,11 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
         RefusedError: the method would silently be another one on this model, holds a hardened explainer, or gives
             answers that no hardening makes fit to leave.
     """
+    if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360):
+        refuse_twice(native)
     if is_alibi(native):
         return harden_alibi(native, hardening, **options)
-    if is_aix360(native) or isinstance(native, HardenedAIX360):
+    if is_aix360(native):
         return harden_aix360(native, hardening, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
@@ -99,10 +106,6 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened:
-    if isinstance(native, HardenedAlibi):
-        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
-    if isinstance(native, Hardened):
-        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
     kind = type(native)
     if kind.__module__.startswith("captum.") and (why := REFUSED.get(kind.__name__)):
         raise RefusedError(f"{kind.__name__} cannot be hardened: {why}")
@@ -121,10 +124,9 @@ def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened
 def _hardened_class(native: Any) -> type[Hardened]:
     from safexplain import explain
 
-    for row in CATALOG.values():
-        if row.in_base and row.native is native and row.nt_type is None:
-            public: type[Hardened] = getattr(explain, row.hardened_name)
-            return public
+    if native in _NATIVES:
+        public: type[Hardened] = getattr(explain, _NATIVES[native].hardened_name)
+        return public
     summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
     kind = build(_row_of(native, summary), module=__name__)
     kind.__reduce__ = lambda self: (_blank, (native,), dict(vars(self)))  # type: ignore[method-assign]
@@ -133,23 +135,15 @@ def _hardened_class(native: Any) -> type[Hardened]:
 
 def _row_of(native: Any, summary: str) -> Row:
     """What is known of a class outside the catalog: the facts of the nearest class that it derives from."""
-    known = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
     for base in native.__mro__:
-        if base in known:
-            return replace(known[base], name=native.__name__, source=native, summary=summary)
+        if base in _NATIVES:
+            return replace(_NATIVES[base], name=native.__name__, source=native, summary=summary)
     return Row(native.__name__, native, family="other", citation="", summary=summary)
 
 
 def _blank(native: Any) -> Hardened:
     kind = _hardened_class(native)
     return kind.__new__(kind)
-
-
-def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
-    extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Hardening | None)
-    parameters = list(constructor.parameters.values())
-    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
-    return constructor.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
 
 
 def _dress(function: Any, native: Any, signature: inspect.Signature, row: Row, module: str) -> None:

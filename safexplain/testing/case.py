@@ -14,6 +14,7 @@ from torch import Tensor
 
 from safexplain.errors import ConfigurationError
 from safexplain.explain.catalog import find_row
+from safexplain.explain.isolation import own_state
 from safexplain.hardening import GaussianNoise, Hardening
 from safexplain.testing.asking import Query, Skip, accepts, build, flat, seeded, take, tensors_of
 from safexplain.testing.compare import same
@@ -57,7 +58,7 @@ class Case:
             raise Skip("there is no native explainer to compare with: pass native_factory=")
         native = object.__new__(self.native_class)
         state = {name: value for name, value in vars(explainer).items() if name != "hardening"}
-        native.__dict__.update({k: list(v) if type(v) is list else v for k, v in state.items()})
+        native.__dict__.update(own_state(state))
         return native
 
     def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:

@@ -11,6 +11,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Refuse
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
+from safexplain.explain.hardening_argument import refuse_twice
 from safexplain.hardening import Hardening
 
 __all__ = [
@@ -75,7 +76,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
         ConfigurationTypeError: hardened already, or no AIX360 explainer.
     """
     if isinstance(native, HardenedAIX360):
-        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+        refuse_twice(native)
     kind = type(native)
     hardened: Any = _SUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")
     if hardened is HardenedProtoDash:

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
-from safexplain.errors import ConfigurationTypeError, MissingExtraError
+from safexplain.errors import MissingExtraError
+from safexplain.explain.hardening_argument import given_or
 from safexplain.hardening import Hardening
 
 __all__ = ["HardenedAIX360", "load", "load_protodash"]
@@ -37,9 +38,7 @@ class HardenedAIX360:
     _entry: ClassVar[str]
 
     def __init__(self, hardening: Hardening | None) -> None:
-        if hardening is not None and not isinstance(hardening, Hardening):
-            raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
-        self.hardening = Hardening.recommended() if hardening is None else hardening
+        self.hardening = given_or(Hardening.recommended, hardening)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={self.hardening!r})"

@@ -19,6 +19,7 @@ from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.alibi.query import Query, query_tensors, selection
 from safexplain.explain.alibi.release import release
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
+from safexplain.explain.hardening_argument import given_or, refuse_twice, with_hardening
 from safexplain.hardening import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, TopKMask, UnitNorm
 from safexplain.identity import model_digest
 from safexplain.noise import query_seeds, resolve_key
@@ -135,12 +136,11 @@ class HardenedAlibi:
 
     def _adopt(self, native: Any, hardening: Hardening | None) -> None:
         if isinstance(native, HardenedAlibi):
-            raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+            refuse_twice(native)
         if not is_alibi(native):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
         anchors = ROWS[kind_of(native)].anchors
-        if hardening is None:
-            hardening = anchor_hardening() if anchors else Hardening.recommended()
+        hardening = given_or(anchor_hardening if anchors else Hardening.recommended, hardening)
         _check(hardening, anchors)
         load_alibi()
         self._explainer, self.hardening = native, hardening
@@ -166,9 +166,7 @@ class HardenedAlibi:
         return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
 
 
-def _check(hardening: Any, anchors: bool) -> None:
-    if not isinstance(hardening, Hardening):
-        raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
+def _check(hardening: Hardening, anchors: bool) -> None:
     for step in (hardening.clip, hardening.mask):
         if anchors and isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
             raise ConfigurationError(
@@ -184,10 +182,7 @@ def _dressed(function: Callable[..., Any], native: Callable[..., Any]) -> Callab
 
     signature = inspect.signature(native)
     if function.__name__ == "__init__":
-        extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Hardening")
-        parameters = list(signature.parameters.values())
-        at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
-        signature = signature.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
+        signature = with_hardening(signature)
     method.__signature__ = signature  # type: ignore[attr-defined]
     method.__name__, method.__qualname__, method.__module__ = function.__name__, function.__qualname__, __name__
     method.__doc__ = f"{function.__doc__}\n\nThe native documentation:\n\n{inspect.getdoc(native) or ''}"
