@@ -13,7 +13,6 @@ in a process of its own.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import platform
 import statistics
@@ -34,8 +33,12 @@ import safexplain.explain
 from safexplain.explain import CATALOG
 from safexplain.hardening import Hardening
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
+
+from common import RESULTS, peak_bytes, processor, write_json
+
 TARGETS = {"gradient": 1.05, "perturbation": 1.02}
-DEFAULT_OUT = Path(__file__).parents[1] / "results" / "explainer_overhead.json"
+DEFAULT_OUT = RESULTS / "explainer_overhead.json"
 
 
 class Block(BasicBlock):  # type: ignore[misc]
@@ -123,14 +126,8 @@ def peak_mib(name: str, which: int, batch: int, device: torch.device) -> float |
         before = torch.cuda.memory_allocated()
         call()
         return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not clear.exists():
-        return None
-    gc.collect()
-    clear.write_text("5")
-    before_kib = _kib(status, "VmRSS")
-    call()
-    return round((_kib(status, "VmHWM") - before_kib) / 1024, 1)
+    extra = peak_bytes(call)
+    return None if extra is None else round(extra / 2**20, 1)
 
 
 def memory(name: str, batch: int, device: torch.device) -> dict[str, float | None]:
@@ -151,17 +148,6 @@ def memory(name: str, batch: int, device: torch.device) -> dict[str, float | Non
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
         found[key] = json.loads(ran.stdout.splitlines()[-1])
     return found
-
-
-def _kib(status: Path, field: str) -> int:
-    return int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith(field)))
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:
@@ -205,8 +191,7 @@ def main() -> None:
         "target": {"ratio_median": TARGETS, "met": met},
         "results": results,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.out, report)
     print(f"{sum(met.values())} of {len(met)} within their target; written to {arguments.out}")
 
 

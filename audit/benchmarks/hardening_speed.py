@@ -19,7 +19,6 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import argparse
-import gc
 import json
 import statistics
 import subprocess
@@ -45,7 +44,7 @@ from safexplain.hardening import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 
-from common import RESULTS, provenance, table, write_json
+from common import RESULTS, peak_bytes, provenance, table, write_json
 
 TARGET_MS, TARGET_MEMORY = 60.0, 3.0
 NOISE = GaussianNoise(Relative(0.3), key=bytes(32))
@@ -104,27 +103,14 @@ def measure(name: str, n: int, rounds: int) -> dict[str, Any]:
 
 def memory_of_one_call(name: str, n: int) -> dict[str, float] | None:
     """Highest resident memory during one call over that before it, as a multiple of the attribution; Linux only."""
-    reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
     x, attributions, target = batch(n)
     hardening = CONFIGURATIONS[name]
     hardening(attributions[:2], inputs=x[:2], target=target[:2])
-    gc.collect()
-    reset.write_text("5")
-    before = _resident("VmRSS")
-    released = hardening(attributions, inputs=x, target=target)
-    peak, size = _resident("VmHWM"), released.numel() * released.element_size()
-    return {
-        "attribution_mib": size / 2**20,
-        "peak_extra_mib": (peak - before) / 2**20,
-        "multiple": (peak - before) / size,
-    }
-
-
-def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+    extra = peak_bytes(lambda: hardening(attributions, inputs=x, target=target))
+    size = attributions.numel() * attributions.element_size()
+    if extra is None:
+        return None
+    return {"attribution_mib": size / 2**20, "peak_extra_mib": extra / 2**20, "multiple": extra / size}
 
 
 def memory(name: str, n: int, repeats: int = 3) -> dict[str, float] | None:
