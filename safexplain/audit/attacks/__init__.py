@@ -1,6 +1,12 @@
-"""Membership attacks on one signal: frozen dataclasses with `__call__(target, shadows, membership) -> scores`."""
+"""Membership attacks on one signal, on several together, or on whole maps.
+
+Frozen dataclasses with `__call__(target, shadows, membership) -> scores`.
+"""
 
 from safexplain.audit.attacks.base import Attack
+from safexplain.audit.attacks.fitted import FittedLearned
+from safexplain.audit.attacks.joint import JointLikelihoodRatio
+from safexplain.audit.attacks.learned import Learned
 from safexplain.audit.attacks.likelihood import (
     GlobalVariance,
     LabelLikelihoodRatio,
@@ -8,12 +14,17 @@ from safexplain.audit.attacks.likelihood import (
     SeparateVariance,
     SharedVariance,
 )
+from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.threshold import Threshold
 
 __all__ = [
+    "RMIA",
     "Attack",
+    "FittedLearned",
     "GlobalVariance",
+    "JointLikelihoodRatio",
     "LabelLikelihoodRatio",
+    "Learned",
     "LikelihoodRatio",
     "SeparateVariance",
     "SharedVariance",

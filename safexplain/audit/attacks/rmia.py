@@ -1,0 +1,103 @@
+"""RMIA: is the model's probability of an example's label raised more than that of other examples?
+
+Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", arXiv 2312.03262.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.moments import two_sided
+from safexplain.errors import ConfigurationError, InputError
+
+
+@dataclass(frozen=True)
+class RMIA:
+    """Share of the other examples z that x beats: ratio(x) / ratio(z) >= gamma (eqs. 2-4).
+
+    Here ratio(x) = p(x | model) / p(x), and p(x | model) = exp(-loss) is the probability of the true label. p(x)
+    averages it over reference models:
+
+        online    (mean over models with x + mean over models without x) / 2              (eq. 10)
+        offline   ((1 + a) * mean over models without x + (1 - a)) / 2                    (eq. 11)
+
+    All is worked out on logarithms, so that probabilities below the smallest float count, and a loss of exactly 0 is a
+    value like any other. The share is a step function that never falls as ratio(x) rises; all examples whose
+    ratios lie close together have the same share unless gamma = 1.
+
+    Args:
+        gamma: how much larger the ratio has to be.
+        a: of the offline average, in [0, 1]: about the slope of mean-with against mean-without; the lower, the more
+            the target's models are thought to raise p on members.
+        offline: use reference models without the example only.
+        break_ties: order examples of equal shares by their ratios, by less than one step of the share. As the share
+            never falls with the ratio, no two examples of different shares change places: a threshold on the paper's
+            score stays a threshold, and there are finer ones between. With it, all gammas give one ranking.
+    """
+
+    gamma: float = 1.0
+    a: float = 0.3
+    offline: bool = False
+    break_ties: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma < np.inf:
+            raise ConfigurationError(f"gamma must be > 0 and finite, got {self.gamma!r}")
+        if not 0 <= self.a <= 1:
+            raise ConfigurationError(f"a lies in [0, 1], got {self.a!r}")
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) cross-entropy of the target model on the true labels.
+            shadows: (m, n) the same of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) shares in [0, 1]. An example without the reference models it needs gets the ratio 1: nothing is known.
+
+        Raises:
+            InputError: shapes disagree, a value is negative or not finite, fewer than two examples, or no example has
+                the reference models it needs.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        n = len(target)
+        if target.ndim != 1 or n < 2:
+            raise InputError(f"RMIA needs one loss an example and at least 2 examples, got shape {target.shape}")
+        lowest = min(target.min(), shadows.min())
+        if lowest < 0:
+            raise InputError(f"RMIA takes the cross-entropy, which is never negative, got {lowest:g}; pass the loss")
+        log_without = _log_mean(shadows, ~membership)
+        if self.offline:
+            usable = ~membership.all(0)
+            if not usable.any():
+                raise InputError("every reference model was trained on every example; add models that were not")
+            with np.errstate(divide="ignore"):
+                log_p = np.logaddexp(np.log((1 + self.a) / 2) + log_without, np.log((1 - self.a) / 2))
+        else:
+            usable = two_sided(membership)
+            log_p = np.logaddexp(log_without, _log_mean(shadows, membership)) - np.log(2)
+        ratio = np.zeros(n)
+        ratio[usable] = -np.asarray(target, dtype=np.float64)[usable] - log_p[usable]
+        ordered, bar = np.sort(ratio), ratio - np.log(self.gamma)
+        beaten = np.searchsorted(ordered, bar, side="right") - (ratio <= bar)  # not itself
+        share: NDArray[np.float64] = beaten / (n - 1)
+        if self.break_ties:
+            share = (beaten + np.searchsorted(ordered, ratio) / n) / n
+        return share
+
+
+def _log_mean(losses: Floats, chosen: Bools) -> NDArray[np.float64]:
+    """(n,) logarithm of the mean of exp(-loss) over the chosen models; -inf where none is."""
+    losses = np.asarray(losses, dtype=np.float64)
+    low = np.where(chosen, losses, np.inf).min(0)
+    low = np.where(np.isfinite(low), low, 0.0)
+    total = np.where(chosen, np.exp(np.minimum(low - losses, 0.0)), 0.0).sum(0, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        out: NDArray[np.float64] = np.log(total) - np.log(np.maximum(chosen.sum(0), 1)) - low
+    return out

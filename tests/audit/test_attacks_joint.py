@@ -1,0 +1,275 @@
+"""The joint likelihood ratio: equal to a slow one, the same for any mix of its columns, better than one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import linalg
+from scipy import stats as distributions
+
+from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LikelihoodRatio, SharedVariance
+from safexplain.audit.stats import auc_interval, roc
+from safexplain.errors import ConfigurationError, InputError
+
+VARIANTS = [
+    JointLikelihoodRatio("identity", shrink, covariance, means)
+    for shrink in (3.0, 16.0, math.inf)
+    for covariance in ("shared", "relative", "separate")
+    for means in ("own", "shrunk")
+]
+MIX = np.array([[1.0, 0.8, 0.0], [0.0, 0.6, -0.5], [0.0, 0.0, 1.2]])
+
+
+def world(n=2000, m=32, leak=(1.0, 0.0, 0.0), seed=0, calm=1.0):
+    """Three correlated numbers: an example's own level, noise (`calm` times that on members), `leak` less on members.
+
+    A leak in the first of the three unmixed numbers is spread over all columns.
+    """
+    rng = np.random.default_rng(seed)
+    member = rng.random((m + 1, n)) < 0.5
+    noise = rng.normal(size=(m + 1, n, 3)) * np.where(member, calm, 1.0)[..., None]
+    signal = rng.normal(0, 2, (n, 3)) + (noise - np.asarray(leak) * member[..., None]) @ MIX
+    return signal[0], signal[1:], member[1:], member[0]
+
+
+# -------------------------------------------------------------------------------------------------- slow oracle
+
+
+def scatter(values):
+    away = values - values.mean(0)
+    return away.T @ away
+
+
+def root(matrix):
+    return np.real(linalg.sqrtm(matrix))
+
+
+def slow_joint_ratio(target, shadows, membership, attack):
+    """One example after the other, with the normal distribution of SciPy; square roots of another basis."""
+    n, k = target.shape
+    usable = [i for i in range(n) if 0 < membership[:, i].sum() < len(membership)]
+    groups = {i: (shadows[membership[:, i], i], shadows[~membership[:, i], i]) for i in usable}
+    totals = [sum(scatter(groups[i][s]) for i in usable) for s in (0, 1)]
+    dofs = [sum(len(groups[i][s]) - 1 for i in usable) for s in (0, 1)]
+    gaps = np.stack([groups[i][0].mean(0) - groups[i][1].mean(0) for i in usable])
+    base = np.linalg.cholesky((sum(totals) + gaps.T @ gaps) / (sum(dofs) + len(gaps)))
+    flat = np.linalg.inv(base)
+    pooled = [totals[s] / dofs[s] for s in (0, 1)]
+    if attack.covariance == "shared":
+        pooled = [sum(totals) / sum(dofs)] * 2
+    frames = [base @ root(flat @ p @ flat.T) for p in pooled]
+    unframes = [np.linalg.inv(f) for f in frames]
+    stacked = np.stack([np.concatenate([unframes[s] @ groups[i][s].mean(0) for s in (0, 1)]) for i in usable])
+    noise = np.concatenate([np.full(k, np.mean([1 / len(groups[i][s]) for i in usable])) for s in (0, 1)])
+    between = np.cov(stacked.T, bias=True) - np.diag(noise)
+    assert attack.means == "own" or np.linalg.eigvalsh(between).min() > 0  # nothing to clip
+    scores = np.zeros(n)
+    for row, i in enumerate(usable):
+        own = [scatter(groups[i][s]) for s in (0, 1)]
+        white = [unframes[s] @ own[s] @ unframes[s].T for s in (0, 1)]
+        dof = [len(groups[i][s]) - 1 for s in (0, 1)]
+        if attack.covariance != "separate":
+            white, dof = [sum(white)] * 2, [sum(dof)] * 2
+        spread = [
+            np.eye(k) if attack.shrink == math.inf else (w + attack.shrink * np.eye(k)) / (d + attack.shrink)
+            for w, d in zip(white, dof, strict=True)
+        ]
+        centre = stacked[row]
+        if attack.means == "shrunk":
+            error = linalg.block_diag(*(spread[s] / len(groups[i][s]) for s in (0, 1)))
+            centre = stacked.mean(0) + between @ np.linalg.inv(between + error) @ (centre - stacked.mean(0))
+        log_p = [
+            distributions.multivariate_normal.logpdf(
+                target[i], frames[s] @ centre[s * k : s * k + k], frames[s] @ spread[s] @ frames[s].T
+            )
+            for s in (0, 1)
+        ]
+        scores[i] = log_p[0] - log_p[1]
+    return scores
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_the_joint_ratio_equals_the_slow_one(attack):
+    target, shadows, membership, _ = world(80, 12, leak=(1.5, 0.5, 0.0), calm=0.7)
+    shadows = shadows + membership[..., None] * np.random.default_rng(1).normal(0, 2, (80, 3))  # a leak of each example
+    membership[:, 3], membership[:, 4] = True, False
+    found = attack(target, shadows, membership)
+    assert np.allclose(found, slow_joint_ratio(target, shadows, membership, attack), rtol=1e-6, atol=1e-6)
+    assert found[3] == found[4] == 0
+    assert np.count_nonzero(found) == 78
+
+
+def test_one_number_with_its_own_means_is_the_likelihood_ratio():
+    target, shadows, membership, _ = world(60, 12)
+    found = JointLikelihoodRatio("identity", 8.0, "shared", "own")(target[:, 0], shadows[..., 0], membership)
+    expected = LikelihoodRatio("identity", SharedVariance(8.0))(target[:, 0], shadows[..., 0], membership)
+    assert np.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_a_mix_of_the_columns_scores_as_the_columns(attack):
+    target, shadows, membership, _ = world(100, 12, calm=0.7)
+    mix = np.array([[2.0, 1.0, 0.0], [0.0, 1e-3, 5.0], [1.0, 0.0, 1e4]])
+    assert np.allclose(attack(target @ mix, shadows @ mix, membership), attack(target, shadows, membership), atol=1e-5)
+
+
+@pytest.mark.parametrize("attack", [JointLikelihoodRatio(), *VARIANTS], ids=repr)
+def test_a_column_twice_scores_as_once(attack):
+    target, shadows, membership, _ = world(100, 12, calm=0.7)
+    for scale in (abs, np.asarray):
+        one, many = scale(target[:, :1]), scale(shadows[..., :1])
+        alone = attack(one[:, 0], many[..., 0], membership)
+        twice = attack(np.repeat(one, 2, 1), np.repeat(many, 2, 2), membership)
+        assert np.allclose(twice, alone, atol=1e-6)
+        assert np.ptp(alone) > 0.1
+
+
+@pytest.mark.parametrize("attack", [JointLikelihoodRatio(), *VARIANTS], ids=repr)
+@pytest.mark.parametrize("value", [0.0, 0.1, -7e8])
+def test_a_constant_column_decides_nothing(attack, value):
+    target, shadows, membership, _ = world(100, 12)
+    wide = np.append(target, np.full((100, 1), value), 1), np.append(shadows, np.full((12, 100, 1), value), 2)
+    assert np.allclose(attack(*wide, membership), attack(target, shadows, membership), atol=1e-6)
+
+
+@pytest.mark.parametrize("attack", [JointLikelihoodRatio(), *VARIANTS], ids=repr)
+def test_constants_score_0(attack):
+    membership = world(20, 8)[2]
+    for value in (0.0, 0.1):
+        assert not attack(np.full((20, 3), value), np.full((8, 20, 3), value), membership).any()
+
+
+def test_columns_that_are_never_negative_are_taken_on_the_logarithm_and_the_others_are_not():
+    target, shadows, membership, _ = world(60, 12)
+    t, s = target.copy(), shadows.copy()
+    t[:, 1], s[..., 1] = np.exp(t[:, 1]), np.exp(s[..., 1])
+    by_hand = JointLikelihoodRatio("identity")(target, shadows, membership)
+    assert np.allclose(JointLikelihoodRatio()(t, s, membership), by_hand, atol=1e-8)
+    assert not np.allclose(JointLikelihoodRatio("identity")(t, s, membership), by_hand, atol=0.1)
+    s[0, 0, 1] = 0.0
+    assert np.isfinite(JointLikelihoodRatio()(t, s, membership)).all()
+
+
+def test_work_in_parts_gives_the_same_scores(monkeypatch):
+    case = world(50, 10)[:3]
+    whole = JointLikelihoodRatio()(*case)
+    monkeypatch.setattr("safexplain.audit.attacks.moments.CHUNK", 100)
+    assert np.allclose(JointLikelihoodRatio()(*case), whole, rtol=1e-9)
+
+
+# ------------------------------------------------------------------------------------- leaks, and none, both ways
+
+
+def auc_of(attack, case):
+    target, shadows, membership, member = case
+    return roc(attack(target, shadows, membership), member).auc
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_a_shift_hidden_by_correlated_noise_is_found(attack):
+    leak = (1.0, 0.0, 0.0)
+    best = float(distributions.norm.cdf(1 / math.sqrt(2)))
+    case = world(leak=leak)
+    assert best - 0.08 < auc_of(attack, case) < best + 0.02
+    hidden = (0.0, 0.0, 1.0) @ np.linalg.inv(MIX)  # only the last column shifts
+    best = float(distributions.norm.cdf(np.linalg.norm(hidden) / math.sqrt(2)))
+    case = world(leak=hidden)
+    assert best - 0.08 < auc_of(attack, case) < best + 0.02
+
+
+def test_columns_together_find_more_than_one_by_one():
+    case = world(leak=(0.0, 0.0, 1.0) @ np.linalg.inv(MIX))
+    assert auc_of(JointLikelihoodRatio("identity"), case) > auc_of(LikelihoodRatio("identity"), case) + 0.02
+
+
+def test_the_prior_of_the_means_helps_where_references_are_few():
+    shrunk, own = (
+        np.mean([auc_of(JointLikelihoodRatio(means=means), world(m=4, seed=s)) for s in range(4)])
+        for means in ("shrunk", "own")
+    )
+    assert shrunk > own + 0.02
+
+
+def test_calmer_members_are_found_by_their_calm_unless_the_covariance_is_shared():
+    case = world(leak=(0, 0, 0), calm=0.5)
+    assert auc_of(JointLikelihoodRatio(), case) > 0.65
+    assert auc_of(JointLikelihoodRatio(covariance="shared"), case) < 0.55
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_without_a_leak_nothing_is_found(attack):
+    for seed in range(3):
+        target, shadows, membership, member = world(1500, 16, leak=(0, 0, 0), seed=seed)
+        low, high = auc_interval(roc(attack(target, shadows, membership), member), 0.999)
+        assert low < 0.5 < high
+
+
+def test_a_difference_without_any_noise_is_found():
+    member = np.random.default_rng(0).random((9, 100)) < 0.5
+    signal = np.stack([np.where(member, 1.0, 2.0), np.random.default_rng(1).normal(size=(9, 100))], -1)
+    scores = JointLikelihoodRatio("identity")(signal[0], signal[1:], member[1:])
+    usable = (member[1:].sum(0) > 0) & ~member[1:].all(0)
+    assert scores[usable & member[0]].min() > 100
+    assert scores[usable & ~member[0]].max() < -100
+
+
+# -------------------------------------------------------------------------------------------------- odd signals
+
+
+@pytest.mark.parametrize("shrink", [0.0, 16.0, math.inf])
+@pytest.mark.parametrize("covariance", ["shared", "relative", "separate"])
+def test_scores_are_always_finite(shrink, covariance):
+    rng = np.random.default_rng(0)
+    odd = np.array([0.0, 5e-324, 1e-300, 1.0, -1.0, 1e-9, 1e100, 1e300])
+    for _ in range(60):
+        m, n, k = rng.integers(2, 5), rng.integers(1, 5), rng.integers(1, 4)
+        membership = rng.random((m, n)) < 0.5
+        membership[:2, 0] = True, False
+        signal = np.where(rng.random((m + 1, n, k)) < 0.5, rng.choice(odd, (m + 1, n, k)), rng.normal(size=k))
+        for means in ("own", "shrunk"):
+            scores = JointLikelihoodRatio("auto", shrink, covariance, means)(signal[0], signal[1:], membership)
+            assert np.isfinite(scores).all()
+
+
+def test_single_precision_is_enough():
+    target, shadows, membership, _ = world(100, 12)
+    single = JointLikelihoodRatio()(target.astype(np.float32), shadows.astype(np.float32), membership)
+    assert np.allclose(single, JointLikelihoodRatio()(target, shadows, membership), atol=1e-3)
+
+
+def test_it_is_an_attack_that_compares_and_prints():
+    attack = JointLikelihoodRatio()
+    assert isinstance(attack, Attack)
+    assert attack == JointLikelihoodRatio()
+    assert eval(repr(attack)) == attack
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+def test_more_than_32_numbers_are_refused():
+    signal = np.random.default_rng(0).normal(size=(5, 6, 33))
+    membership = np.arange(24).reshape(4, 6) % 5 < 2
+    with pytest.raises(InputError, match=r"1 to 32 numbers an example, got 33; use LikelihoodRatio"):
+        JointLikelihoodRatio()(signal[0], signal[1:], membership)
+    assert np.isfinite(JointLikelihoodRatio()(signal[0, :, :32], signal[1:, :, :32], membership)).all()
+
+
+def test_references_on_one_side_only_and_logarithms_of_negative_signals_are_refused():
+    target, shadows, membership, _ = world(6, 4)
+    with pytest.raises(InputError, match="train more reference models"):
+        JointLikelihoodRatio()(target, shadows, np.ones_like(membership))
+    with pytest.raises(InputError, match="transform='identity'"):
+        JointLikelihoodRatio("log")(target, shadows, membership)
+    with pytest.raises(InputError, match="expected target"):
+        JointLikelihoodRatio()(target[:5], shadows, membership)
+
+
+@pytest.mark.parametrize(
+    "options", [{"transform": "sqrt"}, {"shrink": -1.0}, {"shrink": math.nan}, {"covariance": "full"}, {"means": "all"}]
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        JointLikelihoodRatio(**options)

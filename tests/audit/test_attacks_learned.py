@@ -1,0 +1,348 @@
+"""The learned attack: finds what no norm shows, is blind where there is no leak, repeats itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.maps import CLIP, Standardisation, unit_maps
+from safexplain.audit.attacks.pairs import Pairs
+from safexplain.audit.stats import auc_interval, roc
+from safexplain.errors import ConfigurationError, InputError
+
+QUICK = Learned(epochs=8, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def world(n=500, m=8, d=24, leak=2.0, seed=0):
+    """Maps of unit L1 norm; those of members lean along a fixed direction, those of others against it."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((m + 1, n)) < 0.5
+    direction = rng.normal(size=d)
+    direction /= np.linalg.norm(direction)
+    maps = rng.normal(size=(n, d)) + 0.7 * rng.normal(size=(m + 1, n, d))
+    maps += leak / 2 * np.where(member, 1, -1)[..., None] * direction
+    maps /= abs(maps).sum(-1, keepdims=True)
+    maps = maps.astype(np.float32)
+    return maps[0], maps[1:], member[1:], member[0]
+
+
+def auc_and_interval(scores, member):
+    curve = roc(scores, member)
+    return curve.auc, auc_interval(curve, 0.999)
+
+
+# ----------------------------------------------------------------------------------------- leaks, and none, both ways
+
+
+def test_a_pattern_that_no_norm_shows_is_found():
+    target, shadows, membership, member = world()
+    auc, _ = auc_and_interval(QUICK(target, shadows, membership), member)
+    assert auc > 0.8
+    norm, norms = abs(target).sum(-1), abs(shadows).sum(-1)
+    for scores in (Threshold()(norm), LikelihoodRatio()(norm, norms, membership)):
+        _, (low, high) = auc_and_interval(scores, member)
+        assert low < 0.5 < high
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_leak_nothing_is_found(seed):
+    target, shadows, membership, member = world(leak=0.0, seed=seed)
+    _, (low, high) = auc_and_interval(QUICK(target, shadows, membership), member)
+    assert low < 0.5 < high
+
+
+def test_with_shuffled_membership_nothing_is_found():
+    target, shadows, membership, member = world()
+    rng = np.random.default_rng(1)
+    true, shuffled = [], []
+    for seed in range(6):
+        scores = replace(QUICK, seed=seed)(target, shadows, rng.permuted(membership, axis=1))
+        true.append(roc(scores, member).auc)
+        shuffled.append(roc(scores, rng.permutation(member)).auc)
+    assert min(true) < 0.5 < max(true)  # a direction found by accident is as often the wrong way round
+    assert np.mean(true) == pytest.approx(0.5, abs=0.1)
+    assert np.mean(shuffled) == pytest.approx(0.5, abs=0.04)
+
+
+def test_what_was_learned_on_some_examples_scores_others():
+    target, shadows, membership, member = world(800)
+    rows = np.arange(400)
+    fitted = QUICK.fit(shadows, membership, rows)
+    assert roc(fitted.scores(target[400:]), member[400:]).auc > 0.75
+    assert np.array_equal(fitted.scores(target), QUICK(target, shadows, membership, rows=rows))
+
+
+def test_only_the_rows_allowed_are_trained_on():
+    target, shadows, membership, _ = world()
+    rows = np.arange(250)
+    expected = QUICK(target, shadows, membership, rows=rows)
+    other = shadows.copy()
+    other[:, 250:] = 1e3
+    flipped = membership.copy()
+    flipped[:, 250:] ^= True
+    assert np.array_equal(QUICK(target, other, flipped, rows=rows), expected)
+    assert not np.array_equal(QUICK(target, other, membership), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
+def test_the_size_of_maps_counts_at_any_scale(scale):
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 400)) < 0.5
+    maps = rng.normal(size=(9, 400, 8)) * np.exp(rng.normal(0, 0.3, (9, 400)) - 0.8 * member)[..., None]
+    maps /= np.array(1 / scale)
+    assert roc(QUICK(maps[0], maps[1:], member[1:]), member[0]).auc > 0.8
+
+
+def test_maps_that_are_all_zero_are_told_from_others_and_harm_nothing():
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 400)) < 0.5
+    maps = rng.normal(size=(9, 400, 8)) * (~member | (rng.random((9, 400)) < 0.2))[..., None]
+    assert roc(QUICK(maps[0], maps[1:], member[1:]), member[0]).auc > 0.8
+    assert np.isfinite(QUICK(0 * maps[0], 0 * maps[1:], member[1:])).all()
+
+
+def test_knowing_an_example_by_its_map_is_of_no_use():
+    """Every example is in the training set of exactly half of the models, so the references' share gives it away."""
+    n, m = 64, 5
+    rng = np.random.default_rng(0)
+    member = rng.permuted(np.tile(np.arange(m + 1)[:, None] < 3, (1, n)), axis=0)
+    maps = np.repeat((10 * np.eye(n))[None], m + 1, axis=0) + rng.normal(0, 0.1, (m + 1, n, n))
+    pairs = Pairs.draw(np.ones((m, n), bool), member[1:], np.arange(m), 10**6, rng)
+    weight = pairs.weights().numpy()
+    for i in range(n):
+        mine = pairs.example == i
+        assert weight[mine & pairs.member].sum() == pytest.approx(weight[mine & ~pairs.member].sum(), rel=1e-5)
+    scores = Learned(epochs=30, patience=30, lr=1e-2, dropout=0.0, device="cpu")(maps[0], maps[1:], member[1:])
+    _, (low, high) = auc_and_interval(scores, member[0])
+    assert low < 0.5 < high
+
+
+def test_a_texture_that_moves_is_found_by_the_convolutions():
+    """Only the signs change, in a spot anywhere: norms, extremes and the mean map do not."""
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 200)) < 0.5
+    maps = rng.normal(size=(9, 200, 24, 24))
+    board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
+    for i, j in np.argwhere(member):
+        y, x = rng.integers(0, 17, 2)
+        spot = maps[i, j, y : y + 8, x : x + 8]
+        spot[:] = abs(spot) * board
+    maps = maps.reshape(9, 200, 576).astype(np.float32)
+    image, dense = Learned(shape=(1, 24, 24), device="cpu"), Learned(device="cpu")
+    found = roc(image(maps[0], maps[1:], member[1:]), member[0]).auc
+    assert found > 0.75
+    assert found > roc(dense(maps[0], maps[1:], member[1:]), member[0]).auc + 0.1
+
+
+# ---------------------------------------------------------------------------------------- examples of another source
+
+
+def mixed_world():
+    """Half of the examples come from elsewhere, with maps that lean as those of members do."""
+    target, shadows, membership, member = world(600)
+    outside = np.arange(600) >= 400
+    membership[:, outside] = False
+    return target, shadows, membership, member, outside
+
+
+def test_non_members_of_another_source_take_the_place_of_those_of_the_same():
+    target, shadows, membership, member, outside = mixed_world()
+    elsewhere = replace(QUICK, non_members="out-of-distribution")
+    scores = elsewhere(target, shadows, membership, out_of_distribution=outside)
+    other = shadows.copy()
+    other[~membership & ~outside] = 1e3
+    assert np.array_equal(elsewhere(target, other, membership, out_of_distribution=outside), scores)
+    assert roc(scores[~outside], member[~outside]).auc > 0.75  # they lean as non-members do
+    within = QUICK(target, shadows, membership, out_of_distribution=outside)
+    other = shadows.copy()
+    other[:, outside] = 1e3
+    assert np.array_equal(QUICK(target, other, membership, out_of_distribution=outside), within)
+    assert not np.array_equal(within, scores)
+
+
+def test_such_examples_must_be_there_and_untouched():
+    target, shadows, membership, _, outside = mixed_world()
+    elsewhere = replace(QUICK, non_members="out-of-distribution")
+    with pytest.raises(InputError, match=r"needs out_of_distribution, \(n,\) bool"):
+        elsewhere(target, shadows, membership)
+    with pytest.raises(InputError, match="no example that may be trained on is out of distribution"):
+        elsewhere(target, shadows, membership, rows=np.arange(400), out_of_distribution=outside)
+    with pytest.raises(InputError, match="unmark these"):
+        elsewhere(target, shadows, membership, out_of_distribution=~outside)
+    with pytest.raises(InputError, match=r"bool of shape \(600,\)"):
+        elsewhere(target, shadows, membership, out_of_distribution=outside[:-1])
+
+
+# ---------------------------------------------------------------------------------------------------- repeating itself
+
+
+def test_a_seed_gives_the_same_scores_and_another_seed_others():
+    target, shadows, membership, _ = world(200, 4)
+    first = QUICK(target, shadows, membership)
+    torch.rand(3)
+    assert np.array_equal(QUICK(target, shadows, membership), first)
+    assert not np.array_equal(replace(QUICK, seed=1)(target, shadows, membership), first)
+
+
+def test_the_global_random_state_and_precision_of_torch_do_not_matter_and_stay():
+    target, shadows, membership, _ = world(100, 4)
+    expected = QUICK(target, shadows, membership)
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            found = QUICK(target, shadows, membership)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.allclose(found, expected, atol=1e-3)
+
+
+def test_the_epoch_kept_is_the_best_on_references_that_were_not_trained_on():
+    target, shadows, membership, _ = world(200, 5)
+    long = replace(QUICK, epochs=12, patience=12).fit(shadows, membership)
+    short = replace(QUICK, epochs=long.epoch).fit(shadows, membership)
+    assert np.array_equal(long.scores(target), short.scores(target))
+    assert short.auc == long.auc > 0.6
+    hopeless = replace(QUICK, epochs=500, patience=1).fit(*world(200, 5, leak=0.0)[1:3])
+    assert hopeless.epoch < 50
+
+
+def test_the_cap_on_examples_holds():
+    membership = world(300, 8)[2]
+    rng = np.random.default_rng(0)
+    pairs = Pairs.draw(np.ones_like(membership), membership, np.arange(1, 8), 100, rng)
+    assert len(pairs.member) == 100
+    assert len(set(zip(pairs.model, pairs.example, strict=True))) == 100
+    assert 0 not in pairs.model
+    assert np.array_equal(pairs.member, membership[pairs.model, pairs.example])
+
+
+def test_work_in_parts_gives_the_same_scores(monkeypatch):
+    target, shadows, membership, _ = world(100, 4)
+    whole = QUICK(target, shadows, membership)
+    monkeypatch.setattr("safexplain.audit.attacks.moments.CHUNK", 1000)
+    assert np.allclose(QUICK(target, shadows, membership), whole, atol=1e-4)
+
+
+def test_it_is_an_attack_that_compares_and_prints():
+    attack = Learned(shape=(3, 8, 8))
+    assert isinstance(attack, Attack)
+    assert attack == Learned(shape=(3, 8, 8))
+    assert eval(repr(attack)) == attack
+
+
+# ----------------------------------------------------------------------------------------------------------- inputs
+
+
+def test_unit_maps_and_their_scalars_give_the_map_back():
+    maps = torch.tensor([[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1e-200, 2e-200, 0.0, 1e-200]]).double()
+    maps[2] = torch.tensor([1e-200, 2e-200, 0.0, 1e-200], dtype=torch.float64)
+    unit, scalars = unit_maps(maps)
+    assert torch.allclose(unit.double() * scalars[:, :1].exp(), maps, rtol=1e-6, atol=0)
+    first = [math.log(2.5), math.log(7), math.log(6.25 - 1 / 16), -0.1, 0.25, math.log(4)]
+    assert scalars[0].tolist() == pytest.approx(first)
+    assert scalars[1].tolist() == [-math.inf, -math.inf, -math.inf, 0, 0, -math.inf]
+    assert scalars[2, 1].item() == pytest.approx(math.log(4) - 200 * math.log(10))
+
+
+def test_scalars_are_standardised_and_the_logarithm_of_zero_is_that_of_half_of_the_smallest():
+    scalars = torch.tensor([[0.0, 5.0], [2.0, 5.0], [-math.inf, 5.0]]).double()
+    standardise = Standardisation.of(scalars)
+    found = standardise(scalars)
+    assert found.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert found[:, 0].std(correction=0).item() == pytest.approx(1)
+    assert found[:, 1].tolist() == [0, 0, 0]
+    assert torch.allclose(found[2, 0], standardise(torch.tensor([[-math.log(2), 5.0]]).double())[0, 0])
+    assert standardise(torch.tensor([[1e9, 5.0]]).double())[0, 0] == CLIP
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+T, S, M, _MEMBER = world(20, 3)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ((T, S[:1], M[:1]), "m >= 2 reference models"),
+        ((T[:, 0], S[..., 0], M), "m >= 2 reference models"),
+        ((T, S, np.ones_like(M)), "0 non-members among"),
+        ((T, S, np.zeros_like(M)), "0 members and"),
+        ((T[:5], S, M), "expected target"),
+        ((T, np.where(np.arange(24) == 3, np.nan, S), M), "NaN or infinite"),
+    ],
+)
+def test_what_it_cannot_learn_from_is_refused(case, message):
+    with pytest.raises(InputError, match=message):
+        QUICK(*case)
+
+
+def test_rows_and_shapes_that_do_not_fit_are_refused():
+    for rows in ([20], [-1], [0.5], np.ones(20, bool)):
+        with pytest.raises(InputError, match=r"indices of examples in 0 \.\. 19"):
+            QUICK(T, S, M, rows=rows)
+    with pytest.raises(InputError, match="not shape"):
+        replace(QUICK, shape=(1, 5, 5))(T, S, M)
+    with pytest.raises(InputError, match=r"finite maps \(n, 24\)"):
+        QUICK.fit(S, M).scores(T[:, :5])
+
+
+def test_training_that_diverges_says_so():
+    with pytest.raises(InputError, match="diverged in epoch"):
+        replace(QUICK, lr=1e30, batch_size=4)(T, S, M)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": (3, 8)},
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"lr": 0.0},
+        {"dropout": 1.0},
+        {"held_out": 0.0},
+        {"held_out": 1.0},
+        {"most_examples": 1},
+        {"weight_decay": math.nan},
+        {"non_members": "elsewhere"},
+        {"device": "no such device"},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        Learned(**options)
+
+
+# ------------------------------------------------------------------------------------------------------------ time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "shape", "seconds"), [(64, None, 5), (3072, (3, 32, 32), 60)])
+def test_sixteen_models_of_a_thousand_examples_take_seconds(d, shape, seconds):
+    target, shadows, membership, member = world(1000, 16, d)
+    start = time.process_time()
+    scores = Learned(shape=shape, device="cpu")(target, shadows, membership)
+    assert time.process_time() - start < seconds
+    assert roc(scores, member).auc > 0.8
+
+
+@pytest.mark.gpu
+def test_the_device_does_not_matter_for_what_is_found():
+    target, shadows, membership, member = world()
+    assert roc(replace(QUICK, device="cuda")(target, shadows, membership), member).auc > 0.8

@@ -1,0 +1,160 @@
+"""RMIA: equal to the dense n x n computation, at any size of the numbers, blind where there is no leak."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from safexplain.audit.attacks import RMIA, Attack
+from safexplain.audit.stats import auc_interval, roc
+from safexplain.errors import ConfigurationError, InputError
+
+VARIANTS = [
+    RMIA(gamma, a, offline, break_ties=False)
+    for gamma in (0.5, 1.0, 2.0)
+    for a, offline in ((0.3, False), (0.3, True), (0.0, True), (1.0, True))
+]
+
+
+def world(n=3000, m=16, leak=1.0, seed=0):
+    """Losses of a target and m references: an example's own level, noise, and exp(leak) times smaller on members."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((m + 1, n)) < 0.5
+    loss = np.exp(rng.normal(-1, 1.5, n) + rng.normal(0, 0.5, (m + 1, n)) - leak * member)
+    return loss[0], loss[1:], member[1:], member[0]
+
+
+def slow_ratios(target, shadows, membership, attack):
+    """p(x | model) / p(x) of one example after the other, on plain probabilities."""
+    ratios = []
+    for i, loss in enumerate(target):
+        p = np.exp(-shadows[:, i])
+        with_it, without = p[membership[:, i]], p[~membership[:, i]]
+        if attack.offline:
+            mean = ((1 + attack.a) * without.mean() + (1 - attack.a)) / 2 if len(without) else None
+        else:
+            mean = (with_it.mean() + without.mean()) / 2 if len(with_it) and len(without) else None
+        ratios.append(1.0 if mean is None else math.exp(-loss) / mean)
+    return np.array(ratios)
+
+
+def dense_shares(ratios, gamma):
+    """The n x n matrix of ratio(x) / ratio(z), its diagonal left out."""
+    won = ratios[:, None] / ratios[None] >= gamma
+    np.fill_diagonal(won, False)
+    return won.sum(1) / (len(ratios) - 1)
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_scores_equal_the_dense_computation(attack):
+    target, shadows, membership, _ = world(200, 8)
+    membership[:, 3], membership[:, 4] = True, False
+    ratios = slow_ratios(target, shadows, membership, attack)
+    assert np.array_equal(attack(target, shadows, membership), dense_shares(ratios, attack.gamma))
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_breaking_ties_ranks_by_the_ratio_and_never_against_the_share(attack):
+    target, shadows, membership, _ = world(200, 8)
+    target[20], shadows[:, 20], membership[:, 20] = target[21], shadows[:, 21], membership[:, 21]
+    finer = RMIA(attack.gamma, attack.a, attack.offline)(target, shadows, membership)
+    share = attack(target, shadows, membership)
+    ratios = slow_ratios(target, shadows, membership, attack)
+    assert finer[20] == finer[21]
+    assert ((finer >= 0) & (finer <= 1)).all()
+    keep = np.arange(200) != 20
+    assert np.array_equal(rankdata(finer[keep]), rankdata(ratios[keep]))
+    order = np.argsort(finer)
+    assert (np.diff(share[order]) >= 0).all()
+    assert len(np.unique(share)) < 199 or attack.gamma == 1
+
+
+def test_a_gamma_away_from_1_saturates_and_breaking_ties_repairs_it():
+    target, shadows, membership, _ = world(500, 8)
+    case = target / 10, shadows / 10, membership
+    for gamma in (0.5, 2.0):
+        assert np.unique(RMIA(gamma, break_ties=False)(*case), return_counts=True)[1].max() > 100
+    one_ranking = [np.argsort(RMIA(gamma)(*case)).tolist() for gamma in (0.5, 1.0, 2.0, 100.0)]
+    assert all(ranking == one_ranking[0] for ranking in one_ranking)
+
+
+def test_equal_examples_share_one_score():
+    membership = np.arange(24).reshape(4, 6) % 2 == np.arange(4)[:, None] // 2
+    for gamma, expected in ((1.0, 1.0), (0.9, 1.0), (1.1, 0.0)):
+        assert RMIA(gamma, break_ties=False)(np.ones(6), np.ones((4, 6)), membership).tolist() == [expected] * 6
+        assert np.ptp(RMIA(gamma)(np.ones(6), np.ones((4, 6)), membership)) == 0
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_loss_of_exactly_zero_counts_like_any_other(offline):
+    target, shadows, membership, _ = world(100, 6)
+    membership[:, 0] = [True, True, False, False, False, True]
+    shadows[:, 0], target[0] = [0.1, 0.2, 0.0, 3.0, 4.0, 0.1], 0.05
+    zero = RMIA(offline=offline)(target, shadows, membership)
+    shadows[2, 0] = 1e-12
+    almost = RMIA(offline=offline)(target, shadows, membership)
+    shadows[2, 0] = 5.0  # as if the zero had been passed over
+    lost = RMIA(offline=offline)(target, shadows, membership)
+    assert zero[0] == almost[0]
+    assert lost[0] > zero[0]
+
+
+def test_probabilities_below_the_smallest_float_are_told_apart():
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 400)) < 0.5
+    loss = 2000 + rng.normal(0, 1, (9, 400)) - 3 * member
+    assert (np.exp(-loss) == 0).all()
+    assert roc(RMIA()(loss[0], loss[1:], member[1:]), member[0]).auc > 0.9
+    shifted = RMIA()(loss[0] - 1900, loss[1:] - 1900, member[1:])
+    assert np.array_equal(np.argsort(shifted), np.argsort(RMIA()(loss[0], loss[1:], member[1:])))
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_leak_is_found_and_no_leak_is_not(offline):
+    for leak in (1.0, 0.0):
+        target, shadows, membership, member = world(leak=leak)
+        low, high = auc_interval(roc(RMIA(offline=offline)(target, shadows, membership), member), 0.999)
+        assert (low > 0.6) if leak else (low < 0.5 < high)
+
+
+def test_offline_looks_at_references_without_the_example_only():
+    target, shadows, membership, _ = world(50, 6)
+    other = np.where(membership, 123.0, shadows)
+    assert np.array_equal(
+        RMIA(offline=True)(target, other, membership), RMIA(offline=True)(target, shadows, membership)
+    )
+    assert not np.array_equal(RMIA()(target, other, membership), RMIA()(target, shadows, membership))
+
+
+def test_it_is_an_attack_that_compares_and_prints():
+    attack = RMIA(2.0)
+    assert isinstance(attack, Attack)
+    assert attack == RMIA(2.0)
+    assert eval(repr(attack)) == attack
+
+
+def test_what_it_cannot_use_is_refused():
+    target, shadows, membership, _ = world(6, 4)
+    membership[:2] = [[True], [False]]
+    with pytest.raises(InputError, match="pass the loss"):
+        RMIA()(-target, shadows, membership)
+    with pytest.raises(InputError, match="one loss an example"):
+        RMIA()(target[:, None], shadows[..., None], membership)
+    with pytest.raises(InputError, match="at least 2 examples"):
+        RMIA()(target[:1], shadows[:, :1], membership[:, :1])
+    with pytest.raises(InputError, match="train more reference models"):
+        RMIA()(target, shadows, np.zeros_like(membership))
+    assert np.isfinite(RMIA(offline=True)(target, shadows, np.zeros_like(membership))).all()
+    with pytest.raises(InputError, match="add models that were not"):
+        RMIA(offline=True)(target, shadows, np.ones_like(membership))
+    with pytest.raises(InputError, match="expected target"):
+        RMIA()(target[:5], shadows, membership)
+
+
+@pytest.mark.parametrize("options", [{"gamma": 0.0}, {"gamma": math.inf}, {"a": -0.1}, {"a": 1.1}, {"a": math.nan}])
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        RMIA(**options)
