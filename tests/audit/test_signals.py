@@ -7,16 +7,20 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from safexplain.audit import EstimatorModule, Population, Shadows, Signals, collect_signals, side_by_side
+from safexplain.audit import Signals
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)
 MEMBER = RNG.random((3, 40)) < 0.5
 L1 = RNG.random((3, 40))
 MAPS = RNG.normal(size=(3, 40, 5)).astype(np.float32)
+INPUTS = RNG.normal(size=(40, 2, 3)).astype(np.float32)
+TRAINED = np.array([[True], [False], [True]]) & MEMBER
+"""The second model was trained on nothing."""
+TAKEN = ("membership", "attributions", "inputs", "out_of_distribution", "meta", "file", "allow_pickle")
+OUTSIDE = np.arange(40) >= 30
+INSIDE = MEMBER & ~OUTSIDE
 
 
 def signals(**changes):
@@ -27,8 +31,10 @@ def same(a, b):
     assert np.array_equal(a.membership, b.membership)
     assert a.values.keys() == b.values.keys()
     assert all(np.array_equal(a.values[k], b.values[k]) and a.values[k].dtype == b.values[k].dtype for k in a.values)
-    assert (a.attributions is None) == (b.attributions is None)
-    assert a.attributions is None or np.array_equal(a.attributions, b.attributions)
+    for name in ("attributions", "inputs", "out_of_distribution"):
+        one, other = getattr(a, name), getattr(b, name)
+        assert (one is None) == (other is None), name
+        assert one is None or (np.array_equal(one, other) and one.dtype == other.dtype), name
     assert dict(a.meta) == dict(b.meta)
 
 
@@ -42,6 +48,10 @@ def same(a, b):
         signals(attributions=None),
         signals(values={}),
         signals(values={"l1": L1.astype(np.float32), "label": (9 * L1).astype(int)}),
+        signals(values={"l1": L1, "class_l1": np.stack([L1, -L1], axis=2)}),
+        signals(inputs=INPUTS),
+        signals(membership=INSIDE, out_of_distribution=OUTSIDE, inputs=INPUTS[:, 0]),
+        signals(membership=TRAINED, meta={"null": [1], "shape": [1, 5], "population": "0f", "data": {"name": "x"}}),
         signals(meta={"targets": [0, 2], "explainer": "Sali\u00e9ncy", "nested": {"a": [1, None, 0.5]}}),
     ],
 )
@@ -60,6 +70,10 @@ def test_the_file_is_the_documented_one(tmp_path):
         assert set(file.files) == {"membership", "l1", "loss", "attributions", "meta"}
         assert file["membership"].dtype == np.bool_
         assert json.loads(str(file["meta"])) == {"targets": [1]}
+    signals(membership=INSIDE, inputs=INPUTS, out_of_distribution=OUTSIDE).save(path)
+    with np.load(path, allow_pickle=False) as file:
+        assert set(file.files) == {"membership", "l1", "loss", "attributions", "meta", "inputs", "out_of_distribution"}
+        assert file["out_of_distribution"].dtype == np.bool_
 
 
 def test_a_file_of_another_pipeline_is_read(tmp_path):
@@ -70,6 +84,8 @@ def test_a_file_of_another_pipeline_is_read(tmp_path):
     assert list(found.values) == ["my_signal"]
     assert found.targets == (0, 1, 2)
     assert found.examples == 40
+    np.savez(path, membership=INSIDE, l1=L1, out_of_distribution=OUTSIDE.astype(float))
+    assert np.array_equal(Signals.load(path).out_of_distribution, OUTSIDE)
     np.savez(path, membership=MEMBER, l1=L1, meta=np.array("made by hand"))
     assert Signals.load(path).meta == {"note": "made by hand"}
 
@@ -82,7 +98,7 @@ def test_pickled_arrays_are_refused_and_do_not_run(tmp_path):
             return open, (str(proof), "w")
 
     path = tmp_path / "signals.npz"
-    for name in ("membership", "l1", "meta"):
+    for name in ("membership", "l1", "meta", "inputs", "out_of_distribution"):
         arrays = {"membership": MEMBER, "l1": L1, name: np.array([Payload()], dtype=object)}
         np.savez(path, **arrays)
         with pytest.raises(InputError, match="of plain arrays"):
@@ -172,7 +188,10 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         ({"membership": MEMBER * 1}, "membership must be bool"),
         ({"membership": MEMBER[0]}, "membership must be bool"),
         ({"values": {"l1": L1[:2]}}, r"'l1' must be numbers of shape \(3, 40\)"),
-        ({"values": {"l1": L1[..., None]}}, "'l1' must be numbers"),
+        ({"values": {"l1": L1[..., None, None]}}, r"'l1' must be numbers of shape .* or \(3, 40\) \+ \(k,\)"),
+        ({"values": {"l1": L1[..., None][..., :0]}}, "'l1' must be numbers"),
+        ({"values": {"class_l1": np.stack([L1, np.where(L1 > 0.9, np.nan, L1)], 2)}}, "'class_l1' has .* NaN"),
+        *(({"values": {"l1": L1, name: L1}}, f"can be called {name}.*rename") for name in TAKEN),
         ({"values": {"l1": L1 * 1j}}, "'l1' must be numbers"),
         ({"values": {"l1": L1.astype(str)}}, "'l1' must be numbers"),
         ({"values": {"l1": np.where(L1 > 0.9, np.nan, L1)}}, "'l1' has .* NaN or infinite"),
@@ -182,6 +201,21 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         ({"attributions": MAPS.astype(int)}, "attributions must be floats"),
         ({"attributions": np.where(MAPS > 2, np.nan, MAPS)}, "attributions have NaN"),
         ({"values": {}, "attributions": None}, "no signal to attack"),
+        ({"inputs": INPUTS[:30]}, r"inputs must be floats of shape \(40, ...\)"),
+        ({"inputs": INPUTS.astype(int)}, "inputs must be floats"),
+        ({"inputs": np.where(INPUTS > 2, np.inf, INPUTS)}, "inputs have NaN"),
+        ({"out_of_distribution": OUTSIDE[:30]}, r"out_of_distribution must be bool of shape \(40,\)"),
+        ({"out_of_distribution": OUTSIDE * 1}, "out_of_distribution must be bool"),
+        ({"out_of_distribution": OUTSIDE}, "examples out of distribution are members"),
+        ({"meta": {"null": [1]}}, r"models \[1\] are null models, but have members"),
+        ({"meta": {"null": [3]}, "membership": TRAINED}, r"meta\['null'\] must name models 0 .. 2"),
+        ({"meta": {"null": 1}, "membership": TRAINED}, r"meta\['null'\] must be a list of models"),
+        ({"meta": {"null": [0, 1, 2]}, "membership": MEMBER & False}, "all models are null models"),
+        ({"meta": {"shape": [2, 3]}}, "does not fit attributions of 5 numbers"),
+        ({"meta": {"shape": [-5, -1]}}, "list of positive sizes"),
+        ({"meta": {"shape": 5}}, "list of positive sizes"),
+        ({"meta": {"shape": ["5"]}}, "list of positive sizes"),
+        ({"meta": {"targets": [1.5]}}, "must be a list of models"),
         ({"meta": {"targets": [3]}}, "models 0 .. 2"),
         ({"meta": {"targets": [-1]}}, "models 0 .. 2"),
         ({"meta": {"targets": []}}, "models 0 .. 2"),
@@ -189,153 +223,43 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         ({"meta": {"targets": 5}}, "must be a list of models"),
         ({"meta": {"targets": [None]}}, "must be a list of models"),
     ],
-    ids=str,
+    ids=lambda case: case if isinstance(case, str) else "+".join(case),
 )
 def test_signals_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         signals(**changes)
 
 
-# ---------------------------------------------------------------------------------------------------- collecting
+def test_null_models_are_neither_targets_nor_references():
+    found = signals(membership=TRAINED, meta={"null": [1]})
+    assert found.null == (1,)
+    assert found.models == found.targets == (0, 2)
+    assert found.references(0) == (2,)
+    assert found.references(1) == (0, 2)
+    assert signals(membership=TRAINED, meta={"null": [1], "targets": [2]}).targets == (2,)
 
 
-class Linear(nn.Module):
-    def __init__(self, seed):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 3, generator=torch.Generator().manual_seed(seed)))
-
-    def forward(self, x):
-        return x.flatten(1) @ self.weight
+def test_without_null_models_all_are_targets_and_references():
+    found = signals(membership=TRAINED)  # a model without members alone is no null model
+    assert found.null == ()
+    assert found.models == found.targets == (0, 1, 2)
+    assert found.references(1) == (0, 2)
 
 
-POOL = Population(torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(9)), torch.arange(40) % 3)
-SHADOWS = Shadows(tuple(Linear(s) for s in range(3)), MEMBER)
+@pytest.mark.parametrize("shape", [[5], [1, 5], (5, 1, 1)])
+def test_the_shape_of_a_map_is_kept(shape):
+    assert signals(meta={"shape": shape}).shape == tuple(shape)
+    assert signals().shape is None
+    assert signals(attributions=None, meta={"shape": [3, 32, 32]}).shape == (3, 32, 32)
+    assert signals(attributions=MAPS[..., :1], meta={"shape": []}).shape == ()
 
 
-def explain(model, x, target):
-    assert x.dtype == torch.float32
-    return x * model.weight.T[target].reshape(x.shape)
+def test_signals_give_away_what_makes_them():
+    import safexplain.audit
+    from safexplain.audit import signals as module
 
-
-@pytest.mark.parametrize("batch_size", [1, 7, 40, 256])
-def test_the_signals_are_what_numpy_makes_of_the_explanations(batch_size):
-    found = collect_signals(SHADOWS, POOL, explain, batch_size=batch_size)
-    assert np.array_equal(found.membership, MEMBER)
-    for i, model in enumerate(SHADOWS.models):
-        w, x = model.weight.detach().double().numpy(), POOL.x.double().numpy().reshape(40, 6)
-        logits = x @ w
-        label = logits.argmax(1)
-        maps = x * w.T[label]
-        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(40), POOL.y]
-        expected = {
-            "l1": np.abs(maps).sum(1),
-            "l2": np.sqrt((maps**2).sum(1)),
-            "variance": ((maps - maps.mean(1, keepdims=True)) ** 2).mean(1),
-            "label": label,
-            "loss": loss,
-        }
-        assert found.values.keys() == expected.keys()
-        for name, values in expected.items():
-            assert np.allclose(found.values[name][i], values, rtol=1e-4, atol=1e-6), name
-        assert np.allclose(found.attributions[i], maps, rtol=1e-5, atol=1e-6)
-
-
-def test_one_number_for_each_example_is_an_explanation_too():
-    found = collect_signals(SHADOWS, POOL, lambda model, x, target: x.flatten(1)[:, 0])
-    assert found.attributions.shape == (3, 40, 1)
-    assert np.allclose(found.values["l1"][0], POOL.x[:, 0, 0].abs())
-
-
-def test_the_predicted_class_is_explained_and_not_the_label():
-    asked = []
-    collect_signals(SHADOWS, POOL, lambda model, x, target: (asked.append(target), x)[1])
-    predicted = torch.stack([m(POOL.x).argmax(1) for m in SHADOWS.models])
-    assert torch.equal(torch.cat(asked).reshape(3, 40), predicted)
-    assert not torch.equal(predicted[0], POOL.y)
-
-
-def test_probabilities_are_not_taken_for_logits():
-    class Fixed:
-        classes_ = np.arange(3)
-
-        def predict_proba(self, x):
-            return np.tile([0.5, 0.3, 0.2], (len(x), 1))
-
-    models = Shadows((EstimatorModule(Fixed(), 3),), MEMBER[:1])
-    found = collect_signals(models, POOL, lambda model, x, target: x)
-    expected = -np.log(np.array([0.5, 0.3, 0.2]))[POOL.y]
-    assert np.allclose(found.values["loss"][0], expected, atol=1e-6)
-
-
-def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
-    seen = []
-    found = collect_signals(
-        SHADOWS,
-        POOL,
-        explain,
-        batch_size=15,
-        keep_attributions=False,
-        targets=(0,),
-        meta={"explainer": "x"},
-        progress=lambda *call: seen.append(call),
-    )
-    assert found.attributions is None
-    assert found.meta == {"explainer": "x", "targets": [0]}
-    assert found.targets == (0,)
-    assert len(seen) == 9
-    assert seen[-1] == ("explaining", 120, 120)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda m, x, t: x[:3], "must be finite, of shape"),
-        (lambda m, x, t: x / 0, "must be finite, of shape"),
-        (lambda m, x, t: x.log(), "must be finite, of shape"),
-    ],
-)
-def test_explanations_that_cannot_be_attacked_are_refused(function, message):
-    with pytest.raises(InputError, match=message):
-        collect_signals(SHADOWS, POOL, function)
-
-
-@pytest.mark.parametrize("spoil", [lambda out: out / 0, lambda out: out[:, :1], lambda out: out[..., None]])
-def test_models_whose_outputs_are_no_logits_are_refused(spoil):
-    class Spoilt(Linear):
-        def forward(self, x):
-            return spoil(super().forward(x))
-
-    with pytest.raises(InputError, match="finite outputs of shape"):
-        collect_signals(Shadows((Spoilt(0),), MEMBER[:1]), POOL, lambda model, x, target: x)
-
-
-# --------------------------------------------------------------------------------------------------- side by side
-
-
-def test_audits_of_disjoint_pools_stand_side_by_side():
-    other = signals(
-        membership=~MEMBER[:, :10], values={"l1": L1[:, :10] + 1, "loss": L1[:, :10]}, attributions=MAPS[:, 5:15]
-    )
-    together = side_by_side([signals(meta={"targets": [0]}), Signals(**{**vars(other), "meta": {"targets": [0]}})])
-    assert together.examples == 50
-    assert together.targets == (0,)
-    assert np.array_equal(together.membership, np.hstack([MEMBER, ~MEMBER[:, :10]]))
-    assert np.array_equal(together.values["l1"], np.hstack([L1, L1[:, :10] + 1]))
-    assert np.array_equal(together.attributions[:, 40:], MAPS[:, 5:15])
-    assert side_by_side([signals(attributions=None)] * 2).attributions is None
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        signals(membership=MEMBER[:2], values={"l1": L1[:2], "loss": L1[:2]}, attributions=MAPS[:2]),
-        signals(values={"l1": L1}),
-        signals(values={"l1": L1, "l2": L1}),
-        signals(attributions=None),
-        signals(attributions=MAPS[..., :4]),
-        signals(meta={"targets": [0]}),
-    ],
-)
-def test_audits_that_differ_do_not_stand_side_by_side(other):
-    with pytest.raises(InputError, match="side by side"):
-        side_by_side([signals(), other])
+    for name in ("collect_signals", "side_by_side"):
+        assert getattr(module, name) is getattr(safexplain.audit, name)
+    assert callable(module.collect_signals)
+    with pytest.raises(AttributeError, match="nothing_here"):
+        _ = module.nothing_here

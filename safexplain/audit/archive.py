@@ -1,0 +1,56 @@
+"""An .npz of plain arrays: written all or nothing, read without pickles."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+
+UNWRITABLE = ("file", "allow_pickle")
+"""Names that no array can have: `numpy.savez` takes them for itself."""
+
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, NotImplementedError, TokenError, BadZipFile, zlib.error)
+"""What NumPy and zipfile raise on damaged files."""
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write the .npz; if that fails, what was there before stays.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial.npz")
+    named: dict[str, Any] = dict(arrays)
+    try:
+        np.savez_compressed(partial, **named)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz; pickled ones are refused.
+
+    Raises:
+        InputError: missing, damaged, pickled, or not an .npz.
+    """
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.ndarray):
+            with file:
+                return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except _UNREADABLE as error:
+        raise InputError(f"{path} is not a readable .npz of plain arrays ({error})") from None
+    raise InputError(f"{path} is a single array; expected an .npz with membership and signals")

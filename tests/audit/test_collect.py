@@ -1,0 +1,257 @@
+"""Collecting: every model is asked about every example, as often as it was said, and nothing is lost or mixed up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit import EstimatorModule, Population, Queries, Shadows, collect_signals
+from safexplain.errors import InputError
+
+MEMBER = np.random.default_rng(0).random((3, 40)) < 0.5
+
+
+class Linear(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+POOL = Population(torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(9)), torch.arange(40) % 3)
+SHADOWS = Shadows(tuple(Linear(s) for s in range(3)), MEMBER)
+
+
+def explain(model, x, target):
+    assert x.dtype == torch.float32
+    return x * model.weight.T[target].reshape(x.shape)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 256])
+def test_the_signals_are_what_numpy_makes_of_the_explanations(batch_size):
+    found = collect_signals(SHADOWS, POOL, explain, batch_size=batch_size)
+    assert np.array_equal(found.membership, MEMBER)
+    for i, model in enumerate(SHADOWS.models):
+        w, x = model.weight.detach().double().numpy(), POOL.x.double().numpy().reshape(40, 6)
+        logits = x @ w
+        label = logits.argmax(1)
+        maps = x * w.T[label]
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        p_y = p[np.arange(40), POOL.y]
+        rms = np.sqrt((maps**2).mean(1))
+        expected = {
+            "l1": np.abs(maps).sum(1),
+            "l2": np.sqrt((maps**2).sum(1)),
+            "variance": ((maps - maps.mean(1, keepdims=True)) ** 2).mean(1),
+            "mean": maps.mean(1) / rms,
+            "positive": (maps > 0).mean(1),
+            "support": (maps != 0).mean(1),
+            "sparsity": np.abs(maps).mean(1) / rms,
+            "peak": np.abs(maps).max(1) / rms,
+            "label": label,
+            "loss": -np.log(p_y),
+            "margin": np.log(p_y) - np.log(1 - p_y),
+        }
+        assert found.values.keys() == expected.keys()
+        for name, values in expected.items():
+            assert np.allclose(found.values[name][i], values, rtol=1e-4, atol=1e-6), name
+        assert np.allclose(found.attributions[i], maps, rtol=1e-5, atol=1e-6)
+
+
+def test_one_number_for_each_example_is_an_explanation_too():
+    found = collect_signals(SHADOWS, POOL, lambda model, x, target: x.flatten(1)[:, 0])
+    assert found.attributions.shape == (3, 40, 1)
+    assert found.shape == ()
+    assert np.allclose(found.values["l1"][0], POOL.x[:, 0, 0].abs())
+
+
+def test_the_predicted_class_is_explained_and_not_the_label():
+    asked = []
+    collect_signals(SHADOWS, POOL, lambda model, x, target: (asked.append(target), x)[1])
+    predicted = torch.stack([m(POOL.x).argmax(1) for m in SHADOWS.models])
+    assert torch.equal(torch.cat(asked).reshape(3, 40), predicted)
+    assert not torch.equal(predicted[0], POOL.y)
+
+
+def test_probabilities_are_not_taken_for_logits():
+    class Fixed:
+        classes_ = np.arange(3)
+
+        def predict_proba(self, x):
+            return np.tile([0.5, 0.3, 0.2], (len(x), 1))
+
+    models = Shadows((EstimatorModule(Fixed(), 3),), MEMBER[:1])
+    found = collect_signals(models, POOL, lambda model, x, target: x)
+    expected = -np.log(np.array([0.5, 0.3, 0.2]))[POOL.y]
+    assert np.allclose(found.values["loss"][0], expected, atol=1e-6)
+    assert np.allclose(found.values["margin"][0], -expected - np.log1p(-np.exp(-expected)), atol=1e-6)
+
+
+def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
+    seen = []
+    found = collect_signals(
+        SHADOWS,
+        POOL,
+        explain,
+        batch_size=15,
+        keep_attributions=False,
+        targets=(0,),
+        meta={"explainer": "x"},
+        progress=lambda *call: seen.append(call),
+    )
+    assert found.attributions is None
+    assert found.inputs is None
+    assert found.meta == {"explainer": "x", "targets": [0], "population": POOL.digest(), "shape": [2, 3]}
+    assert found.shape == (2, 3)
+    assert found.targets == (0,)
+    assert len(seen) == 9
+    assert seen[-1] == ("explaining", 120, 120)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x, t: x[:3], "must be finite, of shape"),
+        (lambda m, x, t: x / 0, "must be finite, of shape"),
+        (lambda m, x, t: x.log(), "must be finite, of shape"),
+        (lambda m, x, t: (x, x), "got tuple from model 0"),
+        (lambda m, x, t: x[:, :0], "must all have one shape, not empty"),
+        (lambda m, x, t: x.flatten(1) if m is SHADOWS.models[2] else x, "must all have one shape"),
+    ],
+)
+def test_explanations_that_cannot_be_attacked_are_refused(function, message):
+    with pytest.raises(InputError, match=message):
+        collect_signals(SHADOWS, POOL, function)
+
+
+@pytest.mark.parametrize("spoil", [lambda out: out / 0, lambda out: out[:, :1], lambda out: out[..., None]])
+def test_models_whose_outputs_are_no_logits_are_refused(spoil):
+    class Spoilt(Linear):
+        def forward(self, x):
+            return spoil(super().forward(x))
+
+    with pytest.raises(InputError, match="finite outputs of shape"):
+        collect_signals(Shadows((Spoilt(0),), MEMBER[:1]), POOL, lambda model, x, target: x)
+
+
+def test_the_margin_of_a_sure_model_is_finite_and_exact():
+    class Sure(nn.Module):
+        def forward(self, x):
+            return torch.tensor([[0.0, 800.0, -800.0]]).expand(len(x), -1)
+
+    class Certain(nn.Module):
+        def forward(self, x):
+            return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(x), -1)
+
+    found = collect_signals(Shadows((Sure(), Certain()), MEMBER[:2]), POOL, lambda model, x, target: x)
+    assert np.array_equal(found.values["margin"][0], np.array([-800.0, 800.0, -1600.0])[POOL.y])
+    assert np.allclose(found.values["margin"][1], np.log([1e-30, 0.5e30, 1e-30])[POOL.y])
+
+
+def test_each_model_is_explained_by_its_own_explainer():
+    def times(factor):
+        return lambda model, x, target: factor * x.abs()
+
+    found = collect_signals(SHADOWS, POOL, [times(1), times(10), times(100)])
+    l1 = POOL.x.double().abs().flatten(1).sum(1).numpy()
+    assert np.allclose(found.values["l1"], np.outer([1, 10, 100], l1))
+    one = collect_signals(SHADOWS, POOL, times(10))
+    assert np.allclose(one.values["l1"], np.outer([10, 10, 10], l1))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 4])
+def test_too_few_or_too_many_explainers_are_refused(number):
+    with pytest.raises(InputError, match=f"one for each of 3 models; got {number}"):
+        collect_signals(SHADOWS, POOL, [explain] * number)
+
+
+@pytest.mark.parametrize("batch_size", [7, 256])
+def test_several_classes_are_explained_for_every_example(batch_size):
+    found = collect_signals(SHADOWS, POOL, explain, classes=(2, 0), batch_size=batch_size)
+    for i, model in enumerate(SHADOWS.models):
+        for k, c in enumerate((2, 0)):
+            maps = (POOL.x.flatten(1) * model.weight.detach().T[c]).double().numpy()
+            assert np.allclose(found.values["class_l1"][i, :, k], np.abs(maps).sum(1), rtol=1e-5)
+            assert np.allclose(found.values["class_l2"][i, :, k], np.sqrt((maps**2).sum(1)), rtol=1e-5)
+            rms = np.sqrt((maps**2).mean(1))
+            assert np.allclose(found.values["class_mean"][i, :, k], maps.mean(1) / rms, rtol=1e-4, atol=1e-6)
+    assert found.values["class_l1"].shape == (3, 40, 2)
+    assert found.meta["classes"] == [2, 0]
+    without = collect_signals(SHADOWS, POOL, explain)
+    assert not any(name.startswith("class_") for name in without.values)
+    assert np.array_equal(found.values["l1"], without.values["l1"])  # of the predicted class as ever
+
+
+@pytest.mark.parametrize("classes", [(3,), (0, -1)])
+def test_classes_that_the_model_does_not_have_are_refused(classes):
+    with pytest.raises(InputError, match=rf"outputs 0 .. 2 of the model, got \[{classes[-1]}\]"):
+        collect_signals(SHADOWS, POOL, explain, classes=classes)
+
+
+def test_labels_that_the_model_does_not_have_are_refused():
+    pool = Population(POOL.x, torch.arange(40) % 4)
+    with pytest.raises(InputError, match=r"labels must be outputs 0 .. 2 of the model, got 3"):
+        collect_signals(SHADOWS, pool, explain)
+
+
+def test_null_models_and_examples_out_of_distribution_are_marked():
+    outside = np.arange(40) >= 35
+    member = MEMBER & ~outside & np.array([[True], [True], [False]])
+    found = collect_signals(
+        Shadows(SHADOWS.models, member), POOL, explain, null=(2,), out_of_distribution=outside, keep_inputs=True
+    )
+    assert found.null == (2,)
+    assert found.meta["null"] == [2]
+    assert found.models == found.targets == (0, 1)
+    assert np.array_equal(found.out_of_distribution, outside)
+    assert np.array_equal(found.inputs, POOL.x.numpy())
+    assert (found.values["l1"] > 0).all()  # they are asked like all others
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"null": (1,)}, "null models, but have members"),
+        ({"null": (3,)}, "must name models"),
+        ({"out_of_distribution": np.ones(40, bool)}, "out of distribution are members"),
+        ({"targets": (5,)}, "must name models"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
+    def never(model, x, target):
+        raise AssertionError("asked")
+
+    with pytest.raises(InputError, match=message):
+        collect_signals(SHADOWS, POOL, never, **wrong)
+    with pytest.raises(InputError, match="membership is over 39 examples, the population has 40"):
+        collect_signals(Shadows(SHADOWS.models, MEMBER[:, :39]), POOL, never)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_progress_counts_every_query_and_ends_at_the_total(deterministic):
+    asked, seen = [], []
+
+    def noisy(model, x, target):
+        asked.append(len(x))
+        return x if deterministic else x + torch.randn(x.shape, generator=generator)
+
+    generator = torch.Generator().manual_seed(0)
+    collect_signals(
+        SHADOWS,
+        POOL,
+        noisy,
+        batch_size=15,
+        queries=Queries(repeats=2, near=3),
+        classes=(0, 1),
+        progress=lambda *call: seen.append(call),
+    )
+    total = 3 * 40 * (1 + 2 + 2 + 3)
+    done = [d for _, d, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1] == ("explaining", total, total)
+    skipped = 3 * 25 * 2 if deterministic else 0  # repeats after the first batch of each model
+    assert sum(asked) == total - skipped

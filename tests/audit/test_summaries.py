@@ -1,0 +1,107 @@
+"""Summaries: one table of numbers computed from a map, checked against plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain.audit.summaries import SUMMARIES, summarise
+
+SIZE = ("l1", "l2", "variance")
+SHAPE = ("mean", "positive", "support", "sparsity", "peak")
+
+
+def slow(row):
+    """The definitions, entry by entry."""
+    d = len(row)
+    l1 = squares = total = positive = support = peak = 0.0
+    for a in row:
+        l1 += abs(a)
+        squares += a * a
+        total += a
+        positive += a > 0
+        support += a != 0
+        peak = max(peak, abs(a))
+    rms, l2 = math.sqrt(squares / d), math.sqrt(squares)
+    variance = 0.0
+    for a in row:
+        variance += (a - total / d) ** 2 / d
+    return {
+        "l1": l1,
+        "l2": l2,
+        "variance": variance,
+        "mean": total / d / rms if rms else 0.0,
+        "positive": positive / d,
+        "support": support / d,
+        "sparsity": l1 / l2 / math.sqrt(d) if l2 else 0.0,
+        "peak": peak / rms if rms else 0.0,
+    }
+
+
+def maps(d, scale=1.0):
+    rng = np.random.default_rng(d)
+    rows = scale * rng.normal(size=(20, d)) + scale / 2
+    rows[rng.random(rows.shape) < 0.3] = 0
+    rows[0] = 0
+    return rows
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 300])
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+def test_the_summaries_are_what_a_slow_loop_finds(d, scale):
+    rows = maps(d, scale)
+    found = summarise(torch.from_numpy(rows))
+    expected = [slow(row) for row in rows.tolist()]
+    assert found.keys() == expected[0].keys()
+    for name, values in found.items():
+        assert values.dtype == torch.float64
+        floor = 1e-15 * scale**2 if name == "variance" else 1e-15  # what rounding leaves of a variance of 0
+        assert values.tolist() == pytest.approx([e[name] for e in expected], rel=1e-9, abs=floor), name
+
+
+def test_every_summary_tells_either_size_or_shape():
+    assert (*SIZE, *SHAPE) == tuple(SUMMARIES)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.5, 7.0, 1e4])
+def test_what_tells_the_shape_survives_scaling_and_what_tells_the_size_does_not(factor):
+    rows = torch.from_numpy(maps(50))[1:]
+    before, after = summarise(rows), summarise(rows * factor)
+    for name in SHAPE:
+        assert after[name].tolist() == pytest.approx(before[name].tolist(), rel=1e-9), name
+    for name in SIZE:
+        power = 2 if name == "variance" else 1
+        assert after[name].tolist() == pytest.approx((before[name] * factor**power).tolist(), rel=1e-9), name
+
+
+def test_the_bounds_are_reached():
+    flat, spike, zero = torch.ones(1, 16), torch.eye(16)[:1], torch.zeros(1, 16)
+    found = {name: v.tolist() for name, v in summarise(torch.cat([flat, -flat, spike, zero])).items()}
+    assert found["mean"] == pytest.approx([1, -1, 1 / 4, 0])
+    assert found["positive"] == [1, 0, 1 / 16, 0]
+    assert found["support"] == [1, 1, 1 / 16, 0]
+    assert found["sparsity"] == pytest.approx([1, 1, 1 / 4, 0])
+    assert found["peak"] == pytest.approx([1, 1, 4, 0])
+    assert [found[name][3] for name in SUMMARIES] == [0] * len(SUMMARIES)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 6), (4, 3, 2), (4, 1, 2, 3)])
+def test_maps_of_any_shape_are_flattened(shape):
+    a = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found, flat = summarise(a), summarise(a.reshape(4, -1))
+    assert all(torch.equal(found[name], flat[name]) for name in SUMMARIES)
+    assert all(v.shape == (4,) for v in found.values())
+
+
+def test_some_summaries_can_be_asked_for():
+    assert list(summarise(torch.ones(2, 3), ("mean", "l1"))) == ["mean", "l1"]
+
+
+def test_maps_of_low_precision_are_summed_in_double():
+    a = torch.full((1, 3000), 0.1, dtype=torch.float16)
+    exact = 3000 * a[0, 0].double().item()
+    assert summarise(a)["l1"].item() == pytest.approx(exact, rel=1e-12)
+    assert a.sum(1).item() != pytest.approx(exact, rel=1e-12)
