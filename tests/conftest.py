@@ -5,6 +5,7 @@ import os
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +14,9 @@ torch.set_num_threads(1)
 # The same examples in every run, and no time limit for one of them: machines that run tests are busy.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def own_uses(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test counts verdicts in a file of its own."""
+    monkeypatch.setenv("SAFEXPLAIN_USES", str(tmp_path_factory.mktemp("uses") / "uses.sqlite"))

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
@@ -194,8 +195,8 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     if not 0 < confidence < 1:
         raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
     tail = (1 - confidence) / 2
-    low = distributions.beta.ppf(tail, successes, trials - successes + 1) if successes > 0 else 0.0
-    high = distributions.beta.ppf(1 - tail, successes + 1, trials - successes) if successes < trials else 1.0
+    low = special.betaincinv(successes, trials - successes + 1, tail) if successes > 0 else 0.0
+    high = special.betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
     return float(low), float(high)
 
 

@@ -13,13 +13,31 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedSaliency, Hardening, Probability
-from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, audit, collect_signals, train_shadows
-from safexplain.audit.attacks import LikelihoodRatio, Threshold
-from safexplain.audit.protocol import EXIT_CODES, MOST_TARGETS, SHOWN_FPRS, Row, assign
-from safexplain.audit.stats import auc_interval, clopper_pearson
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.audit import (
+    Policy,
+    Population,
+    Recipe,
+    Shadows,
+    Signals,
+    audit,
+    certify,
+    collect_signals,
+    train_shadows,
+)
+from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
+from safexplain.audit.bounds import lower_bound, upper_bound
+from safexplain.audit.protocol import EXIT_CODES, SHOWN_FPRS, Row
+from safexplain.audit.scoring import MOST_TARGETS, Assignment
+from safexplain.audit.splits import Splits
+from safexplain.audit.stats import auc_interval
+from safexplain.audit.uses import Uses
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
+
+
+def assign(signals, seed):
+    return Assignment.drawn(signals, seed).target
 
 
 def synthetic(leak=0.0, examples=300, models=9, seed=0, names=("l1", "l2", "variance"), others=(), **fields):
@@ -51,7 +69,7 @@ CHANCE = Policy(fpr=0.05, max_tpr=0.05)
 
 @pytest.mark.parametrize(("policy", "examples"), [(LOOSE, 300), (CHANCE, 300), (Policy(), 100)], ids=repr)
 def test_without_a_leak_a_leak_is_proven_in_at_most_5_percent_of_audits(policy, examples):
-    assert false_alarms(proven(policy), 200, examples=examples) <= 0.05
+    assert false_alarms(proven(policy), 60, examples=examples) <= 0.05
 
 
 def test_a_verdict_that_forgets_an_interval_would_not_pass():
@@ -61,7 +79,8 @@ def test_a_verdict_that_forgets_an_interval_would_not_pass():
 
     def without_that_of_the_threshold(signals):
         result = audit(signals, CHANCE)
-        return any(result.bounds(a)[0] > 0.05 for a in result.judged)
+        rates = [a.at(0.05) for a in result.judged]
+        return any(lower_bound(r.true_positives, r.members, 0.05 / len(rates)) > 0.05 for r in rates)
 
     assert false_alarms(without_any, 50, examples=300) > 0.5
     assert false_alarms(without_that_of_the_threshold, 100, examples=300) > 0.1
@@ -126,16 +145,48 @@ def test_one_leaking_signal_is_enough():
         assert result.strongest.signal == name
 
 
+def with_label(signals, seed=1):
+    """A label that is often wrong on non-members and never on members."""
+    wrong = np.random.default_rng(seed).random(signals.membership.shape) < np.where(signals.membership, 0.0, 0.6)
+    return replace(signals, values={**signals.values, "label": wrong * 1.0})
+
+
 def test_what_the_label_and_the_loss_tell_is_shown_but_not_judged():
-    quiet = synthetic(examples=3000, others=("loss",))
-    wrong = np.random.default_rng(1).random(quiet.membership.shape) < np.where(quiet.membership, 0.0, 0.6)
-    both = replace(quiet, values={**quiet.values, "label": wrong * 1.0})
+    both = with_label(synthetic(examples=3000, others=("loss",)))
     result = audit(both, LOOSE)
     beside = {(a.attack, a.signal): a for a in result.attacks if a not in result.judged}
-    assert set(beside) == {("LabelLikelihoodRatio", "label"), ("Threshold", "loss"), ("LikelihoodRatio", "loss")}
+    assert {a.role for a in beside.values()} == {"label", "loss", "explanation+label", "explanation+loss"}
     assert min(a.auc for a in beside.values()) > 0.75
     assert {a.signal for a in result.judged} == {"l1", "l2", "variance"}
     assert result.verdict == "certified"
+
+
+def test_it_is_judged_when_the_release_contains_the_prediction():
+    both = with_label(synthetic(examples=3000, others=("loss",)))
+    result = audit(both, replace(LOOSE, release="explanation+prediction"))
+    assert result.judged == result.attacks
+    assert result.verdict == "leak"
+    assert result.strongest.role != "explanation"
+
+
+def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
+    excess = replace(LOOSE, claim="excess")
+    quiet = audit(with_label(synthetic(examples=6000)), excess)
+    assert quiet.verdict == "certified"
+    assert "likelihood ratio of the predicted label" in quiet.sentence
+    leaking = audit(with_label(synthetic(leak=3.0, examples=6000)), excess)
+    assert leaking.verdict == "leak"
+    alone = leaking.judgement.pairs[0]
+    low, high = leaking.judgement.excess(alone)
+    by_hand = {a.code: a.at(0.05).tpr for a in leaking.attacks}
+    difference = by_hand[f"{alone.attack} on {alone.signal}"] - by_hand["LabelLikelihoodRatio on label"]
+    assert low < difference < high
+
+
+def test_without_a_label_an_excess_cannot_be_judged():
+    result = audit(synthetic(examples=3000), replace(LOOSE, claim="excess"))
+    assert result.verdict == "inconclusive"
+    assert "no baseline" in result.sentence
 
 
 @pytest.mark.parametrize("models", [1, 2])
@@ -153,14 +204,196 @@ def test_thresholds_alone_do_not_certify_either():
     assert audit(synthetic(examples=5000), LOOSE, suite=suite).verdict == "inconclusive"
 
 
-def test_the_bounds_hold_together():
-    result = audit(synthetic(), LOOSE)
+def slow_count(scores, member, rank):
+    """Members above the rank-th highest non-member, one by one."""
+    threshold = sorted(scores[~member], reverse=True)[rank - 1]
+    return sum(score > threshold for score in scores[member])
+
+
+def test_the_bounds_count_members_above_thresholds_at_ranks():
+    signals = replace(synthetic(examples=2000), meta={"targets": [0]})
+    result = audit(signals, LOOSE)
     assert len(result.judged) == 6
     assert result.judged_confidence == pytest.approx(1 - 0.05 / 6)
-    for attack in result.judged:
-        rate = attack.at(0.05)
-        assert result.bounds(attack) == clopper_pearson(rate.true_positives, rate.members, 1 - 0.05 / 6)
-        assert result.bounds(attack)[0] <= rate.low <= rate.high <= result.bounds(attack)[1]
+    ranks = result.judgement.ranks
+    scores, member = -signals.values["l1"][0], signals.membership[0]
+    (attack,) = [a for a in result.judged if a.code == "Threshold on l1"]
+    low = lower_bound(slow_count(scores, member, ranks.tight), result.members, 0.05 / 6 / 2)
+    high = upper_bound(slow_count(scores, member, ranks.loose), result.members, 0.05 / 2)
+    assert result.bounds(attack) == (low, high)
+    assert low < attack.at(0.05).tpr < high
+    assert ranks.tight < 0.05 * result.non_members < ranks.loose
+
+
+def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certified():
+    result = audit(synthetic(examples=300), LOOSE)
+    assert result.verdict == "inconclusive"
+    assert result.needed.verdict == "certified"
+    assert result.needed.members > result.members
+    assert f"About {result.needed.members:,} members" in result.sentence
+    assert "would probably certify" in result.sentence
+    assert result.could_certify > LOOSE.max_tpr
+    assert f"at best have certified {result.could_certify:.1%}" in result.sentence
+    more = audit(synthetic(examples=3 * (result.needed.members + result.needed.non_members)), LOOSE)
+    assert more.verdict == "certified"
+
+
+# ------------------------------------------------------------------------------------- splits, controls, and uses
+
+
+def test_splits_are_disjoint_and_cannot_be_drawn_again_by_a_seed():
+    policy = Policy(selection=0.2, training=0.3)
+    signals = synthetic(examples=1000)
+    splits = Splits.of(signals, policy, trains=True)
+    assert splits.sizes == {"selection": 200, "training": 300, "certification": 500}
+    assert not (splits.selection & splits.training).any()
+    assert not (splits.certification & (splits.training | splits.selection)).any()
+    assert Splits.of(signals, policy, trains=True).identity == splits.identity
+    assert Splits.of(synthetic(examples=1000, leak=1.0), policy, trains=True).identity == splits.identity
+    assert Splits.of(synthetic(examples=1000, seed=1), policy, trains=True).identity != splits.identity
+    assert Splits.of(signals, policy, trains=False).sizes["training"] == 0
+
+
+def test_what_certifies_was_neither_chosen_on_nor_trained_on():
+    @dataclass(frozen=True)
+    class Spy(Learned):
+        def fit(self, shadows, membership, rows=None, out_of_distribution=None):
+            seen.append(set(rows.tolist()))
+            return super().fit(shadows, membership, rows, out_of_distribution)
+
+    seen = []
+    maps = np.random.default_rng(0).normal(size=(9, 300, 5)).astype(np.float32)
+    signals = replace(synthetic(), attributions=maps)
+    policy = replace(LOOSE, selection=0.2, training=0.3)
+    suite = [Row("Learned", Spy(epochs=1), "attributions", "explanation")]
+    result = audit(signals, policy, suite=suite)
+    splits = Splits.of(signals, policy, trains=True)
+    assert result.sizes == splits.sizes == {"selection": 60, "training": 90, "certification": 150}
+    assert result.members + result.non_members == 150
+    assert seen
+    assert all(rows == set(np.flatnonzero(splits.training).tolist()) for rows in seen)
+
+
+def test_the_selection_split_decides_nothing():
+    policy = replace(LOOSE, selection=0.5)
+    leaking = synthetic(leak=3.0, examples=1000)
+    looked = certify(leaking, policy, split="selection")
+    assert looked.verdict == "inconclusive"
+    assert looked.strongest.auc > 0.9
+    assert "selection split" in looked.sentence
+    assert certify(leaking, policy).verdict == "leak"
+
+
+def named(control, result):
+    return next(c for c in result.controls if c.name == control)
+
+
+def test_controls_are_quiet_where_only_training_differs():
+    signals = synthetic(leak=1.0, examples=2000, models=17)
+    inputs = np.random.default_rng(5).normal(size=(2000, 6))
+    result = certify(replace(signals, meta={"targets": [0]}), LOOSE, inputs=inputs)
+    assert {c.name: c.fired for c in result.controls} == {
+        "blind baseline": False,
+        "null model": False,
+        "shuffled membership": False,
+        "references": False,
+    }
+    assert result.verdict == "leak"
+
+
+def test_inputs_that_tell_members_apart_fire_the_blind_baseline():
+    signals = replace(synthetic(leak=3.0, examples=1000), meta={"targets": [0]})
+    inputs = np.random.default_rng(5).normal(size=(1000, 6)) + 0.7 * signals.membership[0][:, None]
+    result = certify(signals, LOOSE, inputs=inputs)
+    assert result.verdict == "inconclusive"
+    assert named("blind baseline", result).fired
+    assert "blind baseline" in result.sentence
+    assert result.exit_code == 3
+
+
+def test_a_shift_that_every_model_sees_fires_the_null_model():
+    base = synthetic(examples=3000)
+    easier = np.where(base.membership[0], 0.5, 1.0)  # the target's members are calmer for every model
+    shifted = replace(base, values={k: v * easier for k, v in base.values.items()}, meta={"targets": [0]})
+    result = audit(shifted, LOOSE)
+    assert named("null model", result).fired
+    assert result.verdict == "inconclusive"
+    assert "reference model" in named("null model", result).says
+
+
+def test_without_references_an_untrained_model_is_the_null_model():
+    rng = np.random.default_rng(0)
+    member = np.zeros((2, 4000), dtype=bool)
+    member[0] = rng.random(4000) < 0.5
+    level = rng.normal(size=4000)
+    shift = np.stack([level - 3.0 * member[0], level - 1.0 * member[0]])
+    meta = {"null": [1]}
+    quiet = Signals(member, {"l1": np.exp(np.stack([shift[0], level]))}, meta=meta)
+    assert not named("null model", audit(quiet, LOOSE)).fired
+    assert audit(quiet, LOOSE).verdict == "leak"
+    confounded = Signals(member, {"l1": np.exp(shift)}, meta=meta)
+    assert named("null model", audit(confounded, LOOSE)).fired
+    assert audit(confounded, LOOSE).verdict == "inconclusive"
+
+
+def test_an_attack_that_peeks_at_the_shuffled_members_would_be_noticed():
+    from safexplain.audit.controls import shuffled_membership
+
+    rng = np.random.default_rng(0)
+    orders = [rng.permutation(1000) for _ in range(5)]
+    assert not shuffled_membership(orders, 500, CHANCE, 0).fired
+    reckless = Policy(fpr=0.05, max_tpr=0.05, confidence=0.05)  # its bounds are no bounds at 5 %
+    honest = shuffled_membership(orders, 500, reckless, 0).numbers["share"]
+    assert honest > 0.05
+
+
+def test_examples_without_references_on_both_sides_certify_nothing():
+    calm = synthetic(examples=3000)
+    assert audit(replace(calm, meta={"targets": [0]}), LOOSE).verdict == "certified"
+    one_sided = calm.membership.copy()
+    one_sided[1:, :1500] = True
+    result = audit(replace(calm, membership=one_sided, meta={"targets": [0]}), LOOSE)
+    assert named("references", result).fired
+    assert result.verdict == "inconclusive"
+
+
+def test_a_second_configuration_on_the_same_examples_is_refused_unless_forced(tmp_path):
+    path = tmp_path / "state" / "uses.sqlite"
+    signals = synthetic(examples=3000)
+    first = certify(signals, LOOSE, uses=Uses(path, "one"))
+    assert first.uses == first.to_dict()["uses"] == 1
+    assert certify(signals, LOOSE, uses=Uses(path, "one")).uses == 1  # the same again is the same use
+    with pytest.raises(RefusedError, match="another configuration's verdict"):
+        certify(signals, LOOSE, uses=Uses(path, "two"))
+    assert certify(signals, LOOSE, uses=Uses(path, "two", force=True)).uses == 2
+    assert certify(synthetic(examples=3000, seed=1), LOOSE, uses=Uses(path, "two")).uses == 1
+    assert certify(signals, replace(LOOSE, selection=0.3), split="selection", uses=Uses(path, "three")).uses is None
+
+
+def test_uses_that_cannot_be_counted_are_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="SAFEXPLAIN_USES"):
+        certify(synthetic(), LOOSE, uses=Uses(tmp_path / "file" / "uses.sqlite", "one"))
+    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match="cannot count uses"):
+        certify(synthetic(), LOOSE, uses=Uses(tmp_path / "broken.sqlite", "one"))
+
+
+def test_examples_from_another_source_only_train():
+    rng = np.random.default_rng(0)
+    outside = np.zeros(600, dtype=bool)
+    outside[400:] = True
+    member = (rng.random((9, 600)) < 0.5) & ~outside
+    maps = rng.normal(size=(9, 600, 5)).astype(np.float32)
+    inputs = rng.normal(size=(600, 4)) + 2.0 * outside[:, None]
+    signals = Signals(member, {"l1": np.abs(maps).sum(2)}, maps, out_of_distribution=outside)
+    result = certify(signals, replace(LOOSE, training=0.5), inputs=inputs)
+    assert result.sizes == {"selection": 0, "training": 200, "certification": 200}
+    assert "LearnedElsewhere" in {a.attack for a in result.attacks}
+    told = named("other source", result)
+    assert told.fired is None
+    assert told.numbers["auc"] > 0.9
+    assert "LearnedElsewhere" not in {a.attack for a in audit(synthetic(), LOOSE).attacks}
 
 
 # ------------------------------------------------------------------------------------------- who is scored, and how
@@ -200,7 +433,8 @@ def test_only_named_targets_are_attacked_and_all_others_are_references():
     ids = np.repeat(np.arange(6.0)[:, None], 300, 1)
     signals = Signals(synthetic(models=6).membership, {"id": ids}, meta={"targets": [1, 4]})
     audit(signals, LOOSE, suite=[Row("Parts", Parts(), "id", "explanation")])
-    assert seen == [(1, [0, 2, 3, 4, 5]), (4, [0, 1, 2, 3, 5])]
+    assert seen[:2] == [(1, [0, 2, 3, 4, 5]), (4, [0, 1, 2, 3, 5])]
+    assert seen[2:] == [(2, [0, 3, 4, 5]), (5, [0, 1, 2, 3])]  # the null control: another model, without both
 
 
 def test_the_seed_chooses_the_targets():
@@ -216,7 +450,9 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
     wrong = np.random.default_rng(1).random(leaking.membership.shape) < np.where(leaking.membership, 0.0, 0.6)
     maps = leaking.values["l1"][..., None] * np.ones(3)
     result = audit(replace(leaking, values={**leaking.values, "label": wrong * 1.0}, attributions=maps), LOOSE)
-    assert len(result.attacks) == 12
+    assert len(result.attacks) == 20
+    blind = ("attributions:sign", "attributions:rank")  # all entries of these maps are equal
+    result = replace(result, attacks=tuple(a for a in result.attacks if a.signal not in blind))
     assert {a.title: round(a.auc, 2) for a in result.attacks if a.auc < 0.7} == {}
 
 
@@ -228,7 +464,8 @@ def test_the_json_has_what_scripts_read():
     plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert plain["verdict"] == result.verdict
     assert plain["verdict"] in ("certified", "leak", "inconclusive")
-    assert len(plain["attacks"]) == 8
+    assert len(plain["attacks"]) == len(plain["evidence"]) == 11
+    assert {"reasons", "bound", "could_certify", "needed", "splits", "uses", "controls", "excess"} <= plain.keys()
     for attack in plain["attacks"]:
         assert {"attack", "signal", "auc", "tpr"} <= attack.keys()
         assert attack["auc_low"] <= attack["auc"] <= attack["auc_high"]
@@ -278,8 +515,10 @@ def test_signals_that_cannot_be_judged_are_refused():
         audit(synthetic(names=(), others=("loss",)), LOOSE)
     with pytest.raises(InputError, match="signal 'peak' is not there"):
         audit(synthetic(), LOOSE, suite=[Row("Threshold", Threshold(), "peak", "explanation")])
+    with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):
+        audit(synthetic(), Policy(suite=("Psychic",)))
     everyone = replace(synthetic(), membership=np.ones((9, 300), dtype=bool))
-    with pytest.raises(InputError, match="need members and non-members"):
+    with pytest.raises(InputError, match="it needs both"):
         audit(everyone, LOOSE, suite=[Row("Threshold", Threshold(), "l1", "explanation")])
 
 
@@ -323,9 +562,9 @@ def test_an_untrained_network_scores_chance_in_every_attack(digits):
         torch.manual_seed(i)
         models.append(build(i).eval())
     found = attacked(Shadows(tuple(models), membership), digits, Hardening.none())
-    assert len(found) == 10
+    assert len(found) > 20
     for attack in found.values():
-        low, high = auc_interval(attack.curve, 0.99)
+        low, high = auc_interval(attack.curve, 1 - 0.01 / len(found))
         assert low < 0.5 < high, attack.title
 
 

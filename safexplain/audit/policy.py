@@ -1,0 +1,131 @@
+"""What counts as a leak, written down before anything is measured. No torch here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+Release = Literal["explanation", "explanation+prediction"]
+Claim = Literal["whole", "excess"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What counts as a leak, and what is said to be measured.
+
+    Args:
+        fpr: share of non-members that the attacker may wrongly accuse.
+        max_tpr: largest tolerated share of members found at that rate; chance is `fpr`.
+        confidence: of the verdict as a whole: each of the two wrong verdicts (a leak proven where there is none, a
+            certificate where there is one) has a probability of at most 1 - confidence.
+        release: what the service gives away: the explanation, or the explanation and the prediction (its
+            probabilities, hence the loss). The label that is explained counts as released in both.
+        claim: "whole" judges what is released; "excess" what the explanation adds to the prediction (or the label)
+            that is released anyway, by a paired comparison.
+        max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
+        suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
+        selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
+        training: share of the examples on which attacks that learn are trained (on what reference models released
+            about them), taken only where something learns. 0: these attacks learn from reference models' answers about
+            the scored examples too, which is fair, since whom the target was trained on is not used; the blind control
+            then trains on one half of the examples and is tested on the other.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr
+            (no model can be that good).
+    """
+
+    fpr: float = 0.01
+    max_tpr: float = 0.03
+    confidence: float = 0.95
+    release: Release = "explanation"
+    claim: Claim = "whole"
+    max_excess: float | None = None
+    suite: tuple[str, ...] = ()
+    selection: float = 0.0
+    training: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("fpr", "max_tpr", "confidence"):
+            if not 0 < self._number(name) < 1:
+                raise ConfigurationError(f"policy: {name} lies in (0, 1), got {getattr(self, name)!r}")
+        if self.max_tpr < self.fpr:
+            raise ConfigurationError(
+                f"policy: max_tpr {self.max_tpr:g} is below the false-positive rate {self.fpr:g};"
+                " guessing alone finds that share of the members"
+            )
+        for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        if self.max_excess is not None and not 0 < self._number("max_excess") < 1:
+            raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
+        if self.claim == "excess" and self.tolerated_excess <= 0:
+            raise ConfigurationError(
+                "policy: an excess is judged against max_excess > 0; give it, or max_tpr above fpr"
+            )
+        if isinstance(self.suite, str) or not all(isinstance(name, str) for name in self.suite):
+            raise ConfigurationTypeError(f"policy: suite is a list of names of attacks, got {self.suite!r}")
+        object.__setattr__(self, "suite", tuple(self.suite))
+        for name in ("selection", "training"):
+            if not 0 <= self._number(name) < 1:
+                raise ConfigurationError(f"policy: {name} lies in [0, 1), got {getattr(self, name)!r}")
+        if self.selection + self.training > 0.9:
+            raise ConfigurationError(
+                f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to certify"
+            )
+
+    def _number(self, name: str) -> float:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigurationTypeError(f"policy: {name} is a number, got {value!r}")
+        return float(value)
+
+    @property
+    def risk(self) -> float:
+        """Largest probability of either wrong verdict: 1 - confidence."""
+        return 1 - self.confidence
+
+    @property
+    def tolerated_excess(self) -> float:
+        """Largest tolerated difference of true-positive rates under the claim "excess"."""
+        return self.max_tpr - self.fpr if self.max_excess is None else self.max_excess
+
+    @property
+    def limit(self) -> float:
+        """What bounds are compared with: `max_tpr`, or the tolerated excess."""
+        return self.max_tpr if self.claim == "whole" else self.tolerated_excess
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "suite": list(self.suite)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+        """Read what `to_dict` wrote; what is left out is at its default.
+
+        Raises:
+            ConfigurationError: an unknown name, or as the constructor.
+        """
+        known = {f.name for f in fields(cls)}
+        if unknown := values.keys() - known:
+            raise ConfigurationError(f"policy: unknown {sorted(unknown)}; known are {sorted(known)}")
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Policy:
+        """Read a policy: one `name = value` a line, names as the arguments.
+
+        Raises:
+            InputError: the file cannot be read or is not TOML.
+            ConfigurationError: as `from_dict`.
+        """
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"cannot read the policy {path}: {error}") from None
+        return cls.from_dict(values)
