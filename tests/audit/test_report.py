@@ -20,27 +20,47 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from safexplain.audit.ablation import Ablation
+from safexplain.audit.bounds import found_above, loose_rank, lower_bound, tight_rank, upper_bound
+from safexplain.audit.judgement import Control
+from safexplain.audit.power import power
 from safexplain.audit.protocol import AuditResult, Policy, audit
-from safexplain.audit.report import Configuration, Pictures, ReportData, figures, maps, render, tables, write_report
+from safexplain.audit.report import Configuration, Pictures, ReportData, figures, maps, render, write_report
+from safexplain.audit.report.bars import Scale
+from safexplain.audit.report.chances import Chances
+from safexplain.audit.report.comparisons import excess_over_baseline, excess_tables
+from safexplain.audit.report.tables import FIRST, attack_tables
 from safexplain.audit.signals import Signals
 from safexplain.audit.stats import roc, tpr_at_fpr
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
 
-POLICY = Policy(fpr=0.1, max_tpr=0.3)
+SUITE = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
+POLICY = Policy(fpr=0.1, max_tpr=0.3, suite=SUITE)
 INCONCLUSIVE = 0.3
-VOID = {"meta", "br", "img", "link", "input", "hr"}
+VOID = {"meta", "br", "img", "link", "input", "hr", "col"}
 
 
 @cache
-def result(leak: float, examples: int = 300, policy: Policy = POLICY, models: int = 9) -> AuditResult:
+def result(
+    leak: float, examples: int = 300, policy: Policy = POLICY, models: int = 9, asked: tuple[str, ...] = ()
+) -> AuditResult:
     rng = np.random.default_rng(7)
     member = rng.random((models, examples)) < 0.5
     size = np.exp(rng.normal(0, 0.3, (models, examples)) - leak * member)
     maps = size[..., None] * rng.normal(size=(1, examples, 6))
     label = (rng.random((models, examples)) < np.where(member, 0.02, 0.1)).astype(float)
     values = {"l1": np.abs(maps).sum(-1), "l2": np.linalg.norm(maps, axis=-1), "label": label, "loss": size}
+    values |= {f"{prefix}{name}": values["l1"] for prefix in asked for name in ("l1", "mean", "positive")}
     return audit(Signals(member, values, maps.astype(np.float32)), policy)
+
+
+EXCESS = replace(POLICY, claim="excess", max_excess=0.3)
+
+
+def changed(found: AuditResult, **changes: object) -> AuditResult:
+    """The same with another judgement."""
+    return replace(found, judgement=replace(found.judgement, **changes))  # type: ignore[arg-type]
 
 
 def native(leak: float = 1.0) -> Configuration:
@@ -188,7 +208,7 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
     rows = Page(render(data)).rows
     for configuration in data.configurations:
         found = configuration.result
-        assert len(found.judged) == 5
+        assert len(found.judged) == 7
         for attack in found.judged:
             rate = attack.at(0.1)
             low, high = found.bounds(attack)
@@ -201,7 +221,7 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
 def test_the_label_and_the_loss_stand_beside_and_are_not_judged() -> None:
     page = Page(render(report(native())))
     text = "\n".join(page.rows)
-    judged, beside = text.index("Judged:"), text.index("Shown beside, not judged:")
+    judged, beside = text.index("Judged:"), text.index("Shown beside, not judged")
     assert judged < text.index("Threshold on l1") < beside
     assert beside < text.index("LabelLikelihoodRatio on label")
     assert beside < text.index("Threshold on loss")
@@ -211,16 +231,76 @@ def test_the_label_and_the_loss_stand_beside_and_are_not_judged() -> None:
             assert "limit" not in row
 
 
-def test_excess_is_the_difference_to_the_label_alone_at_the_policys_rate() -> None:
+def test_where_the_prediction_is_released_attacks_on_it_are_judged() -> None:
+    found = result(1.0, policy=replace(POLICY, release="explanation+prediction"))
+    (table,) = attack_tables([Configuration("native", "", found)])
+    assert not table.beside
+    assert {"Threshold on loss", "LabelLikelihoodRatio on label"} <= {row.title for row in table.judged}
+    assert "Shown beside" not in Page(render(report(Configuration("native", "", found), pictures=None))).text
+
+
+def test_the_strongest_attacks_come_first_and_the_weak_ones_are_folded_away_but_there() -> None:
+    asked = result(1.0, asked=("near_", "repeated_"))
+    assert len(asked.judged) > FIRST + 1
+    (table,) = attack_tables([Configuration("native", "", asked)])
+    assert table.judged[0].strongest
+    highs = [asked.bounds(next(a for a in asked.attacks if a.code == row.title))[1] for row in table.judged[1:]]
+    assert highs == sorted(highs, reverse=True)
+    shown = [row for _, rows in table.shown for row in rows]
+    folded = [row for _, rows in table.folded for row in rows]
+    assert {row.title for row in (*shown, *folded)} == {a.code for a in asked.attacks}
+    assert not {row.title for row in shown} & {row.title for row in folded}
+    html = render(report(Configuration("native", "", asked), pictures=None))
+    section = html[html.index("What the attacks found") :]
+    visible, hidden = section.split("<details>")[0], section.split("<details>")[1].split("</details>")[0]
+    assert all(f"<small>{row.title}</small>" in visible for row in shown)
+    assert all(f"<small>{row.title}</small>" in hidden for row in folded)
+    assert table.folded_sentence.startswith(f"{len(folded)} more attacks: ")
+    assert "<summary>" not in render(report(Configuration("native", "", only_two(asked)), pictures=None))
+
+
+def only_two(found: AuditResult) -> AuditResult:
+    kept = found.judged[:2]
+    judgement = replace(found.judgement, evidence=tuple(a.evidence for a in kept), pairs=(), baseline="")
+    return replace(found, judgement=judgement, attacks=kept, orders=found.orders[:2])
+
+
+def test_excess_is_the_paired_difference_to_the_label_alone_with_the_judgements_bounds() -> None:
     found = result(1.0)
-    label = next(a for a in found.attacks if a.role == "label")
-    best = found.strongest
-    assert tables.excess_over_label(found, best) == pytest.approx(best.at(0.1).tpr - label.at(0.1).tpr)
-    (row,) = [r for r in tables.attack_tables([native()])[0].judged if r.strongest]
-    assert row.excess == f"{100 * (best.at(0.1).tpr - label.at(0.1).tpr):+.1f}"
-    alone = AuditResult(found.policy, found.judged, found.members, found.non_members, found.references)
-    assert tables.excess_over_label(alone, alone.strongest) is None
-    assert "–" in tables.attack_tables([Configuration("native", "", alone)])[0].judged[0].excess
+    rates = {a.code: a.at(0.1).tpr for a in found.attacks}
+    (table,) = excess_tables([native()])
+    assert {row.title for row in (*table.shown, *table.folded)} == {
+        f"{p.attack} on {p.signal}" for p in found.judgement.pairs
+    }
+    rows = Page(render(report(native(), pictures=None))).rows
+    for pair in found.judgement.pairs:
+        code = f"{pair.attack} on {pair.signal}"
+        difference = rates[code] - rates["LabelLikelihoodRatio on label"]
+        assert excess_over_baseline(found, pair.attack, pair.signal) == pytest.approx(difference)
+        low, high = found.judgement.excess(pair)
+        numbers = [f"{100 * difference:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}"]
+        assert [r for r in rows if code in r and all(n.replace("-", "−") in r for n in numbers)], (code, numbers)
+    alone = changed(found, pairs=(), baseline="")
+    assert not excess_tables([Configuration("native", "", alone)])
+    assert "What the explanation adds" not in Page(render(report(Configuration("native", "", alone)))).text
+
+
+def test_under_the_claim_excess_the_limit_is_that_of_the_excess() -> None:
+    found = result(1.0, policy=EXCESS)
+    assert found.verdict == "leak"
+    configuration = Configuration("native", "", found)
+    text = " ".join(Page(render(report(configuration, pictures=None))).text.split())
+    assert "The verdict rests on it." in text
+    assert "must not find more than 30% of the members more with the explanation than with the label alone" in text
+    assert "What this sample can decide" not in text  # its power is not computed
+    (table,) = excess_tables([configuration])
+    words = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
+    for row in (*table.shown, *table.folded):
+        low, high = found.judgement.decisive[row.title]
+        kind = "above" if low > 0.3 else "below" if high <= 0.3 else "open"
+        assert (row.tone, row.says) == (kind, words[kind])
+    whole = Page(render(report(native(), pictures=None))).text
+    assert "The verdict does not rest on it." in whole
 
 
 def test_each_row_says_in_words_how_it_stands_to_the_limit() -> None:
@@ -248,7 +328,11 @@ def test_a_rate_that_too_few_non_members_can_realise_is_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["title", "explainer", "notes", "name", "description", "caption", "key", "value", "command"]
+    "place",
+    [
+        *("title", "explainer", "notes", "name", "description", "caption", "key", "value", "command", "control"),
+        *("root_cause_sentence", "ablation"),
+    ],
 )
 def test_a_string_from_outside_cannot_inject_html(place: str) -> None:
     evil = '<img src=x onerror="alert(1)"></title></style>\'{{ 7*7 }}'
@@ -257,6 +341,13 @@ def test_a_string_from_outside_cannot_inject_html(place: str) -> None:
     match place:
         case "title" | "explainer":
             data = replace(data, **{place: evil})
+        case "root_cause_sentence":
+            data = replace(data, root_cause=ABLATIONS, root_cause_sentence=evil)
+        case "ablation":
+            data = replace(data, root_cause=(replace(ABLATIONS[0], name=evil),))
+        case "control":
+            found = changed(last.result, controls=(Control(evil, True, evil, {evil: 1.0}),))
+            data = replace(data, configurations=(replace(last, result=found),))
         case "notes":
             data = replace(data, notes=(evil,))
         case "name" | "description":
@@ -389,8 +480,152 @@ def test_digests_and_the_command_are_given_in_full() -> None:
 
 def test_limits_are_stated() -> None:
     text = " ".join(Page(standard()).text.split())
-    for words in ("Not differential privacy", "near-duplicates", "threshold is itself an estimate", "empirical"):
+    for words in (
+        "Not differential privacy",
+        "empirical",
+        "include the uncertainty of the threshold",
+        "another training run",
+    ):
         assert words in text
+    assert "threshold is itself an estimate is not" not in text
+
+
+def limits_of(found: AuditResult, other_key: bool | None = None) -> str:
+    page = Page(render(report(Configuration("native", "", found), pictures=None, other_key=other_key)))
+    return " ".join(page.text.split()).partition("What this audit does not show")[2]
+
+
+def test_the_limits_say_which_adaptive_queries_were_attacked() -> None:
+    plain, near = limits_of(result(0.0)), limits_of(result(0.0, asked=("near_",)))
+    both = limits_of(result(0.0, asked=("near_", "repeated_")), other_key=True)
+    assert "Near-duplicates and repeated queries were not attacked" in plain
+    assert "Attacked beside the plain query: near-duplicates" in near
+    assert "Repeating a query was not attacked" in near
+    assert "the same query again, its answers averaged." in both
+    assert "was not attacked" not in both
+    assert "the reference models answered with another one" in both
+    assert "key" not in plain
+    assert "favours the attacker" in limits_of(result(0.0), other_key=False)
+
+
+def test_controls_are_shown_with_what_they_found() -> None:
+    found = result(0.0)
+    html = render(report(Configuration("native", "", found), pictures=None))
+    section = html[html.index("<h2>Controls</h2>") : html.index("<h2>What the attacks found")]
+    cards = section.split("<li ")[1:]
+    assert len(cards) == len(found.controls) == 4
+    for control, card in zip(found.controls, cards, strict=True):
+        state = {True: "fired", False: "quiet", None: "not run"}[control.fired]
+        assert f"</svg>{state}</span>" in card
+        assert control.says[1:] in entities.unescape(card)
+    assert {c.fired for c in found.controls} == {False, None}
+
+
+def test_a_control_that_fires_stands_out_and_decides_nothing() -> None:
+    fired = Control("blind baseline", True, "a classifier that sees inputs only tells them apart", {"auc": 0.8})
+    found = changed(result(1.0), controls=(fired,))
+    html = render(report(Configuration("native", "", found), pictures=None))
+    text = " ".join(Page(html).text.split())
+    assert found.verdict == "inconclusive"
+    assert '<li class="fired">' in html
+    assert "Not decided: the control “blind baseline” fired" in text
+    assert "as long as a control fires, no number of examples decides" in text
+    assert '<li class="fired">' not in render(report(native(), pictures=None))
+    compared = report(Configuration("native", "", found), hardened(), pictures=None)
+    assert '<li class="fired">' in render(compared)  # of a configuration that is only compared, too
+
+
+@pytest.mark.parametrize(("uses", "shown", "warns"), [(None, "not counted", 1), (1, "first use", 0), (3, "3", 1)])
+def test_uses_of_the_examples_are_stated_and_more_than_one_is_a_warning(
+    uses: int | None, shown: str, warns: int
+) -> None:
+    found = replace(result(0.0), uses=uses)
+    html = render(report(Configuration("custom", "", found), pictures=None))
+    facts = html[html.index('<dl class="facts"') : html.index("</dl>")]
+    assert facts.count('class="warns"') == warns
+    assert shown in Page(facts).text.partition("Uses of these examples")[2]
+    assert 'class="warns"' not in render(report(Configuration("native", "", result(0.0)), pictures=None))
+
+
+def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None:
+    open_, sure = result(INCONCLUSIVE), result(0.0)
+    assert open_.needed is not None
+    text = Page(render(report(Configuration("native", "", open_), pictures=None))).text
+    assert f"{open_.needed.members:,} + {open_.needed.non_members:,}" in text
+    assert f"{open_.could_certify:.1%}" in text.partition("At best certifiable")[2][:10]
+    assert "Not decided: the interval is too wide to decide." in " ".join(text.split())
+    certain = Page(render(report(Configuration("native", "", sure), pictures=None))).text
+    assert "Would decide" not in certain
+    assert "Not decided" not in certain
+
+
+@pytest.mark.parametrize("policy", [POLICY, EXCESS])
+def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
+    found = result(INCONCLUSIVE, policy=policy)
+    fpr, low, high = figures.band(found, 1e-3)
+    at = int(np.flatnonzero(fpr == policy.fpr)[0])
+    assert (low[at], high[at]) == pytest.approx(found.bounds(found.strongest))
+    assert (np.diff(high) >= 0).all()
+    best = found.strongest
+    order = next(o for a, o in zip(found.judged, found.orders, strict=True) if a is best)
+    parts = 4 if policy.claim == "excess" else 2
+    each = 0.05 / len(found.judged)
+    for i in range(0, len(fpr), 7):  # by hand, at other rates
+        rank, share = tight_rank(found.non_members, fpr[i], each / parts)
+        loose = loose_rank(found.non_members, fpr[i], 0.05 / parts)
+        assert high[i] == pytest.approx(upper_bound(found_above(order, loose), found.members, 0.025))
+        below = lower_bound(found_above(order, rank), found.members, each / 2) * share
+        assert low[i] == pytest.approx(max(below, 1e-4))
+
+
+def test_the_chances_are_those_of_the_power_and_their_sentence_is_read_off_them() -> None:
+    found = result(0.0)
+    likely = Chances.of(found)
+    assert likely is not None
+    one = power(found.policy, found.members, found.non_members, 7, likely.tpr[[0, 50, -1]])
+    np.testing.assert_allclose(likely.leak[[0, 50, -1]], one.leak)
+    np.testing.assert_allclose(likely.certified[[0, 50, -1]], one.certified)
+    proven = likely.tpr[likely.leak >= 0.9][0]
+    assert f"truly finds {proven:.1%} of the members" in likely.sentence(found)
+    assert likely.sentence(found) in " ".join(Page(render(report(Configuration("native", "", found)))).text.split())
+    alone = Chances.of(changed(found, references=0))
+    assert alone is not None
+    assert not alone.certified.any()
+    assert "certified 0% of the time" in alone.sentence(found)
+
+
+ABLATIONS = (
+    Ablation("L1 norm", "sum of all magnitudes", 0.71, 0.66, 0.76, 0.2, 0.1, 0.3, 0.05),
+    Ablation("whole map", "every entry", 0.66, 0.61, 0.71, 0.15, 0.07, 0.24, 0.05),
+    Ablation("norm alone", "L1 norm", 0.70, 0.65, 0.75, 0.2, 0.1, 0.3, 0.05, "alone", "norm"),
+    Ablation("signs alone", "signs", 0.51, 0.46, 0.56, 0.06, 0.02, 0.12, 0.05, "alone", "signs"),
+    Ablation("norm removed", "unit RMS", 0.53, 0.48, 0.58, 0.07, 0.03, 0.13, 0.05, "removed", "norm"),
+)
+
+
+def test_the_root_cause_is_shown_with_its_sentence_and_left_out_without() -> None:
+    page = Page(render(report(native(), root_cause=ABLATIONS)))
+    assert "The norm carries the leak: alone AUC 0.70, without AUC 0.53" in page.text
+    for a in ABLATIONS:
+        numbers = (a.name, f"{a.auc:.3f}", f"{a.auc_low:.3f}–{a.auc_high:.3f}", f"{a.tpr:.1%}")
+        assert [r for r in page.rows if all(n in r for n in numbers)]
+    said = Page(render(report(native(), root_cause=ABLATIONS, root_cause_sentence="As told."))).text
+    assert "As told." in said
+    assert "carries the leak:" not in said
+    for nothing in (None, ()):
+        assert "Which property carries" not in Page(render(report(native(), root_cause=nothing))).text
+
+
+def test_every_kind_of_scale_shows_its_ends_and_keeps_order() -> None:
+    for scale in (Scale.rates(0.31, 0.05, 0.15), Scale.differences(-0.22, 0.11, 0.1), Scale.aucs(0.43, 0.71)):
+        places = [scale.x(v) for v in np.linspace(scale.low, scale.high, 9)]
+        assert places == sorted(places)
+        assert places[0] < scale.x(scale.chance) < places[-1] or scale.unit == "rate"
+        assert scale.x(scale.low - 1) == places[0]
+        assert scale.x(scale.high + 1) == places[-1]
+    assert (Scale.differences(-0.22, 0.11, 0.1).low, Scale.differences(-0.22, 0.11, None).high) == (-0.25, 0.15)
+    assert Scale.rates(0.2, 0.05, None).bar(0.1, 0.05, 0.2, "open").count("limit") == 0
+    assert "limit +10.0" in Scale.differences(-0.1, 0.1, 0.1).bar(0.0, -0.1, 0.1, "open")
 
 
 def test_a_typical_report_stays_small() -> None:
@@ -437,8 +672,8 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 
 def test_unusable_parts_are_refused_with_the_reason() -> None:
     found = result(1.0)
-    beside = tuple(a for a in found.attacks if a.role != "explanation")
-    unjudged = AuditResult(found.policy, beside, found.members, found.non_members, found.references)
+    beside = tuple(a for a in found.attacks if a.role in ("label", "loss"))
+    unjudged = replace(changed(found, evidence=tuple(a.evidence for a in beside), pairs=()), attacks=beside, orders=())
     with pytest.raises(InputError, match="at least one audited configuration"):
         report(configurations=())
     with pytest.raises(InputError, match="no attack on the explanation"):

@@ -1,10 +1,11 @@
-"""The ROC figure as inline SVG whose colours are CSS variables, so that it follows the page's light and dark themes."""
+"""Figures as inline SVG whose colours are CSS variables, so that they follow the page's light and dark themes."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -15,12 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from safexplain.audit.stats import RocCurve, clopper_pearson
+from safexplain.audit.bounds import found_above, lower_bound, upper_bound
+from safexplain.audit.judgement import ranks_of
+from safexplain.audit.stats import RocCurve
 
 if TYPE_CHECKING:
     from safexplain.audit.protocol import AuditResult
 
-INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST = (f"#0a0b{i:02x}" for i in range(1, 9))
+INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
 """Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""
 
 VARIABLES = {
@@ -32,10 +35,15 @@ VARIABLES = {
     CHANCE: "--figure-chance",
     LIMIT: "--figure-limit",
     GHOST: "--figure-ghost",
+    GOOD: "--good",
+    BAD: "--bad",
 }
 SIZE = 4.7
 POINTS = 260
 """Vertices kept of a curve: one for each pixel or two of the figure."""
+
+BOUNDS = 60
+"""False-positive rates at which the bounds of the strongest attack are drawn, beside the policy's."""
 
 
 def lower_end(results: Sequence[AuditResult]) -> float:
@@ -48,8 +56,8 @@ def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None
     """Log-log ROC curves of one configuration.
 
     Every curve is the conservative step function: at x, the members found while at most a share x of the non-members
-    is accused. The strongest judged attack is emphasised, with pointwise Clopper-Pearson limits at the confidence of
-    the verdict's intervals.
+    is accused. The strongest judged attack is emphasised, with the bounds that the verdict would compare at each
+    false-positive rate.
 
     Args:
         result: the configuration.
@@ -60,16 +68,30 @@ def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None
     Returns:
         An `<svg>` element that refers to nothing outside of it but CSS variables.
     """
+
+    def draw(axes: Axes) -> None:
+        _frame(axes, least)
+        _draw(axes, result, least, compare)
+
+    return drawn(draw, (SIZE, SIZE * 0.95), (0.165, 0.125, 0.795, 0.855), "roc", salt)
+
+
+def drawn(
+    draw: Callable[[Axes], None],
+    size: tuple[float, float],
+    place: tuple[float, float, float, float],
+    name: str,
+    salt: str,
+) -> Markup:
+    """An `<svg class="name">` of what `draw` puts on the axes at `place` of a figure of `size` inches."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not the user's style sheet: the same input must give the same bytes
         matplotlib.rcParams.update({"svg.hashsalt": salt, "svg.fonttype": "none", "font.size": 10})
-        figure = Figure(figsize=(SIZE, SIZE * 0.95))
-        axes = figure.add_axes((0.165, 0.125, 0.795, 0.855))
-        _frame(axes, least)
-        _draw(axes, result, least, compare)
+        figure = Figure(figsize=size)
+        draw(figure.add_axes(place))
         raw = io.BytesIO()
         figure.savefig(raw, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Markup(_inline(raw.getvalue().decode()))
+    return Markup(_inline(raw.getvalue().decode(), name))
 
 
 def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | None) -> None:
@@ -85,11 +107,12 @@ def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | 
     if compare is not None:
         line = _steps(compare.strongest.curve, least)
         axes.step(*line, where="post", color=GHOST, linewidth=1.6, zorder=4)
-    x, low, high = _band(best.curve, least, result.judged_confidence)
-    axes.fill_between(x, low, high, step="post", color=STRONG, alpha=0.13, linewidth=0, zorder=1)
+    x, low, high = band(result, least)
+    axes.fill_between(x, low, high, color=STRONG, alpha=0.13, linewidth=0, zorder=1)
     axes.step(*_steps(best.curve, least), where="post", color=STRONG, linewidth=2.2, zorder=5)
-    axes.plot([policy.fpr, policy.fpr], [policy.max_tpr, 1], color=LIMIT, linewidth=1.6, zorder=6)
-    axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
+    if policy.claim == "whole":
+        axes.plot([policy.fpr, policy.fpr], [policy.max_tpr, 1], color=LIMIT, linewidth=1.6, zorder=6)
+        axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
 
 
 def _frame(axes: Axes, least: float) -> None:
@@ -103,11 +126,16 @@ def _frame(axes: Axes, least: float) -> None:
         axis.set_minor_locator(LogLocator(base=10, subs=tuple(np.arange(0.2, 1.0, 0.1)), numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}%"))
         axis.set_minor_formatter(NullFormatter())
+    plain(axes)
+    axes.set_xlabel("non-members wrongly accused (FPR)", color=INK, labelpad=6)
+    axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
+
+
+def plain(axes: Axes) -> None:
+    """Grid, ticks and frame as all figures have them."""
     axes.grid(which="major", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(which="both", length=0, colors=INK, pad=6)
-    axes.set_xlabel("non-members wrongly accused (FPR)", color=INK, labelpad=6)
-    axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
     for side in axes.spines.values():
         side.set_color(GRID)
         side.set_linewidth(0.8)
@@ -125,23 +153,35 @@ def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[
     return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
 
 
-def _band(
-    curve: RocCurve, least: float, confidence: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    at = _kept(curve, least)
-    limits = np.array([clopper_pearson(int(s), curve.members, confidence) for s in curve.true_positives[at]])
-    low, high = np.maximum(limits, least / 10).T
-    return np.maximum(curve.fpr[at], least), low, high
+def band(result: AuditResult, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Bounds of the strongest attack: false-positive rates, and what the verdict would compare if the policy had them.
+
+    Returns:
+        Rates, lower and upper bounds of the true-positive rate.
+    """
+    policy, n1, n0 = result.policy, result.members, result.non_members
+    best = result.strongest
+    order = next(o for a, o in zip(result.judged, result.orders, strict=True) if a is best)
+    rates = np.unique([*np.geomspace(least, 0.99, BOUNDS), policy.fpr])
+    excess = policy.tolerated_excess if policy.claim == "excess" else None
+    limits = []
+    for fpr in rates.tolist():
+        at = replace(policy, fpr=fpr, max_tpr=max(fpr, policy.max_tpr), max_excess=excess)
+        r = ranks_of(at, n0, len(result.judged))
+        low = lower_bound(found_above(order, r.tight), n1, r.lower_risk / 2) * r.tight_share
+        limits.append((low, upper_bound(found_above(order, r.loose), n1, r.upper_risk / 2)))
+    low, high = np.maximum(np.array(limits), least / 10).T
+    return rates, low, high
 
 
-def _inline(svg: str) -> str:
+def _inline(svg: str, name: str) -> str:
     """Matplotlib's file as an element of a page: no prologue, metadata, style, namespaces or group names."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', r'<svg class="roc" \1 aria-hidden="true">', svg, count=1)
+    svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg class="{name}" \1 aria-hidden="true">', svg, count=1)
     svg = svg.replace("xlink:href=", "href=")
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
     for stand_in, variable in VARIABLES.items():

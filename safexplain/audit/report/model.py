@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safexplain.errors import InputError
 
 if TYPE_CHECKING:
+    from safexplain.audit.ablation import Ablation
     from safexplain.audit.protocol import AuditResult
     from safexplain.audit.utility import Utility
 
@@ -92,6 +93,9 @@ class ReportData:
             reproduce the audit.
         pictures: of image data.
         notes: warnings and caveats, shown beside the verdict.
+        root_cause: what the attacks find in versions of the native map; None or empty: left out.
+        root_cause_sentence: what follows; "": the sentence of `ablation.sentence`.
+        other_key: whether the reference models answered with another noise key than the target; None: there is none.
 
     Raises:
         InputError: there is no configuration.
@@ -103,6 +107,9 @@ class ReportData:
     provenance: Mapping[str, str]
     pictures: Pictures | None = None
     notes: tuple[str, ...] = ()
+    root_cause: tuple[Ablation, ...] | None = None
+    root_cause_sentence: str = ""
+    other_key: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.configurations:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from safexplain.audit.report import figures, maps, tables, words
+from safexplain.audit.ablation import sentence
+from safexplain.audit.report import chances, comparisons, figures, maps, tables, verdict, words
+from safexplain.audit.report.limits import limits
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.errors import InputError
 
@@ -27,20 +29,30 @@ def render(report: ReportData) -> str:
         curves.append(
             (configuration, figures.roc_figure(configuration.result, least, compare=compare, salt=f"roc-{i}"))
         )
+    audited = report.audited.result
+    likely = chances.Chances.of(audited)
     return (
         _environment()
         .get_template("template.html.j2")
         .render(
             report=report,
             audited=report.audited,
-            result=report.audited.result,
+            result=audited,
+            facts=verdict.facts(report.audited),
+            controls=verdict.controls(report.configurations),
+            limits=limits(audited, report.other_key),
+            excess=comparisons.excess_tables(report.configurations),
+            causes=comparisons.cause_table(report.root_cause or ()),
+            causes_sentence=report.root_cause_sentence or sentence(report.root_cause or ()),
+            likely=likely,
+            likely_figure="" if likely is None else chances.chances_figure(likely, audited),
             words=words,
             native=NATIVE,
             configurations=report.configurations,
             hardened=[c for c in report.configurations if c.utility is not None],
             tables=tables.attack_tables(report.configurations),
             curves=curves,
-            utility=tables.utility_rows(report.configurations),
+            utility=comparisons.utility_rows(report.configurations),
             strips=_strips(report),
             signs=maps.has_signs(report.pictures) if report.pictures else (False, False),
             commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],

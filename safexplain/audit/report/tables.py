@@ -1,7 +1,8 @@
-"""The numbers of an audit as rows of text, ready for the template."""
+"""The rates of all attacks as rows of text, ready for the template; the strongest first."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from safexplain.audit.protocol import AttackResult, AuditResult
 
 Standing = Literal["above", "below", "open", "beside"]
+
+FIRST, FIRST_BESIDE = 6, 3
+"""Attacks shown at once, judged and not; the weaker ones are folded away."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,12 @@ class AttackRow:
     decisive: Rate
     standing: Standing
     bar: Markup
-    excess: str
     others: tuple[Rate, ...]
 
 
 @dataclass(frozen=True)
 class AttackTable:
-    """One configuration as a table."""
+    """One configuration as a table; rows from the strongest attack to the weakest."""
 
     configuration: Configuration
     fpr: str
@@ -57,78 +60,82 @@ class AttackTable:
     beside: tuple[AttackRow, ...]
 
     @property
+    def shown(self) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
+        """The groups that are shown at once, with their headings."""
+        return _groups(self.judged[: _split(self.judged, FIRST)], self.beside[: _split(self.beside, FIRST_BESIDE)])
+
+    @property
+    def folded(self) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
+        """The groups that are folded away."""
+        return _groups(self.judged[_split(self.judged, FIRST) :], self.beside[_split(self.beside, FIRST_BESIDE) :])
+
+    @property
+    def folded_sentence(self) -> str:
+        """How many are folded away, and how they stand."""
+        counts: Counter[str] = Counter(row.standing for _, rows in self.folded for row in rows)
+        parts = [f"{counts[k]} {words.STANDINGS[k]}" for k in words.STANDINGS if counts[k]]
+        return f"{counts.total()} more attacks: {', '.join(parts)}"
+
+    @property
     def nobody(self) -> bool:
         """Whether some rate needs the footnote about thresholds that accuse nobody."""
         return any(r.nobody for row in (*self.judged, *self.beside) for r in (row.decisive, *row.others))
 
 
-@dataclass(frozen=True)
-class UtilityRow:
-    """One measure of utility, with a value (text, share of the bar) for each configuration that has one."""
-
-    name: str
-    meaning: str
-    values: tuple[tuple[str, float], ...]
-
-
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
     """One table a configuration, all drawn on axes with one common end."""
-    highest = max(_bounds(c.result, a)[1] for c in configurations for a in c.result.attacks)
+    highest = max(c.result.bounds(a)[1] for c in configurations for a in c.result.attacks)
     return tuple(_table(c, highest) for c in configurations)
 
 
-def utility_rows(configurations: Sequence[Configuration]) -> tuple[UtilityRow, ...]:
-    """One row a measure; empty when no configuration has a utility."""
-    found = [c.utility for c in configurations if c.utility is not None]
-    if not found:
-        return ()
-    rows = []
-    for measure in words.measures(found[-1].top_fraction):
-        numbers = [float(getattr(u, measure.field)) for u in found]
-        values = tuple((f"{v:.2f}", min(max(v, 0.0), 1.0)) for v in numbers)
-        rows.append(UtilityRow(measure.name, measure.meaning, values))
-    return tuple(rows)
-
-
-def excess_over_label(result: AuditResult, attack: AttackResult) -> float | None:
-    """TPR at the policy's rate above that of the strongest attack on the label alone; None without such an attack."""
-    fpr = result.policy.fpr
-    label = [a.at(fpr).tpr for a in result.attacks if a.role == "label"]
-    return attack.at(fpr).tpr - max(label) if label else None
+def standing(result: AuditResult, code: str) -> Standing:
+    """How a judged attack stands to the policy's limit."""
+    bounds = result.judgement.decisive.get(code)
+    if bounds is None:
+        return "beside"
+    limit = result.policy.limit
+    return "above" if bounds[0] > limit else "below" if bounds[1] <= limit else "open"
 
 
 def _table(configuration: Configuration, highest: float) -> AttackTable:
     result = configuration.result
     policy = result.policy
-    scale = Scale.covering(highest, policy.fpr, policy.max_tpr)
+    scale = Scale.rates(highest, policy.fpr, policy.max_tpr if policy.claim == "whole" else None)
     fprs = [r.fpr for r in result.attacks[0].rates if r.fpr != policy.fpr]
-    rows = [(a.role == "explanation", _row(result, a, scale, fprs)) for a in result.attacks]
+    judged, best = {a.code for a in result.judged}, result.strongest
+    bounds = {a.code: result.bounds(a) for a in result.attacks}
+    ordered = sorted(result.attacks, key=lambda a: (a is not best, -bounds[a.code][1], -a.auc, a.code))
+    rows = [(a.code in judged, _row(result, a, bounds[a.code], a is best, scale, fprs)) for a in ordered]
     return AttackTable(
         configuration=configuration,
         fpr=words.percent(policy.fpr, 3),
         others=tuple(words.percent(f, 3) for f in fprs),
         axis=scale.axis(),
-        judged=tuple(row for judged, row in rows if judged),
-        beside=tuple(row for judged, row in rows if not judged),
+        judged=tuple(row for counts, row in rows if counts),
+        beside=tuple(row for counts, row in rows if not counts),
     )
 
 
-def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence[float]) -> AttackRow:
+def _row(
+    result: AuditResult,
+    attack: AttackResult,
+    bounds: tuple[float, float],
+    strongest: bool,
+    scale: Scale,
+    fprs: Sequence[float],
+) -> AttackRow:
     decisive = attack.at(result.policy.fpr)
-    low, high = _bounds(result, attack)
-    standing = _standing(result, attack)
-    excess = excess_over_label(result, attack)
-    plain = attack.role == "label" or excess is None
+    low, high = bounds
+    stands = standing(result, attack.code)
     return AttackRow(
-        name=words.attack_name(attack),
+        name=words.attack_name(attack.attack, attack.signal),
         title=attack.code,
-        strongest=attack is result.strongest,
+        strongest=strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),
         decisive=_rate(decisive, low, high),
-        standing=standing,
-        bar=scale.bar(decisive.tpr, low, high, standing),
-        excess="–" if plain else f"{100 * (excess or 0.0):+.1f}".replace("-", "−"),
+        standing=stands,
+        bar=scale.bar(decisive.tpr, low, high, stands),
         others=tuple(_rate(r, r.low, r.high) for r in map(attack.at, fprs)),
     )
 
@@ -142,18 +149,13 @@ def _rate(rate: RateAtFpr, low: float, high: float) -> Rate:
     )
 
 
-def _bounds(result: AuditResult, attack: AttackResult) -> tuple[float, float]:
-    """The interval that counts: joint over the judged attacks, on its own for those shown beside."""
-    if attack.role == "explanation":
-        return result.bounds(attack)
-    rate = attack.at(result.policy.fpr)
-    return rate.low, rate.high
+def _split(rows: Sequence[AttackRow], most: int) -> int:
+    """How many rows are shown at once; a single one is not worth folding away."""
+    return len(rows) if len(rows) <= most + 1 else most
 
 
-def _standing(result: AuditResult, attack: AttackResult) -> Standing:
-    if attack.role != "explanation":
-        return "beside"
-    low, high = result.bounds(attack)
-    if low > result.policy.max_tpr:
-        return "above"
-    return "below" if high <= result.policy.max_tpr else "open"
+def _groups(
+    judged: tuple[AttackRow, ...], beside: tuple[AttackRow, ...]
+) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
+    named = (("Judged: the verdict rests on them", judged), ("Shown beside, not judged", beside))
+    return tuple((name, rows) for name, rows in named if rows)

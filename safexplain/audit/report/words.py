@@ -1,15 +1,16 @@
-"""The report's wording: verdicts, attacks, measures and limits, for a reader who has not met them before."""
+"""The report's wording: verdicts, attacks, controls and measures, for a reader who has not met them before."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safexplain.audit.names import ATTACK_NAMES, SIGNAL_NAMES
+from safexplain.audit.names import ATTACK_NAMES, AVERAGED, signal_name
 from safexplain.audit.report.model import NATIVE, Configuration
 
 if TYPE_CHECKING:
-    from safexplain.audit.protocol import AttackResult, AuditResult, Policy
+    from safexplain.audit.policy import Policy
+    from safexplain.audit.protocol import AuditResult
 
 VERDICTS = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
 """The word on the badge; upper case is set by the style sheet."""
@@ -20,32 +21,30 @@ RELEASES = {
     "custom": "Custom hardening",
 }
 
-LIMITS = (
-    (
-        "The scored examples, at the realised rate.",
-        "The intervals hold for the scored examples at the threshold that realised the false-positive rate among"
-        " them. That this threshold is itself an estimate is not in the interval.",
-    ),
-    (
-        "These attacks, not every attack.",
-        "The result is empirical. “Certified” says that none of the attacks listed here found more than the policy"
-        " allows; a stronger attack or one with more reference models may. A proven leak stands either way.",
-    ),
-    (
-        "One question for each example.",
-        "Adaptive or repeated queries, and questions about near-duplicates of a training example, were not tested.",
-    ),
-    (
-        "Not differential privacy.",
-        "No guarantee for each person follows: the rates are averages over members, and a few unusual examples"
-        " can be more exposed.",
-    ),
-    (
-        "This model and this configuration.",
-        "Another model, explainer, data set or hardening needs its own audit.",
-    ),
-)
-"""What the audit does not show: (headline, sentence)."""
+CONTROLS = {
+    "blind baseline": "Can members be told by what was asked about, without any answer?",
+    "null model": "Do the attacks find the members in a model that knows nothing of them?",
+    "shuffled membership": "Does this audit raise false alarms when the members are drawn by lot?",
+    "references": "Are there reference models with and without the scored examples?",
+}
+"""What each control asks."""
+
+NUMBERS = {"auc": "AUC", "auc_low": "AUC at least", "tpr_low": "TPR at least", "expected_at_most": "expected at most"}
+"""Numbers behind a control."""
+
+STATES = {True: "fired", False: "quiet", None: "not run"}
+"""A control's outcome."""
+
+STANDINGS = {"above": "above the limit", "below": "within the limit", "open": "undecided", "beside": "not judged"}
+"""How an attack stands to the limit."""
+
+KINDS = {
+    "native": "The map as it is",
+    "alone": "One property kept alone",
+    "removed": "One property removed",
+    "other": "Another output of the model explained",
+}
+"""Groups of the root-cause table."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,24 @@ def percent(share: float, digits: int | None = None) -> str:
     return f"{share:.1%}" if digits is None else f"{100 * share:.{digits}g}%"
 
 
+def points(difference: float, digits: int | None = None) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    text = f"{100 * difference:+.1f}" if digits is None else f"{100 * difference:+.{digits}g}"
+    return text.replace("-", "−")
+
+
 def interval(low: float, high: float) -> str:
     """Two shares as a range, one decimal."""
     return f"{100 * low:.1f}–{100 * high:.1f}%"
 
 
-def attack_name(attack: AttackResult) -> str:
+def attack_name(attack: str, signal: str) -> str:
     """Readable name of an attack and what it reads."""
-    return f"{ATTACK_NAMES.get(attack.attack, attack.attack)} · {SIGNAL_NAMES.get(attack.signal, attack.signal)}"
+    parts, averaged = signal.split("+"), ""
+    for prefix, what in AVERAGED.items():
+        if len(parts) > 1 and all(part.startswith(prefix) for part in parts):
+            parts, averaged = [part.removeprefix(prefix) for part in parts], f" ({what})"
+    return f"{ATTACK_NAMES.get(attack, attack)} · {', '.join(signal_name(part) for part in parts)}{averaged}"
 
 
 def release_name(configuration: Configuration) -> str:
@@ -92,22 +101,37 @@ def release_name(configuration: Configuration) -> str:
     return RELEASES.get(configuration.name, configuration.name)
 
 
+def released(policy: Policy) -> str:
+    """What the service gives away."""
+    if policy.release == "explanation+prediction":
+        return "the explanation and the prediction with its probabilities"
+    return "the explanation and the label that it explains"
+
+
 def policy_sentence(policy: Policy) -> str:
     """The policy, for a reader who has not met true- and false-positive rates."""
+    fpr = percent(policy.fpr, 3)
+    if policy.claim == "excess":
+        alone = "the prediction" if policy.release == "explanation+prediction" else "the label"
+        return (
+            f"an attacker who may wrongly accuse {fpr} of the non-members must not find more than"
+            f" {percent(policy.limit, 3)} of the members more with the explanation than with {alone} alone, which is"
+            " released anyway."
+        )
     return (
-        f"an attacker who may wrongly accuse {percent(policy.fpr, 3)} of the non-members must not find more than"
-        f" {percent(policy.max_tpr, 3)} of the members. Guessing finds {percent(policy.fpr, 3)}."
+        f"an attacker who sees {released(policy)}, and may wrongly accuse {fpr} of the non-members, must not find more"
+        f" than {percent(policy.max_tpr, 3)} of the members. Guessing finds {fpr}."
     )
 
 
 def confidence_sentence(result: AuditResult) -> str:
-    """What the intervals of the judged attacks promise."""
-    n, joint = len(result.judged), percent(result.policy.confidence, 4)
-    if n == 1:
-        return f"The interval of the judged attack holds with {joint} confidence (Clopper-Pearson)."
+    """What the bounds of the judged attacks promise."""
+    joint, each, n = percent(result.policy.confidence, 4), percent(result.judged_confidence, 4), len(result.judged)
+    attacks = "the judged attack" if n == 1 else f"each of the {n} judged attacks"
     return (
-        f"The intervals of the {n} judged attacks hold together with {joint} confidence"
-        f" (Clopper-Pearson, each at {percent(result.judged_confidence, 4)})."
+        f"Of {attacks}, the lower bound holds with {each} confidence"
+        + ("" if n == 1 else f", so that all of them hold together with {joint}")
+        + f", and the upper bound with {joint}. Both include the uncertainty of the threshold."
     )
 
 
