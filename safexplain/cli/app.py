@@ -10,12 +10,35 @@ import typer
 from rich.console import Console
 
 import safexplain
-from safexplain.audit import Policy, Recipe, Signals, audit
+from safexplain.audit import Queries, Recipe, Signals, certify
 from safexplain.cli.audit_model import Effort, Source, audit_model
-from safexplain.cli.console import WORDS, attack_table, device_of, progress_bars, resumable, verdict_table
+from safexplain.cli.console import (
+    WORDS,
+    attack_table,
+    controls_line,
+    device_of,
+    progress_bars,
+    resumable,
+    verdict_table,
+)
 from safexplain.cli.demo import run_demo
-from safexplain.cli.pipeline import Outcome, choose_folder
-from safexplain.cli.release import parse_hardening, parse_method, parse_numbers
+from safexplain.cli.folders import choose_folder
+from safexplain.cli.plan import Outcome
+from safexplain.cli.policy_options import (
+    Attacks,
+    ClaimOf,
+    Confidence,
+    MaxExcess,
+    MaxTpr,
+    PolicyFile,
+    PolicyFpr,
+    Released,
+    policy_of,
+)
+from safexplain.cli.release import parse_classes, parse_hardening, parse_method, parse_numbers
+from safexplain.cli.uses import uses_of
+from safexplain.cli.verify import sign_command, verify_command
+from safexplain.errors import ConfigurationError
 
 app = typer.Typer(
     help="Prove or refute that explanations leak the training set.",
@@ -31,9 +54,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunDir = Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")]
 Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models are not trained again.")]
-PolicyFpr = Annotated[float, typer.Option(help="Share of non-members the attacker may wrongly accuse.")]
-MaxTpr = Annotated[float, typer.Option(help="Largest tolerated share of members found at that rate.")]
-Confidence = Annotated[float, typer.Option(help="Of the verdict as a whole.")]
+Force = Annotated[
+    bool, typer.Option(help="Judge although these examples were used for another verdict; it is counted.")
+]
+Split = Annotated[str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -65,9 +89,18 @@ def audit_command(
     references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
-    policy_fpr: PolicyFpr = 0.01,
-    max_tpr: MaxTpr = 0.03,
-    confidence: Confidence = 0.95,
+    classes: Annotated[str, typer.Option(help="Also explain these classes, as 0,3,7, or all.")] = "",
+    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 4,
+    repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = 1,
+    policy: PolicyFile = None,
+    policy_fpr: PolicyFpr = None,
+    max_tpr: MaxTpr = None,
+    confidence: Confidence = None,
+    release: Released = None,
+    claim: ClaimOf = None,
+    max_excess: MaxExcess = None,
+    attacks: Attacks = None,
+    force: Force = False,
     seed: Seed = 0,
     device: Device = "auto",
     run_dir: RunDir = None,
@@ -76,10 +109,17 @@ def audit_command(
     quiet: Quiet = False,
 ) -> int:
     """Attack a model's explanations, native and hardened, and judge what was released."""
-    policy = Policy(policy_fpr, max_tpr, confidence)
+    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
     method, chosen = parse_method(explainer, output, option or []), parse_hardening(hardening)
     effort = Effort(
-        references, Recipe.from_toml(recipe) if recipe else None, seed, device_of(device), batch_size=batch_size
+        references,
+        Recipe.from_toml(recipe) if recipe else None,
+        seed,
+        device_of(device),
+        batch_size=batch_size,
+        queries=Queries(repeats=repeats, near=near_duplicates, seed=seed),
+        classes=parse_classes(classes),
+        force=force,
     )
     source = Source(
         model,
@@ -97,24 +137,41 @@ def audit_command(
     )
     folder = choose_folder(run_dir, resume)
     with resumable(folder), progress_bars(quiet or json_) as progress:
-        outcome = audit_model(source, method, chosen, policy, effort, folder, progress)
+        outcome = audit_model(source, method, chosen, judged_by, effort, folder, progress)
     return _show(outcome, json_, quiet)
 
 
 @app.command("attack")
 def attack_command(
     signals: Annotated[Path, typer.Argument(help="signals.npz: membership, and arrays such as l1 or attributions.")],
-    policy_fpr: PolicyFpr = 0.01,
-    max_tpr: MaxTpr = 0.03,
-    confidence: Confidence = 0.95,
+    policy: PolicyFile = None,
+    policy_fpr: PolicyFpr = None,
+    max_tpr: MaxTpr = None,
+    confidence: Confidence = None,
+    release: Released = None,
+    claim: ClaimOf = None,
+    max_excess: MaxExcess = None,
+    attacks: Attacks = None,
+    split: Split = "certification",
+    force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Run the attacks alone, on signals that any pipeline may have written."""
-    policy = Policy(policy_fpr, max_tpr, confidence)
+    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
+    if split not in ("certification", "selection"):
+        raise ConfigurationError(f"--split is certification or selection, got {split!r}")
+    loaded = Signals.load(signals)
     with progress_bars(quiet or json_) as progress:
-        result = audit(Signals.load(signals), policy, seed=seed, progress=progress)
+        result = certify(
+            loaded,
+            judged_by,
+            split="selection" if split == "selection" else "certification",
+            uses=uses_of(loaded, force),
+            seed=seed,
+            progress=progress,
+        )
     if json_:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False))
     elif quiet:
@@ -123,6 +180,7 @@ def attack_command(
         console = Console()
         console.print(attack_table(result))
         console.print(result.sentence, highlight=False)
+        console.print(controls_line(result), style="dim", highlight=False)
     return result.exit_code
 
 
@@ -143,6 +201,10 @@ def demo_command(
     return _show(outcome, json_, quiet)
 
 
+app.command("verify")(verify_command)
+app.command("sign")(sign_command)
+
+
 def _show(outcome: Outcome, json_: bool, quiet: bool) -> int:
     judged = outcome.configurations[-1]
     if json_:
@@ -154,6 +216,7 @@ def _show(outcome: Outcome, json_: bool, quiet: bool) -> int:
         console = Console()
         console.print(verdict_table(outcome.configurations))
         console.print(judged.result.sentence, highlight=False)
+        console.print(controls_line(judged.result), style="dim", highlight=False)
         for note in outcome.notes:
             console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
         console.print(f"\nRun directory: {outcome.folder}", soft_wrap=True, highlight=False, markup=False)

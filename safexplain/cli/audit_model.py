@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from safexplain.audit import Policy, Population, Recipe, Shadows, train_shadows
+from safexplain.audit import Policy, Population, Queries, Recipe, Shadows, train_shadows
 from safexplain.audit.cache import ModelCache
+from safexplain.audit.scoring import FEWEST_FOR_NULL
 from safexplain.audit.shadows import Progress, named
 from safexplain.cli.audit_data import AuditData
+from safexplain.cli.folders import make_folder
 from safexplain.cli.load_data import check_data, check_model_fits, load_data
 from safexplain.cli.load_model import LoadedModel, load_model
-from safexplain.cli.pipeline import MODEL_DIGEST, Outcome, Plan, Pool, make_folder, run_pipeline
+from safexplain.cli.pipeline import run_pipeline
+from safexplain.cli.plan import MODEL_DIGEST, Outcome, Plan, Pool
 from safexplain.cli.release import Method
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening
@@ -49,13 +52,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard the audit tries: reference models, their recipe, sizes, device."""
+    """How hard the audit tries: reference models, their recipe, sizes, device, adaptive queries, classes beside the
+    predicted one (None: all); and whether examples that were used for another verdict may be used again."""
 
     references: int
     recipe: Recipe | None
     seed: int
     device: torch.device
     batch_size: int = 256
+    queries: Queries = field(default_factory=Queries)
+    classes: tuple[int, ...] | None = ()
+    force: bool = False
     notes: tuple[str, ...] = field(default=())
 
 
@@ -106,11 +113,18 @@ def audit_model(
         policy=policy,
         seed=effort.seed,
         batch_size=effort.batch_size,
+        queries=effort.queries,
+        classes=tuple(range(classes)) if effort.classes is None else effort.classes,
+        recipe=(effort.recipe or Recipe(seed=effort.seed)).to_toml(),
+        force=effort.force,
         subject={source.model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}},
         materials={f"data {data.source} sha256": data.sha256},
         notes=tuple(notes),
     )
-    return run_pipeline([Pool(population, shadows)], plan, folder, progress)
+    untrained = None
+    if len(shadows.models) < FEWEST_FOR_NULL and loaded.fresh is not None:
+        untrained = loaded.fresh(effort.seed).to(effort.device).eval()
+    return run_pipeline([Pool(population, shadows, untrained)], plan, folder, progress)
 
 
 def _normalised(data: AuditData, mean: tuple[float, ...], std: tuple[float, ...]) -> AuditData:

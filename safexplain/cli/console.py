@@ -17,7 +17,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from safexplain.audit.names import ATTACK_NAMES, SIGNAL_NAMES
+from safexplain.audit.judgement import is_judged
+from safexplain.audit.names import ATTACK_NAMES, signal_name
 from safexplain.audit.protocol import AttackResult, AuditResult, Verdict
 from safexplain.audit.report import Configuration
 from safexplain.audit.shadows import Progress, silent
@@ -97,21 +98,32 @@ def attack_table(result: AuditResult) -> Table:
     """A line for each attack."""
     policy = result.policy
     title = f"{result.members} members, {result.non_members} non-members, {result.references} reference models"
-    table = _table(title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "interval", "realised FPR"))
+    table = _table(title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "bounds", "realised FPR"))
     table.caption, table.caption_justify = "Dim: shown beside, not judged.", "left"
     for a in result.attacks:
         rate = a.at(policy.fpr)
-        low, high = result.bounds(a) if a.role == "explanation" else (rate.low, rate.high)
-        style = None if a.role == "explanation" else "dim"
+        low, high = result.bounds(a)
+        style = None if is_judged(a.role, policy) else "dim"
         cells = (f"{a.auc:.3f}", f"{rate.tpr:.1%}", f"{low:.1%}-{high:.1%}", f"{rate.realised_fpr:.2%}")
-        signal = SIGNAL_NAMES.get(a.signal, a.signal)
-        table.add_row(ATTACK_NAMES.get(a.attack, a.attack), signal, *cells, style=style)
+        table.add_row(ATTACK_NAMES.get(a.attack, a.attack), signal_name(a.signal), *cells, style=style)
     return table
 
 
+def controls_line(result: AuditResult) -> str:
+    """Which controls were run, which fired, which could not be run."""
+    kinds = {
+        "quiet": [c.name for c in result.controls if c.fired is False],
+        "FIRED": [c.name for c in result.controls if c.fired],
+        "not run": [c.name for c in result.controls if c.fired is None],
+    }
+    found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+    used = "" if result.uses in (None, 1) else f" These examples have been used for {result.uses} verdicts."
+    return f"Controls: {found}.{used}"
+
+
 def _lines(attack: AttackResult) -> str:
-    name = ATTACK_NAMES.get(attack.attack, attack.attack).lower()
-    return f"{name}\n[dim]{SIGNAL_NAMES.get(attack.signal, attack.signal)}[/]"
+    name = ATTACK_NAMES.get(attack.attack, attack.attack)
+    return f"{name if name.isupper() else name.lower()}\n[dim]{signal_name(attack.signal)}[/]"
 
 
 def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:

@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,89 +15,20 @@ import torch
 from numpy.typing import NDArray
 
 import safexplain
-from safexplain.audit import Population, Shadows, Signals, audit, collect_signals, side_by_side, utility
+from safexplain.audit import Signals, certify, utility
 from safexplain.audit.certificate import statement, write_json
-from safexplain.audit.protocol import Policy
 from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
 from safexplain.audit.shadows import Progress, named
-from safexplain.cli.release import Method
-from safexplain.errors import InputError
-from safexplain.hardening import Hardening
+from safexplain.cli.asking import ask, find_cause
+from safexplain.cli.plan import MODEL_DIGEST, Outcome, Plan, Pool
+from safexplain.cli.uses import uses_of
 from safexplain.identity import model_digest
-
-MODEL_DIGEST = "safexplainModelDigest"
-"""Name of `safexplain.identity.model_digest` in a certificate."""
 
 SHOWN = 6
 """Examples pictured in the report."""
 
 LARGEST_MAPS = 2 << 30
 """Bytes of attribution maps kept in memory for the whole-map attack; above it, that attack is left out."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """A population and the models over it, the target first.
-
-    Args:
-        population: the examples.
-        shadows: models and membership; model 0 is the target.
-    """
-
-    population: Population
-    shadows: Shadows
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """What is audited and how.
-
-    Args:
-        title: for the report.
-        method: what is explained.
-        name: of the hardening: recommended, custom or native.
-        hardening: of the released explanations.
-        policy: what counts as a leak.
-        seed: of everything random; also makes the audit's own noise key.
-        batch_size: examples an explanation call.
-        subject: name -> {algorithm: digest} of the audited models; empty: digests of their parameters.
-        materials: name -> digest, for provenance.
-        notes: caveats for the reader.
-    """
-
-    title: str
-    method: Method
-    name: str
-    hardening: Hardening
-    policy: Policy
-    seed: int
-    batch_size: int = 256
-    subject: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    materials: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What came out: configurations in the report's order (the last one is judged), and the files."""
-
-    configurations: tuple[Configuration, ...]
-    folder: Path
-    notes: tuple[str, ...]
-    files: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; the judged configuration's result at the top level."""
-        judged = self.configurations[-1]
-        return {
-            **judged.result.to_dict(),
-            "configuration": judged.name,
-            "utility": judged.utility.to_dict() if judged.utility else None,
-            "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
-            "notes": list(self.notes),
-            "run_dir": str(self.folder),
-            "files": dict(self.files),
-        }
 
 
 def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Progress) -> Outcome:
@@ -111,35 +41,18 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
     """
     notes = list(plan.notes)
     features = int(pools[0].population.x[0].numel())
-    size = 4 * features * sum(p.shadows.membership.size for p in pools)
+    copies = 1 if plan.hardening.is_none else 2  # averaged over near-duplicates too
+    size = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
     keep = size <= LARGEST_MAPS
     if not keep:
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
-    key = hashlib.blake2b(f"audit {plan.seed}".encode(), digest_size=32).digest()
-    hardening = plan.hardening.with_key(key)
-    releases = {"native": None} if plan.hardening.is_none else {"native": None, plan.name: hardening}
-    signals: dict[str, Signals] = {}
-    for name, applied in releases.items():
-        meta = {"explainer": plan.method.title, "release": name, "seed": plan.seed}
-        if applied is not None:
-            meta["hardening"] = applied.to_json()
-        parts = []
-        for i, pool in enumerate(pools):
-            stage = f"explaining ({name}{f', pool {i + 1}' if len(pools) > 1 else ''})"
-            parts.append(
-                collect_signals(
-                    pool.shadows,
-                    pool.population,
-                    plan.method.explain(applied),
-                    batch_size=plan.batch_size,
-                    keep_attributions=keep,
-                    targets=(0,),
-                    meta=meta,
-                    progress=named(progress, stage),
-                )
-            )
-        signals[name] = side_by_side(parts)
-    configurations = tuple(_configuration(name, s, signals["native"], plan, progress) for name, s in signals.items())
+    releases = {"native": None} if plan.hardening.is_none else {"native": None, plan.name: plan.hardening}
+    signals = {name: ask(pools, plan, name, hardening, keep, progress) for name, hardening in releases.items()}
+    inputs = np.concatenate([p.population.x.numpy() for p in pools])
+    configurations = tuple(
+        _configuration(name, s, signals["native"], inputs, plan, progress) for name, s in signals.items()
+    )
+    causes, cause = find_cause(pools, plan, signals["native"], keep, progress)
     files = {"report": "report.html", "certificate": "certificate.json", "signals": "signals.npz"}
     judged = configurations[-1]
     signals[judged.name].save(folder / "signals.npz")
@@ -180,15 +93,22 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         provenance=provenance,
         pictures=_pictures(pools[0], signals, judged.name),
         notes=tuple(notes),
+        root_cause=causes,
+        root_cause_sentence=cause,
+        other_key=None if plan.hardening.noise is None else True,
     )
     write_report(folder / "report.html", report)
     return Outcome(configurations, folder, tuple(notes), files)
 
 
-def _configuration(name: str, signals: Signals, native: Signals, plan: Plan, progress: Progress) -> Configuration:
-    result = audit(
+def _configuration(
+    name: str, signals: Signals, native: Signals, inputs: NDArray[Any], plan: Plan, progress: Progress
+) -> Configuration:
+    result = certify(
         signals,
         plan.policy,
+        inputs=inputs,
+        uses=uses_of(signals, plan.force),
         seed=plan.seed,
         progress=named(progress, f"attacking ({name})"),
     )
@@ -248,37 +168,3 @@ def _environment(plan: Plan, pools: Sequence[Pool]) -> dict[str, str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet made.
-
-    Raises:
-        InputError: it holds files and `resume` is False, or `resume` without a directory.
-    """
-    if run_dir is None:
-        if resume:
-            raise InputError("--resume needs --run-dir: the directory of the run to take up")
-        return Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
-    if resume and not run_dir.is_dir():
-        raise InputError(f"--resume: there is no run directory {run_dir}")
-    if run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"--run-dir: {run_dir} is a file; give a directory")
-    if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
-        raise InputError(f"{run_dir} is not empty: pass --resume to take it up, or another --run-dir")
-    return run_dir
-
-
-def make_folder(folder: Path) -> None:
-    """Make the run directory and see that it can be written, before anything long is begun.
-
-    Raises:
-        InputError: it cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_bytes(b"0")
-        probe.unlink()
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None

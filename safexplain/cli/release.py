@@ -66,9 +66,15 @@ class Method:
         """The module whose output is explained; models that return probabilities already stay as they are."""
         if self.output == "logit":
             return model
-        with torch.no_grad():
-            out = model(x)
-        return model if len(out) > 1 and are_probabilities(out) else Probability(model)
+        return model if gives_probabilities(model, x) else Probability(model)
+
+
+def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model's outputs are probabilities already; one example is too few to tell."""
+    device = next((p.device for p in model.parameters()), x.device)
+    with torch.no_grad():
+        out = model(x.to(device))
+    return len(out) > 1 and are_probabilities(out)
 
 
 def parse_method(name: str, output: str, options: list[str]) -> Method:
@@ -125,3 +131,20 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         raise ConfigurationError(f"{option} takes numbers separated by commas, got {text!r}") from None
+
+
+def parse_classes(text: str) -> tuple[int, ...] | None:
+    """Class indices separated by commas; nothing gives none, and "all" gives None: every class.
+
+    Raises:
+        ConfigurationError: something else.
+    """
+    if text.strip() == "all":
+        return None
+    try:
+        found = tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise ConfigurationError(f"--classes takes class indices separated by commas, or all; got {text!r}") from None
+    if min(found, default=0) < 0:
+        raise ConfigurationError(f"--classes takes class indices from 0, got {text!r}")
+    return found
