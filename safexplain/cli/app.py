@@ -168,7 +168,7 @@ def attack_command(
             loaded,
             judged_by,
             split="selection" if split == "selection" else "certification",
-            uses=uses_of(loaded, force),
+            uses=uses_of(loaded.meta, force),
             seed=seed,
             progress=progress,
         )

@@ -20,10 +20,8 @@ from safexplain.hardening import Hardening
 from safexplain.identity import model_digest
 
 
-def ask(
-    pools: Sequence[Pool], plan: Plan, name: str, hardening: Hardening | None, keep: bool, progress: Progress
-) -> Signals:
-    """What every model releases. The attacker knows the hardening, not the key: reference models have another one."""
+def describe(pools: Sequence[Pool], plan: Plan, name: str, hardening: Hardening | None) -> dict[str, Any]:
+    """What signals say about how they came about."""
     meta: dict[str, Any] = {
         "explainer": plan.method.row.name,
         "output": plan.method.output,
@@ -31,10 +29,19 @@ def ask(
         "release": name,
         "seed": plan.seed,
         "recipe": plan.recipe,
+        "asked": repr((plan.queries, plan.classes)),
         "references": len(pools[0].shadows.models) - 1,
     }
     if hardening is not None:
         meta["hardening"] = hardening.to_json()
+    return meta
+
+
+def ask(
+    pools: Sequence[Pool], plan: Plan, name: str, hardening: Hardening | None, keep: bool, progress: Progress
+) -> Signals:
+    """What every model releases. The attacker knows the hardening, not the key: reference models have another one."""
+    meta = describe(pools, plan, name, hardening)
     released = plan.method.explain(keyed(hardening, plan.seed, "target"))
     attackers = plan.method.explain(keyed(hardening, plan.seed, "references"))
     parts = []

@@ -19,7 +19,8 @@ from safexplain.audit import Signals, certify, utility
 from safexplain.audit.certificate import statement, write_json
 from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
 from safexplain.audit.shadows import Progress, named
-from safexplain.cli.asking import ask, find_cause
+from safexplain.audit.splits import Splits
+from safexplain.cli.asking import ask, describe, find_cause
 from safexplain.cli.plan import MODEL_DIGEST, Outcome, Plan, Pool
 from safexplain.cli.uses import uses_of
 from safexplain.identity import model_digest
@@ -46,8 +47,10 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
     keep = size <= LARGEST_MAPS
     if not keep:
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
-    releases = {"native": None} if plan.hardening.is_none else {"native": None, plan.name: plan.hardening}
-    signals = {name: ask(pools, plan, name, hardening, keep, progress) for name, hardening in releases.items()}
+    signals = {"native": ask(pools, plan, "native", None, keep, progress)}
+    if not plan.hardening.is_none:
+        _refuse_reuse(pools, plan, signals["native"])
+        signals[plan.name] = ask(pools, plan, plan.name, plan.hardening, keep, progress)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
     configurations = tuple(
         _configuration(name, s, signals["native"], inputs, plan, progress) for name, s in signals.items()
@@ -101,6 +104,13 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
     return Outcome(configurations, folder, tuple(notes), files)
 
 
+def _refuse_reuse(pools: Sequence[Pool], plan: Plan, native: Signals) -> None:
+    """Before the long part: the examples are those of the native signals, the configuration is the hardened one."""
+    meta = {**native.meta, **describe(pools, plan, plan.name, plan.hardening)}
+    if (uses := uses_of(meta, plan.force)) is not None:
+        uses.check(Splits.of(native, plan.policy, trains=False).identity)
+
+
 def _configuration(
     name: str, signals: Signals, native: Signals, inputs: NDArray[Any], plan: Plan, progress: Progress
 ) -> Configuration:
@@ -108,7 +118,7 @@ def _configuration(
         signals,
         plan.policy,
         inputs=inputs,
-        uses=uses_of(signals, plan.force),
+        uses=uses_of(signals.meta, plan.force),
         seed=plan.seed,
         progress=named(progress, f"attacking ({name})"),
     )
