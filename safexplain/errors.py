@@ -25,6 +25,10 @@ class RefusedError(SafexplainError, RuntimeError):
     """The request would release more than the hardened arrays, or a result that is not what its name says."""
 
 
+class CertificateError(SafexplainError, ValueError):
+    """A certificate cannot be relied on: damaged, altered, not signed as asked for, or of something else."""
+
+
 class MissingExtraError(SafexplainError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
@@ -39,3 +43,7 @@ class WeakKeyWarning(UserWarning):
 
 class OpaqueModelWarning(UserWarning):
     """The explained callable hides its model, so the noise cannot be tied to the model's parameters."""
+
+
+class UsesWarning(UserWarning):
+    """Uses of certification examples cannot be counted: another configuration on them will not be noticed."""

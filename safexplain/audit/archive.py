@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,12 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """
     path = Path(path)
     partial = path.with_name(path.name + ".partial.npz")
-    named: dict[str, Any] = dict(arrays)
+    write: Callable[..., None] = np.lib.format.write_array
     try:
-        np.savez_compressed(partial, **named)
+        with ZipFile(partial, "w", ZIP_DEFLATED) as archive:  # closed on errors, as NumPy's own is not
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    write(file, np.asanyarray(array), allow_pickle=False)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -1,19 +1,29 @@
 """The machine-readable outcome of an audit: an in-toto Statement (v1) about one model and one configuration.
 
-No torch here, so that a gatekeeper can read certificates without it.
+No torch here, so that a gatekeeper can read certificates without it. `read_certificate` reads them back, `signature`
+signs them; `docs/schema/explanation-audit-v2.json` is their JSON Schema.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safexplain.audit.strict_json import canonical
 from safexplain.errors import InputError
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "urn:safexplain:explanation-audit:v1"
+SCHEMA_VERSION = 2
+PREDICATE_TYPE = f"urn:safexplain:explanation-audit:v{SCHEMA_VERSION}"
+
+MODEL_DIGEST = "safexplainModelDigest"
+"""Name of `safexplain.identity.model_digest` among the digests of a subject."""
+
+CONFIGURATION = "configuration sha256"
+"""Material that names explainer, hardening and policy together."""
 
 
 def statement(
@@ -31,29 +41,44 @@ def statement(
 
     Args:
         subject: name -> {algorithm: hex digest} of each model that was audited.
-        explainer: method, output and options.
+        explainer: method, output and options; and softmax, whether `Probability` was put over the model (missing: where
+            the output is the probability).
         hardening: `Hardening.to_dict()`; it carries no key.
-        audit: `AuditResult.to_dict()`.
+        audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.
         utility: `Utility.to_dict()` or None.
         materials: name -> digest of data, signals and recipe.
-        environment: versions, seed, device.
+        environment: versions of safexplain, captum and torch, seed, device.
         notes: caveats a reader must know.
     """
-    return {
+    content = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": dict(digest)} for name, digest in subject.items()],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
+            "schema_version": SCHEMA_VERSION,
             "verdict": audit["verdict"],
             "explainer": dict(explainer),
             "hardening": dict(hardening),
             "audit": dict(audit),
             "utility": None if utility is None else dict(utility),
-            "materials": dict(materials),
+            "materials": {**materials, CONFIGURATION: configuration_digest(explainer, hardening, audit["policy"])},
             "environment": dict(environment),
             "notes": list(notes),
         },
     }
+    content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
+    return content
+
+
+def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
+    """Hexadecimal SHA-256 of what was judged, and by what."""
+    return hashlib.sha256(canonical([explainer, hardening, policy])).hexdigest()
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a statement without its checksum. It finds damage and careless edits; a forger computes it again."""
+    predicate = {name: value for name, value in content["predicate"].items() if name != "checksum"}
+    return "sha256:" + hashlib.sha256(canonical({**content, "predicate": predicate})).hexdigest()
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
@@ -65,9 +90,14 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        partial.write_bytes(as_json(content))
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     return path
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """The text of a file, and of what is signed."""
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()

@@ -29,6 +29,7 @@ def conclude(
     split: str = "certification",
     sizes: dict[str, int] | None = None,
     uses: int | None = None,
+    forced: bool = False,
 ) -> AuditResult:
     """Count what each attack found and judge it.
 
@@ -42,7 +43,8 @@ def conclude(
         references: models that stood in for the target.
         split: which examples these are.
         sizes: examples in each split.
-        uses: how often they have been used for a verdict; None: not counted.
+        uses: which configuration this is that is judged on them; None: not counted.
+        forced: certify although it is not the first.
     """
     judged = [is_judged(r.role, policy) for r in rows]
     r = ranks_of(policy, int((~member).sum()), sum(judged))
@@ -67,8 +69,10 @@ def conclude(
         pairs,
         baseline,
         split,
+        uses,
+        forced,
     )
-    return AuditResult(judgement, tuple(results), tuple(ordered), sizes or {"certification": len(member)}, uses)
+    return AuditResult(judgement, tuple(results), tuple(ordered), sizes or {"certification": len(member)})
 
 
 def _pairs(

@@ -66,6 +66,8 @@ class Judgement:
         members, non_members: examples scored, each once.
         references: models that stood in for the target; 0 when only thresholds could be tried.
         split: "certification", or "selection": then nothing can be decided.
+        uses: which configuration this is that was judged on these examples; None: not counted.
+        forced: certify although it is not the first.
     """
 
     policy: Policy
@@ -77,6 +79,8 @@ class Judgement:
     pairs: tuple[Pair, ...] = ()
     baseline: str = ""
     split: str = "certification"
+    uses: int | None = None
+    forced: bool = False
 
     def __post_init__(self) -> None:
         if min(self.members, self.non_members) < 1:
@@ -135,6 +139,11 @@ class Judgement:
         return bounds is not None and bounds[0] > self.policy.limit
 
     @property
+    def reused(self) -> bool:
+        """Whether the examples were used for another configuration's verdict before, and that was not overruled."""
+        return self.uses is not None and self.uses > 1 and not self.forced
+
+    @property
     def fired(self) -> tuple[Control, ...]:
         """Controls that found what must not be there."""
         return tuple(c for c in self.controls if c.fired)
@@ -147,7 +156,7 @@ class Judgement:
             return "inconclusive"
         if any(low > self.policy.limit for low, _ in bounds):
             return "leak"
-        if all(high <= self.policy.limit for _, high in bounds) and self.references > 0:
+        if all(high <= self.policy.limit for _, high in bounds) and self.references > 0 and not self.reused:
             return "certified"
         return "inconclusive"
 
@@ -191,6 +200,8 @@ class Judgement:
             "reasons": list(self.reasons),
             "policy": self.policy.to_dict(),
             "split": self.split,
+            "uses": self.uses,
+            "forced": self.forced,
             "members": self.members,
             "non_members": self.non_members,
             "references": self.references,
@@ -239,6 +250,8 @@ class Judgement:
                 ),
                 str(content["baseline"]),
                 str(content["split"]),
+                None if content["uses"] is None else _integer(content, "uses"),
+                _boolean(content, "forced"),
             )
         except InputError:
             raise
@@ -253,6 +266,13 @@ def _integer(content: Mapping[str, Any], key: str) -> int:
     value = content[key]
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"not the outcome of an audit: {key} is a count, got {value!r:.60}")
+    return value
+
+
+def _boolean(content: Mapping[str, Any], key: str) -> bool:
+    value = content[key]
+    if not isinstance(value, bool):
+        raise InputError(f"not the outcome of an audit: {key} is true or false, got {value!r:.60}")
     return value
 
 

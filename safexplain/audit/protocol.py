@@ -67,8 +67,7 @@ def certify(
         progress: told after each attack.
 
     Raises:
-        InputError: no attack fits, or the scored examples are all members or all non-members.
-        RefusedError: by `uses`: these examples were used for another configuration's verdict before.
+        InputError: no attack fits, the scored examples are all members or all non-members, or uses cannot be counted.
     """
     policy = policy or Policy()
     rows = fitting(signals, policy.suite) if suite is None else list(suite)
@@ -88,7 +87,7 @@ def certify(
         )
     counted = uses if split == "certification" else None
     if counted is not None:
-        counted.check(splits.identity)
+        counted.check()
     judged = [r for r in rows if is_judged(r.role, policy)]
     null = to.to_null(signals)
     scores: list[NDArray[np.float64]] = []
@@ -112,7 +111,19 @@ def certify(
     )
     references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0
     used = None if counted is None else counted.record(splits.identity)
-    return conclude(rows, scores, orders, member, policy, found, references, split, splits.sizes, used)
+    return conclude(
+        rows,
+        scores,
+        orders,
+        member,
+        policy,
+        found,
+        references,
+        split,
+        splits.sizes,
+        used,
+        uses is not None and uses.force,
+    )
 
 
 def audit(

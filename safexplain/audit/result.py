@@ -95,14 +95,12 @@ class AuditResult:
         attacks: in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
         sizes: examples in each split.
-        uses: how often the certified examples have been used for a verdict, this one included; None: not counted.
     """
 
     judgement: Judgement
     attacks: tuple[AttackResult, ...]
     orders: tuple[NDArray[np.bool_], ...]
     sizes: dict[str, int]
-    uses: int | None = None
 
     @property
     def policy(self) -> Policy:
@@ -123,6 +121,11 @@ class AuditResult:
     def references(self) -> int:
         """Models that stood in for the target."""
         return self.judgement.references
+
+    @property
+    def uses(self) -> int | None:
+        """Which configuration this is that was judged on these examples; None: not counted."""
+        return self.judgement.uses
 
     @property
     def controls(self) -> tuple[Control, ...]:
@@ -203,5 +206,4 @@ class AuditResult:
             "could_certify": self.could_certify,
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
             "splits": dict(self.sizes),
-            "uses": self.uses,
         }

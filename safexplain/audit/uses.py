@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from safexplain.errors import InputError, RefusedError
+from safexplain.errors import InputError
 
 VARIABLE = "SAFEXPLAIN_USES"
 """Environment variable that names the file in which uses are counted."""
@@ -33,47 +33,42 @@ class Uses:
 
     Args:
         path: of an SQLite file; it and its folder are made.
-        configuration: digest of what is judged: explainer, hardening, policy, seed.
-        force: judge although the examples were used for other configurations; the count says so.
+        configuration: digest of what is judged: explainer, hardening, seed, effort.
+        force: certify although the examples were used for other configurations; the certificate says so.
     """
 
     path: Path
     configuration: str
     force: bool = False
 
-    def check(self, identity: str) -> None:
-        """Refuse a second configuration on the same examples.
-
-        Raises:
-            RefusedError: they were used for another one, and `force` is False.
-            InputError: the file cannot be read or written.
-        """
-        with self._table() as table:
-            others = table.execute(
-                "SELECT at FROM uses WHERE split = ? AND configuration != ? ORDER BY at", (identity, self.configuration)
-            ).fetchall()
-            known = table.execute(
-                "SELECT 1 FROM uses WHERE split = ? AND configuration = ?", (identity, self.configuration)
-            ).fetchone()
-        if others and not known and not self.force:
-            raise RefusedError(
-                f"these certification examples were used for another configuration's verdict on {others[-1][0]}"
-                f" ({len(others)} in all). Choosing by a verdict makes the next one worth less: choose configurations"
-                " on a selection split (policy: selection, --split selection) and certify on fresh examples, or pass"
-                " --force, and the certificate counts the uses"
-            )
-
     def record(self, identity: str) -> int:
-        """Note this use; how many configurations were judged on these examples so far, this one included.
+        """Note this use; which configuration this is on these examples, the first being 1.
+
+        Args:
+            identity: of the split, see `Splits.identity`.
 
         Raises:
             InputError: the file cannot be read or written.
         """
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        this = (identity, self.configuration)
         with self._table() as table:
-            table.execute("INSERT OR IGNORE INTO uses VALUES (?, ?, ?)", (identity, self.configuration, now))
-            count = table.execute("SELECT COUNT(*) FROM uses WHERE split = ?", (identity,)).fetchone()[0]
+            table.execute("INSERT OR IGNORE INTO uses VALUES (?, ?, ?)", (*this, now))
+            count = table.execute(
+                "SELECT COUNT(*) FROM uses WHERE split = ? AND rowid <="
+                " (SELECT rowid FROM uses WHERE split = ? AND configuration = ?)",
+                (identity, *this),
+            ).fetchone()[0]
         return int(count)
+
+    def check(self) -> None:
+        """See that uses can be counted, before anything long is begun.
+
+        Raises:
+            InputError: the file cannot be read or written.
+        """
+        with self._table():
+            pass
 
     @contextmanager
     def _table(self) -> Iterator[sqlite3.Connection]:

@@ -24,6 +24,13 @@ def reasons(j: Judgement) -> tuple[str, ...]:
         pass  # a leak, were it not for the control
     elif j.bound > j.policy.limit:
         found.append("the interval is too wide to decide")
+    elif j.reused and j.references:
+        before = j.uses - 1 if j.uses else 0
+        found.append(
+            f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before,"
+            " so that a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
+            " certify on fresh examples, or force it, and the certificate counts the uses"
+        )
     elif j.references == 0:
         found.append("without reference models only weak attacks could run, so nothing can be certified")
     return tuple(found)

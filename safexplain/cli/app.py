@@ -54,9 +54,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunDir = Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")]
 Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models are not trained again.")]
-Force = Annotated[
-    bool, typer.Option(help="Judge although these examples were used for another verdict; it is counted.")
-]
+Force = Annotated[bool, typer.Option(help="Certify although these examples were used for other verdicts.")]
 Split = Annotated[str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")]
 
 

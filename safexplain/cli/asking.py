@@ -74,7 +74,7 @@ def find_cause(
     other = None
     name: Output = "logit" if plan.method.output == "probability" else "probability"
     if not gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
-        method = replace(plan.method, output=name)
+        method = replace(plan.method, output=name, softmax=name == "probability")
         stage = named(progress, f"explaining the {name}")
         other = ask(pools, replace(plan, method=method), "native", None, keep, lambda _, *done: stage("", *done))
     looked_at = sample(native, plan.policy, trains=any(r.learns for r in fitting(native)), seed=plan.seed)

@@ -11,6 +11,7 @@ from torch import nn
 
 from safexplain.audit import Policy, Population, Queries, Recipe, Shadows, train_shadows
 from safexplain.audit.cache import ModelCache
+from safexplain.audit.certificate import MODEL_DIGEST
 from safexplain.audit.scoring import FEWEST_FOR_NULL
 from safexplain.audit.shadows import Progress, named
 from safexplain.cli.audit_data import AuditData
@@ -18,7 +19,7 @@ from safexplain.cli.folders import make_folder
 from safexplain.cli.load_data import check_data, check_model_fits, load_data
 from safexplain.cli.load_model import LoadedModel, load_model
 from safexplain.cli.pipeline import run_pipeline
-from safexplain.cli.plan import MODEL_DIGEST, Outcome, Plan, Pool
+from safexplain.cli.plan import Outcome, Plan, Pool
 from safexplain.cli.release import Method
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening

@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 
 import safexplain
 from safexplain.audit import Signals, certify, utility
-from safexplain.audit.certificate import statement, write_json
+from safexplain.audit.certificate import MODEL_DIGEST, statement, write_json
 from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
 from safexplain.audit.shadows import Progress, named
-from safexplain.audit.splits import Splits
-from safexplain.cli.asking import ask, describe, find_cause
-from safexplain.cli.plan import MODEL_DIGEST, Outcome, Plan, Pool
+from safexplain.cli.asking import ask, find_cause
+from safexplain.cli.plan import Outcome, Plan, Pool
 from safexplain.cli.uses import uses_of
 from safexplain.identity import model_digest
+
+LOOKED_AT = 64
+"""Examples on which it is seen whether a model returns probabilities."""
 
 SHOWN = 6
 """Examples pictured in the report."""
@@ -41,6 +44,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         InputError: an explanation fails, or a file cannot be written.
     """
     notes = list(plan.notes)
+    plan = replace(plan, method=plan.method.settled(pools[0].shadows.models[0], pools[0].population.x[:LOOKED_AT]))
     features = int(pools[0].population.x[0].numel())
     copies = 1 if plan.hardening.is_none else 2  # averaged over near-duplicates too
     size = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
@@ -49,7 +53,6 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
     signals = {"native": ask(pools, plan, "native", None, keep, progress)}
     if not plan.hardening.is_none:
-        _refuse_reuse(pools, plan, signals["native"])
         signals[plan.name] = ask(pools, plan, plan.name, plan.hardening, keep, progress)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
     configurations = tuple(
@@ -63,6 +66,8 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         signals["native"].save(folder / "native-signals.npz")
         files["native_signals"] = "native-signals.npz"
     materials = {**plan.materials, "signals.npz sha256": _sha256(folder / "signals.npz")}
+    if plan.recipe:
+        materials["recipe sha256"] = hashlib.sha256(plan.recipe.encode()).hexdigest()
     subject = plan.subject or {
         f"target {i + 1}": {MODEL_DIGEST: model_digest(p.shadows.models[0]).hex()} for i, p in enumerate(pools)
     }
@@ -74,6 +79,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
             explainer={
                 "method": plan.method.row.name,
                 "output": plan.method.output,
+                "softmax": plan.method.softmax,
                 "options": dict(plan.method.options),
             },
             hardening=plan.hardening.to_dict(),
@@ -102,13 +108,6 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
     )
     write_report(folder / "report.html", report)
     return Outcome(configurations, folder, tuple(notes), files)
-
-
-def _refuse_reuse(pools: Sequence[Pool], plan: Plan, native: Signals) -> None:
-    """Before the long part: the examples are those of the native signals, the configuration is the hardened one."""
-    meta = {**native.meta, **describe(pools, plan, plan.name, plan.hardening)}
-    if (uses := uses_of(meta, plan.force)) is not None:
-        uses.check(Splits.of(native, plan.policy, trains=False).identity)
 
 
 def _configuration(

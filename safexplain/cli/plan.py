@@ -16,9 +16,6 @@ from safexplain.audit.report import Configuration
 from safexplain.cli.release import Method
 from safexplain.hardening import Hardening
 
-MODEL_DIGEST = "safexplainModelDigest"
-"""Name of `safexplain.identity.model_digest` in a certificate."""
-
 
 @dataclass(frozen=True, eq=False)
 class Pool:

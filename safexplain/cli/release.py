@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,11 +29,13 @@ class Method:
         row: of the catalog.
         output: explain the probability of the predicted class, or its logit.
         options: extra arguments of `attribute`, and `n_segments` and `compactness` for superpixels.
+        softmax: whether probabilities are made from what the model returns; None: looked at in each batch.
     """
 
     row: Row
     output: Output = "probability"
     options: Mapping[str, Any] = field(default_factory=dict)
+    softmax: bool | None = None
 
     @property
     def title(self) -> str:
@@ -66,7 +68,12 @@ class Method:
         """The module whose output is explained; models that return probabilities already stay as they are."""
         if self.output == "logit":
             return model
-        return model if gives_probabilities(model, x) else Probability(model)
+        softmax = not gives_probabilities(model, x) if self.softmax is None else self.softmax
+        return Probability(model) if softmax else model
+
+    def settled(self, model: nn.Module, x: Tensor) -> Method:
+        """The same, having looked once at what the model returns for some examples."""
+        return replace(self, softmax=self.output == "probability" and not gives_probabilities(model, x))
 
 
 def gives_probabilities(model: nn.Module, x: Tensor) -> bool:

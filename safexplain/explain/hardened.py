@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 from captum.attr import Attribution, LayerAttribution
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain import completeness, relus
 from safexplain.explain.catalog import Row
+from safexplain.explain.certified import Pinned, load_certified
 from safexplain.explain.hardening_argument import given_or
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import query_of
@@ -50,9 +52,44 @@ class Hardened(Attribution):  # type: ignore[misc]
     _native: ClassVar[type[Attribution]]
     _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
+    _pinned: Pinned | None = None
 
     def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
         raise NotImplementedError("build() gives each hardened class its constructor")
+
+    @classmethod
+    def from_certificate(
+        cls,
+        model: nn.Module,
+        path: str | Path,
+        *,
+        key_file: str | Path | None = None,
+        public_key: str | Path | bytes | None = None,
+        layer: nn.Module | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """The explainer that a certificate is about, with its hardening and the audited options of `attribute`.
+
+        A call may choose `inputs` and `target`; any other value of an option is refused, and so is a model whose
+        parameters have changed. What was audited is the explanation of the predicted class.
+
+        Args:
+            model: the audited model itself, in evaluation mode; `Probability` is put over it where the audit did.
+            path: the certificate, signed or not.
+            key_file: file with the service's noise key. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+            public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
+            layer: for methods of layers; only the one that `default_layer` gives was audited.
+            **arguments: of the native constructor; only its defaults were audited.
+
+        Raises:
+            CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
+                model or version.
+            RefusedError: there is no noise key, or an argument makes another explainer than the audited one.
+            InputError: a file cannot be read, or the model is in training mode.
+        """
+        return load_certified(
+            cls, model, path, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
+        )
 
     def attribute(self, inputs: Inputs, *args: Any, **kwargs: Any) -> Inputs:
         """Explain a batch; see the class.
@@ -93,6 +130,9 @@ class Hardened(Attribution):  # type: ignore[misc]
             completeness.check_modules(explainer)
 
     def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._pinned is not None:
+            given = _flat(self._signature.bind_partial(self, *args, **kwargs))
+            args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
         bound = self._signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         options = _flat(bound)
@@ -160,7 +200,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         return released if isinstance(native, tuple) else released[0]
 
     def _run_native(self, bound: inspect.BoundArguments) -> Any:
-        state = {name: value for name, value in vars(self).items() if name != "hardening"}
+        state = {name: value for name, value in vars(self).items() if name not in ("hardening", "_pinned")}
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext():
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])

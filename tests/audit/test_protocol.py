@@ -31,7 +31,7 @@ from safexplain.audit.scoring import MOST_TARGETS, Assignment
 from safexplain.audit.splits import Splits
 from safexplain.audit.stats import auc_interval
 from safexplain.audit.uses import Uses
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, InputError
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 
@@ -363,11 +363,23 @@ def test_a_second_configuration_on_the_same_examples_is_refused_unless_forced(tm
     first = certify(signals, LOOSE, uses=Uses(path, "one"))
     assert first.uses == first.to_dict()["uses"] == 1
     assert certify(signals, LOOSE, uses=Uses(path, "one")).uses == 1  # the same again is the same use
-    with pytest.raises(RefusedError, match="another configuration's verdict"):
-        certify(signals, LOOSE, uses=Uses(path, "two"))
-    assert certify(signals, LOOSE, uses=Uses(path, "two", force=True)).uses == 2
+    second = certify(signals, LOOSE, uses=Uses(path, "two"))
+    assert (second.uses, second.verdict) == (2, "inconclusive")
+    assert "1 other configuration was judged on these examples before" in second.sentence
+    forced = certify(signals, LOOSE, uses=Uses(path, "two", force=True))
+    assert (forced.uses, forced.verdict, forced.to_dict()["forced"]) == (2, "certified", True)
+    assert certify(signals, LOOSE, uses=Uses(path, "one")).verdict == "certified"  # it came first
+    assert certify(signals, LOOSE, uses=Uses(path, "three")).uses == 3
     assert certify(synthetic(examples=3000, seed=1), LOOSE, uses=Uses(path, "two")).uses == 1
-    assert certify(signals, replace(LOOSE, selection=0.3), split="selection", uses=Uses(path, "three")).uses is None
+    assert certify(signals, replace(LOOSE, selection=0.3), split="selection", uses=Uses(path, "four")).uses is None
+
+
+def test_a_leak_is_proven_however_often_the_examples_were_used(tmp_path):
+    path = tmp_path / "uses.sqlite"
+    leaking = synthetic(leak=3.0)
+    found = [certify(leaking, LOOSE, uses=Uses(path, name)) for name in ("one", "two")]
+    assert [f.verdict for f in found] == ["leak", "leak"]
+    assert [f.uses for f in found] == [1, 2]
 
 
 def test_uses_that_cannot_be_counted_are_an_error(tmp_path):

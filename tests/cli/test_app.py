@@ -111,6 +111,49 @@ def test_the_tables_name_every_attack(cli: Callable[..., tuple[int, str, str]], 
     assert "Leak proven" in out
 
 
+def test_a_policy_file_is_read_and_options_go_before_it(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=0.0, examples=1000)
+    (tmp_path / "policy.toml").write_text('fpr = 0.05\nmax_tpr = 0.2\nselection = 0.5\nsuite = ["LikelihoodRatio"]\n')
+    _, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--max-tpr", 0.3, "--json")
+    content = json.loads(out)
+    assert (content["policy"]["fpr"], content["policy"]["max_tpr"]) == (0.05, 0.3)
+    assert {a["attack"] for a in content["attacks"]} == {"LikelihoodRatio"}
+    assert content["splits"] == {"selection": 500, "training": 0, "certification": 500}
+    assert content["verdict"] == "certified"
+    code, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--split", "selection", "--json")
+    assert code == 3
+    assert json.loads(out)["split"] == "selection"
+    for arguments, words in (
+        (("--policy", tmp_path / "none.toml"), "cannot read the policy"),
+        (("--attacks", "Psychic"), "unknown attacks"),
+        (("--attacks", ","), "separated by commas"),
+        (("--release", "everything"), "release is one of"),
+        (("--claim", "excess", "--max-tpr", 0.01), "max_excess"),
+        (("--split", "training"), "certification or selection"),
+    ):
+        code, _, error = cli("attack", path, *arguments)
+        assert (code, words in error) == (2, True), error
+
+
+def test_what_the_prediction_tells_is_judged_when_it_is_released(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 3000)) < 0.5
+    loss = np.exp(rng.normal(size=member.shape) - 3.0 * member)
+    Signals(member, {"l1": np.exp(rng.normal(size=member.shape)), "loss": loss}).save(tmp_path / "signals.npz")
+    assert cli("attack", tmp_path / "signals.npz", "--max-tpr", 0.1, "--quiet")[0] == 0
+    whole = ("attack", tmp_path / "signals.npz", "--max-tpr", 0.1, "--release", "explanation+prediction", "--json")
+    assert cli(*whole)[0] == 1
+    code, out, _ = cli(*whole, "--claim", "excess")
+    content = json.loads(out)
+    assert code in (0, 3)  # no leak: the explanation adds nothing
+    assert {e["attack"] for e in content["excess"]} == {"Threshold", "LikelihoodRatio", "JointLikelihoodRatio"}
+    assert content["baseline"] == "likelihood ratio of the loss"
+
+
 # --- audit ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,9 +166,31 @@ def test_an_exported_model_is_audited_natively_and_hardened(
     content = json.loads(out)
     assert code == {"certified": 0, "leak": 1, "inconclusive": 3}[content["verdict"]]
     assert content["configuration"] == "recommended"
-    assert {a["signal"] for a in content["attacks"]} == {"l1", "l2", "variance", "attributions", "label", "loss"}
-    native = {a["signal"]: a["auc"] for a in content["compared"]["native"]["attacks"] if a["attack"] != "Threshold"}
-    released = {a["signal"]: a["auc"] for a in content["attacks"] if a["attack"] != "Threshold"}
+    found = {(a["attack"], a["signal"]) for a in content["attacks"]}
+    assert {s for _, s in found} >= {
+        "l1",
+        "l2",
+        "variance",
+        "mean",
+        "attributions",
+        "attributions:sign",
+        "label",
+        "loss",
+    }
+    assert {("Learned", "attributions"), ("LikelihoodRatio", "near_map"), ("RMIA", "loss")} <= found
+    assert not any(s.startswith("repeated_") for _, s in found)  # keyed noise: the same answer again
+    assert {c["name"]: c["fired"] for c in content["controls"]} == {
+        "blind baseline": False,
+        "null model": False,
+        "shuffled membership": False,
+        "references": False,
+    }
+    assert content["uses"] == 1
+    ratios = [
+        {a["signal"]: a["auc"] for a in result["attacks"] if a["attack"] == "LikelihoodRatio"}
+        for result in (content["compared"]["native"], content)
+    ]
+    native, released = ratios
     assert native["l1"] > released["l1"] + 0.03
     assert content["utility"]["top_overlap"] > 0.8
     signals = Signals.load(run / "signals.npz")
@@ -136,6 +201,19 @@ def test_an_exported_model_is_audited_natively_and_hardened(
     assert certificate["subject"][0]["digest"]["sha256"] == load_model("model.pt2").sha256
     assert "key" not in json.dumps(certificate["predicate"]["hardening"])
     assert (run / "report.html").stat().st_size > 10_000
+    assert "logit" in (run / "report.html").read_text()  # the root cause compares it with the probability
+
+    again = cli("attack", run / "signals.npz", "--seed", 3, "--quiet")
+    assert again[0] == code  # the same configuration: the same use
+    other = ("--explainer", "Saliency", "--hardening", '{"noise": {"kind": "GaussianNoise", "std": 1.0}}', "--seed", 3)
+    second = json.loads(cli(*command, *other, "--run-dir", tmp_path / "second", "--json")[1])
+    assert second["uses"] == 2
+    assert second["verdict"] != "certified"
+    forced, out, _ = cli(
+        *command, *other, "--run-dir", tmp_path / "third", "--force", "--json", "--attacks", "Threshold"
+    )
+    assert forced in (1, 3)
+    assert (json.loads(out)["uses"], json.loads(out)["forced"]) == (2, True)
 
 
 def test_a_state_dict_with_its_architecture_and_an_unhardened_release(

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
-from safexplain.errors import MissingExtraError
+from safexplain.errors import MissingExtraError, RefusedError
 from safexplain.explain.hardening_argument import given_or
 from safexplain.hardening import Hardening
 
@@ -39,6 +39,11 @@ class HardenedAIX360:
 
     def __init__(self, hardening: Hardening | None) -> None:
         self.hardening = given_or(Hardening.recommended, hardening)
+
+    @classmethod
+    def from_certificate(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: certificates are about maps."""
+        raise RefusedError(f"{cls.__name__} gives no map of numbers, and only maps are certified")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={self.hardening!r})"

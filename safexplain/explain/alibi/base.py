@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from functools import cache
 from operator import attrgetter
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, RefusedError
 from safexplain.explain.alibi.isolation import ONE_AT_A_TIME, draw_from, private_copy
 from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.alibi.query import Query, query_tensors, selection
@@ -130,6 +130,11 @@ class HardenedAlibi:
     def reset_predictor(self, *args: Any, **kwargs: Any) -> None:
         """Give the native explainer another predictor."""
         self._explainer.reset_predictor(*args, **kwargs)
+
+    @classmethod
+    def from_certificate(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: certificates are about maps."""
+        raise RefusedError(f"{cls.__name__} gives no map of numbers, and only maps are certified")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"

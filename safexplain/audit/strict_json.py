@@ -1,0 +1,117 @@
+"""JSON in which nothing can hide: one meaning for every reader, and one text for every meaning. No torch here.
+
+What parsers disagree about (RFC 8259, sections 4 and 6) is refused: names given twice, NaN and infinities, numbers that
+no float64 holds, text that is not UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from safexplain.errors import CertificateError, InputError
+
+__all__ = ["LARGEST", "canonical", "inside", "parse", "read_limited"]
+
+LARGEST = 8 << 20
+"""Bytes of a file that is read; certificates of large audits have a few hundred kilobytes."""
+
+DEEPEST = 32
+LARGEST_INTEGER = 2**53
+
+
+def read_limited(path: str | Path, what: str = "certificate") -> bytes:
+    """A file's bytes, if there are not too many.
+
+    Raises:
+        InputError: it cannot be read.
+        CertificateError: it is larger than `LARGEST`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"the {what} {path} cannot be read: {reason}; check the path") from None
+    if len(raw) > LARGEST:
+        raise CertificateError(f"{path} is no {what}: it has more than {LARGEST >> 20} MiB")
+    return raw
+
+
+def parse(raw: bytes, where: str) -> dict[str, Any]:
+    """One JSON object, strictly.
+
+    Args:
+        raw: UTF-8 text.
+        where: what it is, for messages.
+
+    Raises:
+        CertificateError: not JSON, cut short, or anything that the module refuses.
+    """
+
+    def refuse(why: str) -> NoReturn:
+        raise CertificateError(f"{where} is not the JSON of a certificate: {why}")
+
+    def number(text: str) -> float:
+        value = float(text)
+        return value if math.isfinite(value) else refuse(f"{text:.20} is not a finite number")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                refuse(f"the name {name!r:.60} is given twice in one object")
+            found[name] = value
+        return found
+
+    try:
+        content = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_float=number,
+            parse_constant=lambda text: refuse(f"{text} is not a number of JSON"),
+        )
+    except CertificateError:
+        raise
+    except RecursionError:
+        refuse("it is nested too deep")
+    except ValueError as error:  # bad UTF-8, bad JSON, an integer of thousands of digits
+        refuse(str(error).splitlines()[0][:160])
+    if not isinstance(content, dict):
+        refuse(f"expected an object, got a {type(content).__name__}")
+    for depth, value in inside(content):
+        if depth > DEEPEST:
+            refuse(f"it is nested deeper than {DEEPEST} levels")
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            refuse(f"an integer beyond 2^53 ({value!s:.20}...)")
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            refuse("half of a surrogate pair in a text")
+    return content
+
+
+def inside(content: Any) -> Iterator[tuple[int, Any]]:
+    """(depth, value) of everything in parsed JSON, names of objects included."""
+    waiting: list[tuple[int, Any]] = [(0, content)]
+    while waiting:
+        depth, value = waiting.pop()
+        yield depth, value
+        if isinstance(value, dict):
+            waiting += [(depth + 1, part) for pair in value.items() for part in pair]
+        elif isinstance(value, list):
+            waiting += [(depth + 1, part) for part in value]
+
+
+def canonical(content: Any) -> bytes:
+    """The one text of a value: sorted names, no spaces, ASCII; 1.0 is 1, as some JSON tools write it."""
+    return json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

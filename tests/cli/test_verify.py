@@ -1,0 +1,301 @@
+"""`safexplain verify` in a deployment: a certificate of this very file goes through, everything else stops it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from safexplain import HardenedSaliency
+from safexplain.audit import Policy, Recipe
+from safexplain.audit.certificate import statement, write_json
+from safexplain.audit.judgement import Control, Evidence, Judgement
+from safexplain.audit.training import train_one
+from safexplain.cli import _run
+from safexplain.cli.load_model import load_model
+from safexplain.hardening import Hardening
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def judgement(references: int = 16, tight: int = 20) -> Judgement:
+    controls = (Control("blind baseline", None, "the inputs are not in the signals", {}),)
+    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", max(tight, 60), tight),)
+    return Judgement(Policy(), evidence, 5000, 5000, references, controls)
+
+
+def certificate(path: Path, model: Path, judged: Judgement | None = None, **more: Any) -> Path:
+    """A certificate about a file."""
+    digests = {"sha256": hashlib.sha256(model.read_bytes()).hexdigest(), "safexplainModelDigest": "cd" * 32}
+    content = statement(
+        subject={model.name: digests if "sha256" not in more else {"safexplainModelDigest": "cd" * 32}},
+        explainer={"method": "IG", "output": "probability", "options": {"n_steps": 25}},
+        hardening=more.get("hardening", Hardening.recommended().to_dict()),
+        audit=replace(judged or judgement(), uses=2, forced=True).to_dict(),
+        utility=None,
+        materials={},
+        environment={"safexplain": "0.1.0", "captum": "0.9.0", "torch": "2.5"},
+        notes=more.get("notes", ["Only 4 reference models"]),
+    )
+    return write_json(path, content)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in a folder with a model file and its certificate."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = _run([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified(cli: Cli) -> None:
+    code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
+    assert (code, err) == (0, "")
+    for said in (
+        "certified",
+        "not signed",
+        "IG of the predicted probability, n_steps=25",
+        "RankNorm",
+        "at most 3.0% of the members",
+        "false-positive rate of 1.0%",
+        "95% confidence",
+        f"{judgement().bound:.1%} of the members",
+        "for 2 configurations",
+        "blind baseline: the inputs are not in the signals",
+        "Only 4 reference models",
+    ):
+        assert said in out, said
+
+
+def test_json_is_one_object_with_the_same(cli: Cli) -> None:
+    code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--json")
+    content = json.loads(out)
+    assert (code, content["verified"], content["verdict"], content["signature"]) == (0, True, "certified", "none")
+    assert content["bound"] == judgement().bound
+    assert content["policy"]["max_tpr"] == 0.03
+    assert (content["uses"], content["controls_not_run"]) == (2, ["blind baseline"])
+    assert content["explainer"]["options"] == {"n_steps": 25}
+
+
+def tampered(folder: Path) -> None:
+    text = (folder / "certificate.json").read_text()
+    (folder / "certificate.json").write_text(text.replace('"verdict": "certified"', '"verdict": "leak"'))
+
+
+def with_another_note(folder: Path) -> None:
+    text = (folder / "certificate.json").read_text()
+    (folder / "certificate.json").write_text(text.replace("Only 4", "All 400"))
+
+
+def truncated(folder: Path) -> None:
+    raw = (folder / "certificate.json").read_bytes()
+    (folder / "certificate.json").write_bytes(raw[: len(raw) // 2])
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "tampered": (tampered, "follows from the counts"),
+    "with another note": (with_another_note, "checksum"),
+    "truncated": (truncated, "not the JSON of a certificate"),
+    "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "not the JSON of a certificate"),
+    "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the audited file"),
+    "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
+    "of a leak": (
+        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(tight=2000)),
+        "the verdict is leak. Leak proven",
+    ),
+    "of nothing": (
+        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(references=0)),
+        "the verdict is inconclusive",
+    ),
+    "with a hardening that is none": (
+        lambda f: certificate(
+            f / "certificate.json", f / "model.pt", hardening={"clip": 3, "mask": None, "noise": None, "grid": None}
+        ),
+        "clip",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path: Path, name: str) -> None:
+    change, said = BAD[name]
+    change(tmp_path)
+    code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("safexplain: ")
+    assert said in err
+    code, out, err = cli("verify", "certificate.json", "--model", "model.pt", "--json")
+    assert (code, err) == (1, "")
+    assert json.loads(out)["verified"] is False
+    assert said in json.loads(out)["reason"]
+
+
+def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Path) -> None:
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", judgement(tight=2000))
+    code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")
+    assert code == 0
+    assert "leak" in out
+    (tmp_path / "model.pt").write_bytes(b"other")
+    assert cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify",),
+        ("verify", "certificate.json"),
+        ("verify", "certificate.json", "--model", "nope.pt"),
+        ("verify", "certificate.json", "--model", "."),
+        ("verify", "nope.json", "--model", "model.pt"),
+        ("verify", "certificate.json", "--model", "model.pt", "--frobnicate"),
+        ("sign", "certificate.json"),
+        ("sign", "certificate.json", "--key", "nope.pem"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: tuple[str, ...]) -> None:
+    if arguments[0] == "sign":
+        pytest.importorskip("securesystemslib")
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+
+
+def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", notes=["a\x1b[2Jb\nverdict   leak"])
+    _, out, _ = cli("verify", "certificate.json", "--model", "model.pt")
+    assert "\x1b" not in out
+    assert "a [2Jb verdict   leak" in out
+
+
+# --- signatures ----------------------------------------------------------------------------------------------------
+
+
+def keys(folder: Path, name: str) -> None:
+    pytest.importorskip("securesystemslib")
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    pem = private.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    (folder / f"{name}.pem").write_bytes(pem)
+    public = private.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{name}.pub").write_bytes(public)
+
+
+def test_a_signed_certificate_is_verified_with_its_key_alone(cli: Cli, tmp_path: Path) -> None:
+    keys(tmp_path, "own")
+    keys(tmp_path, "other")
+    verify = ("verify", "certificate.json", "--model", "model.pt")
+    code, _, err = cli(*verify, "--public-key", "own.pub")
+    assert code == 1
+    assert "is not signed" in err
+    code, out, _ = cli("sign", "certificate.json", "--key", "own.pem")
+    assert (code, out) == (0, "certificate.json is signed.\n")
+    code, out, _ = cli(*verify, "--public-key", "own.pub")
+    assert code == 0
+    assert "signed with the private key of this public key" in out
+    code, _, err = cli(*verify, "--public-key", "other.pub")
+    assert code == 1
+    assert "was not signed with the private key" in err
+    code, out, _ = cli(*verify)
+    assert code == 0
+    assert "signed, but not checked" in out
+    assert cli(*verify, "--public-key", "own.pem")[0] == 2
+
+
+def test_signing_leaves_a_bad_certificate_unsigned(cli: Cli, tmp_path: Path) -> None:
+    keys(tmp_path, "own")
+    tampered(tmp_path)
+    before = (tmp_path / "certificate.json").read_bytes()
+    code, _, err = cli("sign", "certificate.json", "--key", "own.pem")
+    assert code == 2
+    assert "follows from the counts" in err
+    assert (tmp_path / "certificate.json").read_bytes() == before
+
+
+def test_signing_writes_elsewhere_where_asked_and_only_once(cli: Cli, tmp_path: Path) -> None:
+    keys(tmp_path, "own")
+    assert cli("sign", "certificate.json", "--key", "own.pem", "--out", "signed.json")[0] == 0
+    assert "predicate" in json.loads((tmp_path / "certificate.json").read_text())
+    code, _, err = cli("sign", "signed.json", "--key", "own.pem")
+    assert code == 2
+    assert "signed already" in err
+
+
+# --- from the audit to production ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an exported model, its weights, and the run directory of an audit of each."""
+    folder = tmp_path_factory.mktemp("audited")
+    digits = load_digits()
+    x, y = (digits.images[:500, None] / 16).astype(np.float32), digits.target[:500]
+    member = np.random.default_rng(0).random(500) < 0.5
+    torch.manual_seed(0)
+    recipe = Recipe(lr=3e-3, epochs=5, batch_size=32)
+    net = train_one(
+        recipe, network(), torch.from_numpy(x[member]), torch.from_numpy(y[member]), torch.Generator().manual_seed(0)
+    )
+    np.savez(folder / "data.npz", x=x, y=y, member=member)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, folder / "model.pt2")
+    torch.save(net.state_dict(), folder / "state.pt")
+    (folder / "verify_arch.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(),"
+        " nn.Linear(32, 10))\n"
+    )
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    return folder
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("file", ["model.pt2", "state.pt"])
+def test_what_was_audited_is_verified_and_served(
+    audited: Path, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(audited)
+    monkeypatch.setenv("SAFEXPLAIN_USES", str(tmp_path / "uses.sqlite"))
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "a key of the service, 32 bytes..")
+    arch = ["--arch", "verify_arch:build"] if file == "state.pt" else []
+    command = ["audit", file, *arch, "--data", "data.npz", "--recipe", "recipe.toml", "--references", "8", "--quiet"]
+    command += ["--explainer", "Saliency", "--option", "abs=false", "--policy-fpr", "0.1", "--max-tpr", "0.7"]
+    command += ["--near-duplicates", "0"]
+    assert _run([*command, "--run-dir", str(tmp_path / "run")]) == 0, capfd.readouterr().err
+    path = tmp_path / "run" / "certificate.json"
+    assert _run(["verify", str(path), "--model", file]) == 0
+    assert "Saliency of the predicted probability, abs=False" in capfd.readouterr().out
+    assert _run(["verify", str(path), "--model", "data.npz"]) == 1
+
+    if file == "state.pt":
+        model: nn.Module = network()
+        model.load_state_dict(torch.load(file, weights_only=True))
+        model.eval()
+    else:
+        model = load_model(file).model
+    x = torch.from_numpy(np.load("data.npz")["x"][:5])
+    explainer = HardenedSaliency.from_certificate(model, path)
+    from safexplain.outputs import Probability
+
+    by_hand = HardenedSaliency(Probability(model), hardening=Hardening.recommended())
+    released = explainer.attribute(x, target=model(x).argmax(1))
+    assert torch.equal(released, by_hand.attribute(x, target=model(x).argmax(1), abs=False))

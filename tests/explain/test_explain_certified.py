@@ -1,0 +1,399 @@
+"""What a certificate loads in production is what was audited, to the bit; anything else is not loaded."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import captum
+import numpy as np
+import pytest
+import torch
+from explain_nets import image_net, images, net_for, quiet, target_for
+from torch import nn
+
+import safexplain
+import safexplain.explain
+from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm
+from safexplain.audit.certificate import statement, write_json
+from safexplain.audit.judgement import Evidence, Judgement
+from safexplain.audit.policy import Policy
+from safexplain.cli.release import Method
+from safexplain.errors import CertificateError, InputError, RefusedError
+from safexplain.explain import CATALOG, default_layer, find_row
+from safexplain.explain.aix360.base import HardenedAIX360
+from safexplain.explain.alibi import HardenedAlibi
+from safexplain.explain.hardened import Hardened
+from safexplain.identity import model_digest
+from safexplain.noise import KEY_VARIABLE
+from safexplain.outputs import Probability
+
+pytestmark = quiet
+
+KEY = "the key of the service, as text!"
+MAPS = [row for row in CATALOG.values() if row.entry == "attribute"]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+
+def certificate(path: Path, model: nn.Module, **changes: Any) -> Path:
+    """A certificate about a model, with the recommended hardening unless told otherwise."""
+    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", 60, changes.pop("tight", 20)),)
+    judgement = Judgement(Policy(), evidence, 5000, 5000, changes.pop("references", 16))
+    explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
+    environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
+    content = statement(
+        subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())}},
+        explainer=explainer,
+        hardening=changes.pop("hardening", Hardening.recommended()).to_dict(),
+        audit=judgement.to_dict(),
+        utility=None,
+        materials={},
+        environment=environment | changes.pop("environment", {}),
+    )
+    assert not changes
+    return write_json(path / "certificate.json", content)
+
+
+def released(explainer: Any, *args: Any, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+    answer: torch.Tensor = explainer(*args, **options)
+    return answer
+
+
+# --- the same numbers ----------------------------------------------------------------------------------------------
+
+
+def test_the_certified_explainer_is_the_one_that_the_configuration_makes_by_hand(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    by_hand = HardenedIG(Probability(model), hardening=Hardening.recommended())
+    assert type(loaded) is HardenedIG
+    assert loaded.hardening == by_hand.hardening
+    assert torch.equal(loaded.attribute(x, target=1), by_hand.attribute(x, target=1, n_steps=7))
+    assert not torch.equal(loaded.attribute(x, target=2), loaded.attribute(x, target=1))
+    assert not torch.equal(
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=Hardening.none())).attribute(
+            x, target=1
+        ),
+        HardenedIG(Probability(model), hardening=Hardening.none()).attribute(x, target=1),
+    ), "n_steps=7 makes a difference, so that it was used above"
+
+
+@pytest.mark.parametrize("output", ["probability", "logit"])
+@pytest.mark.parametrize("row", MAPS, ids=lambda row: row.name)
+def test_every_map_is_released_as_the_audit_released_it(row: Any, output: Any, tmp_path: Path) -> None:
+    logits_only = ("LayerFeaturePermutation", "LRP", "DeepLift")
+    if output == "probability" and any(name in row.name for name in logits_only):
+        pytest.skip("explains only a model without a softmax")
+    model, x = net_for(row), images()
+    options = {"nt_samples": 3} if row.nt_type else {}
+    method = Method(row, output, options)
+    keyed = Hardening.recommended(KEY.encode())
+    explainer = {"method": row.name, "output": output, "options": options}
+    loaded = getattr(safexplain.explain, row.hardened_name).from_certificate(
+        model, certificate(tmp_path, model, explainer=explainer)
+    )
+    if target_for(row):
+        audited = released(method.explain(keyed), model, x, torch.tensor([1, 0, 2, 1]))
+        served = released(loaded.attribute, x, target=torch.tensor([1, 0, 2, 1]))
+    else:
+        hardened = safexplain.explain.harden(row.explainer(Probability(model) if output == "probability" else model))
+        audited = released(hardened.attribute, x, **row.options(x))
+        served = released(loaded.attribute, x)
+    assert torch.equal(served, audited)
+
+
+def test_superpixels_are_those_of_each_image(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    model, x = image_net(), images()
+    options = {"n_segments": 6, "compactness": 5.0, "n_samples": 20}
+    explainer = {"method": "Lime", "output": "probability", "options": options}
+    loaded = safexplain.explain.HardenedLime.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
+    target = torch.tensor([1, 0, 2, 1])
+    audited = released(
+        Method(find_row("Lime"), "probability", options).explain(Hardening.recommended()), model, x, target
+    )
+    assert torch.equal(released(loaded.attribute, x, target=target), audited)
+    with pytest.raises(RefusedError, match="feature_mask"):
+        loaded.attribute(x, target=target, feature_mask=torch.zeros(1, 3, 8, 8, dtype=torch.long))
+
+
+def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_says_so(tmp_path: Path) -> None:
+    model, x = nn.Sequential(image_net(), nn.Softmax(1)).eval(), images()
+    explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False}
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
+    audited = Method(find_row("IG"), "probability").explain(Hardening.recommended())(model, x, torch.tensor([1] * 4))
+    assert torch.equal(loaded.attribute(x, target=1), audited)
+
+
+def test_an_empty_batch_gives_an_empty_answer(tmp_path: Path) -> None:
+    model = image_net()
+    for row in (find_row("IG"), find_row("Occlusion"), find_row("LayerGradCam")):
+        explainer = {"method": row.name, "options": {}}
+        kind = getattr(safexplain.explain, row.hardened_name)
+        loaded = kind.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
+        assert len(loaded.attribute(images()[:0], target=torch.tensor([], dtype=torch.long))) == 0
+
+
+def test_a_pickled_explainer_is_the_same_and_still_certified(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    again = pickle.loads(pickle.dumps(loaded))
+    assert torch.equal(again.attribute(x, target=1), loaded.attribute(x, target=1))
+    with pytest.raises(RefusedError, match="n_steps"):
+        again.attribute(x, target=1, n_steps=8)
+
+
+# --- options are the certificate's ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"n_steps": 8}, "n_steps"),
+        ({"n_steps": 50}, "n_steps"),
+        ({"method": "riemann_left"}, "method"),
+        ({"baselines": 1.0}, "baselines"),
+        ({"baselines": torch.ones(1, 3, 8, 8)}, "baselines"),
+        ({"additional_forward_args": 3}, "additional_forward_args"),
+        ({"return_convergence_delta": True}, "convergence_delta"),
+    ],
+)
+def test_another_option_is_refused_by_name(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+    model = image_net()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    with pytest.raises(RefusedError, match=name):
+        loaded.attribute(images(), target=1, **options)
+
+
+def test_the_audited_option_may_be_said_again_and_by_place(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    plain = loaded.attribute(x, target=1)
+    assert torch.equal(loaded.attribute(x, target=1, n_steps=7, baselines=None, return_convergence_delta=False), plain)
+    assert torch.equal(loaded.attribute(x, None, 1, None, 7), plain)
+    with pytest.raises(RefusedError, match="n_steps"):
+        loaded.attribute(x, None, 1, None, 8)
+
+
+def test_only_one_tensor_was_audited(tmp_path: Path) -> None:
+    model = image_net()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    for inputs in ((images(),), [1.0], None):
+        with pytest.raises(InputError, match="one tensor"):
+            loaded.attribute(inputs, target=1)
+
+
+def test_an_explainer_without_a_certificate_takes_its_options_as_before() -> None:
+    model, x = image_net(), images()
+    explainer = HardenedIG(model, hardening=Hardening.recommended())
+    assert not torch.equal(explainer.attribute(x, target=1, n_steps=2), explainer.attribute(x, target=1, n_steps=30))
+
+
+# --- what is not loaded --------------------------------------------------------------------------------------------
+
+
+def test_another_class_is_told_which_one_to_use(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    for kind in (HardenedSaliency, Hardened):
+        with pytest.raises(CertificateError, match=r"use HardenedIG\.from_certificate"):
+            kind.from_certificate(model, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"digest": "ab" * 32}, "is about another model"),
+        ({"tight": 60}, None),
+        ({"references": 0}, "certifies nothing"),
+        ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
+        ({"environment": {"captum": "0.1"}}, "captum 0.1"),
+        ({"explainer": {"method": "Tarot"}}, "no map of the catalog"),
+        ({"explainer": {"method": "Anchors"}}, "no map of the catalog"),
+        ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
+        ({"explainer": {"options": {"target": 3}}}, "'target' is no option"),
+        ({"explainer": {"options": {"n_segments": 3}}}, "'n_segments' is no option"),
+    ],
+)
+def test_a_certificate_of_something_else_is_refused(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model, **changes)
+    if said is None:
+        HardenedIG.from_certificate(model, path)
+        return
+    with pytest.raises(CertificateError, match=said):
+        HardenedIG.from_certificate(model, path)
+
+
+def test_a_leak_is_not_served(tmp_path: Path) -> None:
+    model = image_net()
+    leak = Judgement(Policy(), (Evidence("A", "l1", "explanation", 900, 800),), 5000, 5000, 16)
+    content = statement(
+        subject={"m": {"safexplainModelDigest": model_digest(model).hex()}},
+        explainer={"method": "IG", "output": "logit", "options": {}},
+        hardening=Hardening.none().to_dict(),
+        audit=leak.to_dict(),
+        utility=None,
+        materials={},
+        environment={"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": "2"},
+    )
+    with pytest.raises(CertificateError, match="Leak proven"):
+        HardenedIG.from_certificate(model, write_json(tmp_path / "leak.json", content))
+
+
+def test_a_model_with_one_other_weight_is_another_model(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    with pytest.raises(CertificateError, match="another model"):
+        HardenedIG.from_certificate(image_net(seed=1), path)
+    loaded = HardenedIG.from_certificate(model, path)
+    loaded.attribute(images(), target=1)
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] += 1e-3
+    with pytest.raises(RefusedError, match="no longer the one"):
+        loaded.attribute(images(), target=1)
+
+
+def test_a_model_in_training_mode_is_not_the_audited_one(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    loaded = HardenedIG.from_certificate(model, path)
+    model.train()
+    with pytest.raises(RefusedError, match="training mode"):
+        loaded.attribute(images(), target=1)
+    with pytest.raises(InputError, match=r"model\.eval\(\)"):
+        HardenedIG.from_certificate(model, path)
+    with pytest.raises(InputError, match="function"):
+        HardenedIG.from_certificate(lambda x: model(x), path)
+
+
+def test_only_the_default_layer_and_the_default_constructor_were_audited(tmp_path: Path) -> None:
+    model = image_net()
+    explainer = {"method": "GradCAM", "options": {}}
+    path = certificate(tmp_path, model, explainer=explainer)
+    kind = safexplain.explain.HardenedGradCAM
+    assert kind.from_certificate(model, path, layer=default_layer(model)).layer is model[3]
+    with pytest.raises(RefusedError, match="layer"):
+        kind.from_certificate(model, path, layer=model[0])
+    ig = certificate(tmp_path, model)
+    HardenedIG.from_certificate(model, ig, multiply_by_inputs=True)
+    with pytest.raises(RefusedError, match="multiply_by_inputs"):
+        HardenedIG.from_certificate(model, ig, multiply_by_inputs=False)
+    with pytest.raises(RefusedError, match="no layer"):
+        HardenedIG.from_certificate(model, ig, layer=model[0])
+
+
+def test_what_the_command_line_checks_is_checked_here_too(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    path.write_text(path.read_text().replace('"n_steps": 7', '"n_steps": 8'))
+    with pytest.raises(CertificateError, match="configuration"):
+        HardenedIG.from_certificate(model, path)
+
+
+def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
+    pytest.importorskip("securesystemslib")
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from safexplain.audit.read_certificate import load_certificate
+    from safexplain.audit.signature import sign_certificate
+
+    model, private = image_net(), Ed25519PrivateKey.generate()
+    path = certificate(tmp_path, model)
+    public = private.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    with pytest.raises(CertificateError, match="is not signed"):
+        HardenedIG.from_certificate(model, path, public_key=public)
+    pem = private.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    write_json(path, sign_certificate(load_certificate(path).statement, pem))
+    loaded = HardenedIG.from_certificate(model, path, public_key=public)
+    assert loaded.attribute(images(), target=1).shape == images().shape
+
+
+@pytest.mark.parametrize("kind", [HardenedAlibi, HardenedAIX360, safexplain.explain.HardenedProtoDash])
+def test_only_maps_are_certified(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="only maps are certified"):
+        kind.from_certificate(image_net(), tmp_path / "certificate.json")
+
+
+# --- the noise key is the service's own ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "hardening",
+    [
+        Hardening.recommended(),
+        Hardening(clip=UnitNorm()),
+        Hardening(clip=RankNorm()),
+        Hardening(noise=GaussianNoise(1.0)),
+    ],
+    ids=repr,
+)
+def test_without_a_key_nothing_random_is_served(
+    hardening: Hardening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE)
+    model = image_net()
+    with pytest.raises(RefusedError, match=KEY_VARIABLE):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=hardening))
+
+
+def test_without_noise_no_key_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE)
+    model = image_net()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=Hardening.none()))
+    assert loaded.attribute(images(), target=1).shape == images().shape
+
+
+def test_a_key_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = image_net(), images()
+    path = certificate(tmp_path, model)
+    (tmp_path / "key").write_text("another key of thirty-two bytes!\n")
+    from_file = HardenedIG.from_certificate(model, path, key_file=tmp_path / "key").attribute(x, target=1)
+    assert not torch.equal(from_file, HardenedIG.from_certificate(model, path).attribute(x, target=1))
+    monkeypatch.setenv(KEY_VARIABLE, "another key of thirty-two bytes!")
+    assert torch.equal(from_file, HardenedIG.from_certificate(model, path).attribute(x, target=1))
+    with pytest.raises(InputError, match="cannot be read"):
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "nope")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValueError, match="non-empty"):
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "empty")
+
+
+def test_the_key_is_that_of_the_loading_not_of_a_later_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = image_net(), images()
+    loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
+    before = loaded.attribute(x, target=1)
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert torch.equal(loaded.attribute(x, target=1), before)
+
+
+def test_a_certificate_with_a_key_in_it_is_refused(tmp_path: Path) -> None:
+    model = image_net()
+
+    class Careless(Hardening):
+        def to_dict(self) -> dict[str, Any]:
+            plain = super().to_dict()
+            return {**plain, "noise": {**plain["noise"], "key": "abcdef"}}
+
+    hardening = Careless(clip=RankNorm(), noise=GaussianNoise(Relative(0.3)))
+    with pytest.raises(CertificateError, match="'key'"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=hardening))
+
+
+def test_a_hardening_without_noise_takes_its_key_from_the_environment_only(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model, hardening=Hardening(clip=RankNorm()))
+    HardenedIG.from_certificate(model, path).attribute(images(), target=1)
+    (tmp_path / "key").write_text(KEY)
+    with pytest.raises(RefusedError, match=KEY_VARIABLE):
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
