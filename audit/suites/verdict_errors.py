@@ -1,0 +1,616 @@
+"""How often a verdict is wrong, and how often it is reached: simulated audits of which the truth is known.
+
+Scores are drawn, counted above the ranks of `safexplain.audit.bounds`, and judged. Of up to 20 attacks, an example's
+scores have a common factor (correlation 0 or .7). Members of an attack that leaks are
+
+  shift       Gaussian, with another mean than non-members
+  few         like non-members but for a few, which stand four standard deviations higher
+  ties        as "shift", of which the attacker sees only whether the score is among the highest 30 % and 3 %
+  cliff       30 % of them (or all that are found too much) just outside (inside) of the policy's false-positive rate:
+              the hardest case for a threshold that is estimated
+
+and their true share found at the policy's rate is computed from these distributions, not measured. What must be rare:
+
+  nothing         no attack leaks                                                      a leak proven
+  one / all at    one attack, or all, find exactly the share that is allowed           a leak proven
+  one / all over  one attack, or all, find 1.001 times that share                      certified
+
+Each with a probability of at most 5 %; the suite fails if the lower Clopper-Pearson limit of any cell is above it.
+
+Beside it, the same data under what is often done: the threshold is set at the stated rate on the scored non-members,
+taken as known, and each attack is judged as if it were the only one, by its one-sided 95 % Clopper-Pearson limits
+("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
+been fixed before ("best accuracy").
+
+Then the same for the claim "excess", and whole audits through `certify` on signals of 17 models, with controls: where
+nothing leaks, where members and non-members differ by something that is not training, and where signals leak.
+
+    python audit/suites/verdict_errors.py [--out FILE] [--cache DIR] [--quick]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ROOT, Parts, Progress, destination, finish, parser, provenance, table
+from numpy.typing import NDArray
+from scipy import stats as distributions
+from scipy.optimize import brentq
+
+from safexplain.audit.bounds import by_score, found_above, loose_rank, lower_bound, tight_rank, upper_bound
+from safexplain.audit.judgement import Evidence, Judgement, Pair, ranks_of
+from safexplain.audit.policy import Policy
+from safexplain.audit.power import critical_counts, power
+from safexplain.audit.protocol import certify
+from safexplain.audit.signals import Signals
+from safexplain.audit.stats import clopper_pearson
+
+Counts = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+AUDITS, QUICK_AUDITS = 2000, 60
+SIZES = ((250, 250), (1000, 1000), (2500, 2500), (5000, 5000), (25_000, 25_000), (500, 4500))
+"""Members and non-members."""
+POLICIES = (Policy(), Policy(fpr=0.05, max_tpr=0.15), Policy(fpr=0.01, max_tpr=0.01), Policy(fpr=0.001, max_tpr=0.003))
+ATTACKS = (1, 7, 20)
+CORRELATIONS = (0.0, 0.7)
+OVER = 1.001
+STATES = ("one at", "all at", "one over", "all over")
+FEW_SHIFT = 4.0
+CUTS = distributions.norm.isf([0.3, 0.03])
+"""What an attacker sees of the family "ties" is how many of these the score is above."""
+BEYOND = 0.3
+RISK = 0.05
+SETTING = ("members", "non_members", "correlation", "attacks", "policy")
+WRONG = ("wrong", "wrong_low", "wrong_high")
+OTHERS = ("naive_leak", "naive_certified", "point_leak", "point_certified")
+COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
+RULE = [
+    ROOT / "safexplain" / "audit" / f"{m}.py" for m in ("bounds", "evidence", "judgement", "policy", "power", "stats")
+]
+"""What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
+BEST_ACCURACY_UP_TO = 10_000
+"""Examples; above, sorting takes too long."""
+
+
+# ------------------------------------------------------------------------------------------- families of scores
+
+
+@cache
+def rate_of(shift: float, fpr: float) -> float:
+    """The rate of members whose mean is `shift` above that of a standard normal, at the rate `fpr` of this one."""
+    return float(distributions.norm.sf(distributions.norm.isf(fpr) - shift))
+
+
+@cache
+def shift_for(tpr: float, fpr: float) -> float:
+    """Mean of members at which `tpr` of them are above the rate `fpr` of a standard normal."""
+    return float(distributions.norm.isf(fpr) - distributions.norm.isf(tpr))
+
+
+def ties_tpr(shift: float, fpr: float) -> float:
+    """True rate of the family "ties": straight lines between the points of the cuts."""
+    x = np.array([0.0, *np.sort(distributions.norm.sf(CUTS)), 1.0])
+    y = np.array([0.0, *np.sort(distributions.norm.sf(CUTS - shift)), 1.0])
+    return float(np.interp(fpr, x, y))
+
+
+@cache
+def ties_shift_for(tpr: float, fpr: float) -> float:
+    """Mean of members at which the family "ties" has this rate."""
+    return 0.0 if tpr <= fpr else float(brentq(lambda s: ties_tpr(s, fpr) - tpr, 0.0, 8.0, xtol=1e-13))
+
+
+class Audit:
+    """The scores of one simulated audit, by attack, and how many members stand above thresholds under a truth."""
+
+    def __init__(self, members: int, non_members: int, correlation: float, number: int) -> None:
+        rng = np.random.default_rng([0xE44, members, non_members, number])
+        n, a, b = members + non_members, np.float32(correlation**0.5), np.float32((1 - correlation) ** 0.5)
+        scores = rng.standard_normal((max(ATTACKS), n), dtype=np.float32)
+        scores = b * scores + a * rng.standard_normal(n, dtype=np.float32)
+        self.number = number
+        self.inside, self.outside = scores[:, :members], scores[:, members:]
+        self.inside_sorted, self.outside_sorted = np.sort(self.inside, axis=1), np.sort(self.outside, axis=1)
+        lot = np.random.default_rng([number, 0x71E5]).random(n)  # as `by_score` draws it
+        self.lot = (lot * 2**28).astype(np.int32)
+        self.outside_tied = np.sort(self.tied(self.outside, 0.0, self.lot[members:]), axis=1)
+
+    @staticmethod
+    def tied(scores: Scores, shift: float, lot: NDArray[np.int32] | int) -> NDArray[np.int32]:
+        """How many cuts each score is above, the lot behind the comma."""
+        seen = sum((scores > np.float32(c - shift)).astype(np.int32) for c in CUTS)
+        return (seen << 28) + lot  # type: ignore[no-any-return]
+
+    def above(self, thresholds: Scores, shift: float) -> Counts:
+        """(attacks, t) members, moved by `shift`, above (attacks, t) thresholds."""
+        moved = thresholds - np.float32(shift)
+        rows = zip(self.inside_sorted, moved, strict=True)
+        return self.inside.shape[1] - np.stack([np.searchsorted(row, t, side="right") for row, t in rows])
+
+    def among_first(self, count: int, thresholds: Scores, shift: float) -> Counts:
+        """The same for the first `count` members only."""
+        part = self.inside[:, :count] + np.float32(shift)
+        return np.stack([np.count_nonzero(part > t[:, None], axis=1) for t in thresholds.T], axis=1)
+
+    def found(self, family: str, policy: Policy, tpr: float, ranks: list[int | None]) -> Counts:
+        """(attacks, ranks) members above each rank when every attack of the family finds `tpr` at the policy's rate."""
+        fpr, n = policy.fpr, self.inside.shape[1]
+        if family == "ties":
+            tied = self.tied(self.inside, ties_shift_for(tpr, fpr), self.lot[:n])
+            at = self.thresholds(self.outside_tied, ranks, np.iinfo(np.int32).min)
+            return np.stack([np.count_nonzero(tied > t[:, None], axis=1) for t in at.T], axis=1)
+        at = self.thresholds(self.outside_sorted, ranks, -np.inf)
+        if tpr <= fpr and family != "cliff":
+            return self.above(at, 0.0)
+        draw = np.random.default_rng([0xD1CE, self.number, n])
+        if family == "shift":
+            return self.above(at, shift_for(tpr, fpr))
+        if family == "few":
+            some = int(draw.binomial(n, (tpr - fpr) / (rate_of(FEW_SHIFT, fpr) - fpr)))
+            return self.above(at, 0.0) - self.among_first(some, at, 0.0) + self.among_first(some, at, FEW_SHIFT)
+        edge = np.float32(shift_for(0.5, fpr))
+        if tpr > policy.max_tpr:  # those that are found too much stand just inside
+            some, shift = int(draw.binomial(n, (tpr - fpr) / (1 - fpr))), 0.0
+        else:  # many stand just outside, the others are found as often as is allowed
+            some, shift = int(draw.binomial(n, BEYOND)), shift_for(tpr / (1 - BEYOND), fpr)
+        return self.above(at, shift) - self.among_first(some, at, shift) + some * (at < edge)
+
+    @staticmethod
+    def thresholds(ascending: NDArray[Any], ranks: list[int | None], lowest: float) -> NDArray[Any]:
+        """(attacks, ranks) scores of the non-members of these ranks."""
+        none = np.full(len(ascending), lowest, ascending.dtype)
+        return np.stack([none if r is None else ascending[:, -r] for r in ranks], axis=1)
+
+    def best_accuracy(self, attacks: int) -> int:
+        """Most examples that any threshold of any attack classifies correctly."""
+        n, best = self.inside.shape[1], 0
+        for inside, outside in zip(self.inside_sorted[:attacks], self.outside_sorted[:attacks], strict=True):
+            correct = np.arange(n, 0, -1) + np.searchsorted(outside, inside)
+            best = max(best, int(correct.max()))
+        return best
+
+
+# ------------------------------------------------------------------------------------------- the claim "whole"
+
+
+@cache
+def naive_counts(policy: Policy, members: int) -> tuple[int, int]:
+    """Fewest found that prove a leak, most that are certified, by one-sided limits at a threshold taken as known."""
+    counts, risk, limit = range(members + 1), policy.risk, policy.max_tpr
+    proves = bisect_left(counts, True, key=lambda c: lower_bound(c, members, risk) > limit)
+    return proves, bisect_left(counts, True, key=lambda c: upper_bound(c, members, risk) > limit) - 1
+
+
+critical = cache(critical_counts)
+
+
+def ranks_used(policy: Policy, non_members: int) -> list[int | None]:
+    """Loose, tight for each number of attacks, and the rank that what is often done uses."""
+    tight = [ranks_of(policy, non_members, k).tight for k in ATTACKS]
+    return [ranks_of(policy, non_members, 1).loose, *tight, min(int(policy.fpr * non_members + 1e-9) + 1, non_members)]
+
+
+def cliff_is_allowed(policy: Policy, non_members: int, attacks: int) -> bool:
+    """False where a tight threshold does not exist and an attacker accepts a share by lot.
+
+    What such an attacker finds lies on a straight line through the cliff, so this is a leak and not a false alarm.
+    """
+    return ranks_of(policy, non_members, attacks).tight_share == 1.0
+
+
+def simulate(members: int, non_members: int, correlation: float, audits: int, tick: Callable[[int], None]) -> Any:
+    """Rows of all cells of one size and correlation."""
+    ranks = [ranks_used(p, non_members) for p in POLICIES]
+    guess: dict[tuple[str, int], list[Counts]] = {}
+    leak: dict[tuple[str, int, bool], list[Counts]] = {}
+    best: dict[int, int] = dict.fromkeys(ATTACKS, 0)
+    fair = members == non_members and members + non_members <= BEST_ACCURACY_UP_TO
+    critical = int(distributions.binom.isf(RISK, members + non_members, 0.5)) + 1
+    for number in range(audits):
+        audit = Audit(members, non_members, correlation, number)
+        for i, policy in enumerate(POLICIES):
+            for family in ("shift", "ties"):
+                guess.setdefault((family, i), []).append(audit.found(family, policy, policy.fpr, ranks[i]))
+            for family in ("shift", "few", "ties", "cliff"):
+                for over in (False, True):
+                    tpr = policy.max_tpr * (OVER if over else 1.0)
+                    leak.setdefault((family, i, over), []).append(audit.found(family, policy, tpr, ranks[i]))
+        if number < (20 if members + non_members <= BEST_ACCURACY_UP_TO else 2):
+            compare(audit, number)
+        for k in ATTACKS if fair else ():
+            best[k] += audit.best_accuracy(k) >= critical
+        tick(number)
+    rows = []
+    for i, policy in enumerate(POLICIES):
+        for which, k in enumerate(ATTACKS):
+            if k == 1 and correlation > 0:
+                continue
+            for family in ("shift", "few", "ties", "cliff"):
+                at_chance = np.stack(guess["ties" if family == "ties" else "shift", i])[:, :k]
+                for truth in ("nothing", *STATES):
+                    if (truth == "nothing" and family in ("few", "cliff")) or (truth[:3] == "all" and k == 1):
+                        continue
+                    if family == "cliff" and truth[-2:] == "at" and not cliff_is_allowed(policy, non_members, k):
+                        continue
+                    counts = at_chance
+                    if truth != "nothing":
+                        counts = np.stack(leak[family, i, truth.endswith("over")])[:, :k].copy()
+                        if truth[:3] == "one":
+                            counts[:, 1:] = at_chance[:, 1:]
+                    found = verdicts(counts, policy, members, non_members, k, which)
+                    wrong = found[1 if truth.endswith("over") else 0]
+                    low, high = clopper_pearson(wrong, audits)
+                    head = [members, non_members, correlation, k, i, family, truth]
+                    rows.append([*head, *found[:2], wrong, round(low, 5), round(high, 5), *found[2:]])
+    accuracy = {k: best[k] for k in ATTACKS} if fair else None
+    return {"rows": rows, "best_accuracy_leaks": accuracy}
+
+
+def verdicts(counts: Counts, policy: Policy, members: int, non_members: int, k: int, which: int) -> list[int]:
+    """Audits with a leak proven and certified: by the rule, naively, and by the rate found."""
+    proves, allowed = critical(policy, members, non_members, k)
+    naive_proves, naive_allowed = naive_counts(policy, members)
+    leak = (counts[:, :, 1 + which] >= proves).any(1)
+    certified = (counts[:, :, 0] <= allowed).all(1)
+    assert not (leak & certified).any()
+    most = counts[:, :, -1].max(1)
+    return [int(x.sum()) for x in (leak, certified, most >= naive_proves, most <= naive_allowed,
+                                   most > policy.max_tpr * members, most <= policy.max_tpr * members)]  # fmt: skip
+
+
+def compare(audit: Audit, number: int) -> None:
+    """The counting above and the library's own give one verdict.
+
+    Raises:
+        AssertionError: they do not.
+    """
+    policy, k, members, n0 = POLICIES[1], 7, audit.inside.shape[1], audit.outside.shape[1]
+    member = np.arange(members + n0) < members
+    for family, shift_of in (("shift", shift_for), ("ties", ties_shift_for)):
+        shift = shift_of(policy.max_tpr, policy.fpr)
+        inside, outside = audit.inside[:k] + np.float32(shift), audit.outside[:k]
+        if family == "ties":
+            inside, outside = audit.tied(audit.inside[:k], shift, 0), audit.tied(outside, 0.0, 0)
+        r, evidence = ranks_of(policy, n0, k), []
+        for scores in np.concatenate([inside, outside], axis=1).astype(np.float64):
+            order = member[by_score(scores, number)]
+            loose, tight = found_above(order, r.loose), found_above(order, r.tight)
+            evidence.append(Evidence("attack", str(len(evidence)), "explanation", loose, tight))
+        verdict = Judgement(policy, tuple(evidence), members, n0, 1).verdict
+        counts = audit.found(family, policy, policy.max_tpr, ranks_used(policy, n0))[None, :k]
+        leak, certified = verdicts(counts, policy, members, n0, k, ATTACKS.index(k))[:2]
+        assert verdict == ("leak" if leak else "certified" if certified else "inconclusive"), (family, number)
+
+
+# ------------------------------------------------------------------------------------------- the claim "excess"
+
+EXCESS = tuple(
+    Policy(fpr=f, max_tpr=t, claim="excess", release="explanation+prediction") for f, t in ((0.01, 0.03), (0.05, 0.15))
+)
+BASELINES = {"guesses": None, "finds 20 %": 0.2}
+EXCESS_ATTACKS = (1, 7)
+EXCESS_COLUMNS = (
+    *SETTING, "baseline", "truth", "true_excess", "below_low", "above_high", "leak", "certified", *WRONG
+)  # fmt: skip
+DIFFERENCES = {"none": 0.0, "at": 1.0, "over": OVER}
+"""True excess of the first attack in units of the one tolerated; the others have the same ("none", "at") or none."""
+
+
+def simulate_excess(
+    members: int, non_members: int, correlation: float, audits: int, tick: Callable[[int], None]
+) -> Any:
+    """Rows of all cells of one size and correlation with the baseline's scores."""
+    a, b = np.float32(correlation), np.float32((1 - correlation**2) ** 0.5)
+    most = max(EXCESS_ATTACKS)
+    counts: dict[tuple[int, int, str, str], list[NDArray[np.int64]]] = {}
+    for number in range(audits):
+        rng = np.random.default_rng([0xEC5, members, non_members, number])
+        base = rng.standard_normal(members + non_members, dtype=np.float32)
+        each = a * base + b * rng.standard_normal((most, members + non_members), dtype=np.float32)
+        outside, base_outside = np.sort(each[:, members:], axis=1), np.sort(base[members:])
+        for i, policy in enumerate(EXCESS):
+            for baseline, strength in BASELINES.items():
+                first = policy.fpr if strength is None else strength
+                base_inside = base[:members] + np.float32(shift_for(first, policy.fpr))
+                for difference, units in DIFFERENCES.items():
+                    second = first + units * policy.limit
+                    shifts = np.full((most, 1), shift_for(second, policy.fpr), np.float32)
+                    if difference == "over":
+                        shifts[1:] = shift_for(first, policy.fpr)
+                    inside = each[:, :members] + shifts
+                    for k in EXCESS_ATTACKS:
+                        made = _pair_counts(inside[:k], base_inside, outside[:k], base_outside, policy, k)
+                        counts.setdefault((i, k, baseline, difference), []).append(made)
+        tick(number)
+    rows = []
+    for (i, k, baseline, difference), made in counts.items():
+        policy, found = EXCESS[i], np.stack(made)
+        low, high = _excess_bounds(found, policy, members, k)
+        for at in range(10):
+            pairs = tuple(Pair("attack", str(j), *map(int, found[at, j])) for j in range(k))
+            judged = Judgement(policy, (), members, non_members, 1, pairs=pairs)
+            assert np.allclose([judged.excess(p) for p in pairs], np.stack([low[at], high[at]], axis=1), atol=1e-12)
+        true = DIFFERENCES[difference] * policy.limit
+        leak, certified = int((low > policy.limit).any(1).sum()), int((high <= policy.limit).all(1).sum())
+        wrong = certified if difference == "over" else leak
+        limits = clopper_pearson(wrong, audits)
+        sides = int((low[:, 0] > true).sum()), int((high[:, 0] < true).sum())
+        head = [members, non_members, correlation, k, i, baseline, difference, round(true, 6)]
+        rows.append([*head, *sides, leak, certified, wrong, *(round(x, 5) for x in limits)])
+    return rows
+
+
+def _pair_counts(
+    inside: Scores, base_inside: Scores, outside: Scores, base_outside: Scores, policy: Policy, k: int
+) -> NDArray[np.int64]:
+    """(k, 4) counts of a `Pair`, from non-members' scores in ascending order."""
+    made = []
+    for mine, theirs, everyone in _pair_ranks(policy, len(base_outside), k):
+        all_, none = (np.float32(x) for x in ((-np.inf, np.inf) if everyone else (np.inf, -np.inf)))
+        at = np.full((k, 1), all_) if mine is None else outside[:, -mine][:, None]
+        base_at = none if theirs is None else base_outside[-theirs]
+        found, base_found = inside > at, base_inside > base_at
+        made += [np.count_nonzero(found & ~base_found, axis=1), np.count_nonzero(base_found & ~found, axis=1)]
+    return np.stack(made, axis=1)
+
+
+@cache
+def _pair_ranks(policy: Policy, non_members: int, k: int) -> list[tuple[int | None, int | None, bool]]:
+    """Ranks of the attack and of the baseline, for the upper bounds and for the lower ones, as `protocol` has them.
+
+    None: the attack finds everyone and the baseline nobody for the upper bounds, the other way round for the lower.
+    """
+    ranks: list[tuple[int | None, int | None, bool]] = []
+    for risk, upper in ((policy.risk / 4, True), (policy.risk / k / 4, False)):
+        loose, (tight, part) = loose_rank(non_members, policy.fpr, risk), tight_rank(non_members, policy.fpr, risk)
+        sure = tight if part == 1.0 else None
+        ranks.append((loose, sure, True) if upper else (sure, loose, False))
+    return ranks
+
+
+def _excess_bounds(found: NDArray[np.int64], policy: Policy, n: int, k: int) -> tuple[Any, Any]:
+    """Lower and upper bounds of the excess, (audits, k) each: `Judgement.excess` for many."""
+
+    def low(c: Any, risk: float) -> Any:
+        return np.where(c > 0, distributions.beta.ppf(risk, np.maximum(c, 1), n - c + 1), 0.0)
+
+    def high(c: Any, risk: float) -> Any:
+        return np.where(c < n, distributions.beta.isf(risk, c + 1, np.maximum(n - c, 1)), 1.0)
+
+    upper, lower = policy.risk / 4, policy.risk / k / 4
+    loose_only, loose_missed, tight_only, tight_missed = np.moveaxis(found, -1, 0)
+    return low(tight_only, lower) - high(tight_missed, lower), high(loose_only, upper) - low(loose_missed, upper)
+
+
+# ------------------------------------------------------------------------------------------- whole audits
+
+MODELS, EXAMPLES = 17, 2000
+WHOLE_AUDITS = {"one target": 250, "17 targets": 120, "shift .1": 40, "shift .25": 40, "shift 1": 40, "leak": 40}
+CONTROLS = ("blind baseline", "null model", "shuffled membership", "references")
+
+
+def signals_of(setting: str, number: int) -> Signals:
+    """17 models on 2,000 examples that differ in how large their signals are; membership by coin flips.
+
+    Under "shift s" the target's members come from another group: their inputs and the logarithms of their signals are
+    s standard deviations lower, whichever model is asked. Under "leak" a model's members have smaller signals.
+    """
+    rng = np.random.default_rng([0x516, sorted(WHOLE_AUDITS).index(setting), number])
+    member = rng.random((MODELS, EXAMPLES)) < 0.5
+    shift = float(setting.split()[1]) if setting.startswith("shift") else 0.0
+    size = rng.normal(size=EXAMPLES) - shift * member[0]
+    values = {}
+    for name in ("l1", "l2", "variance", "loss"):
+        log = size + 0.5 * rng.normal(size=member.shape) - (1.0 if setting == "leak" else 0.0) * member
+        values[name] = np.exp(log)
+    classes = rng.integers(10, size=EXAMPLES)
+    values["label"] = np.where(rng.random(member.shape) < 0.9, classes, rng.integers(10, size=member.shape)) * 1.0
+    inputs = (rng.normal(size=(EXAMPLES, 8)) - shift * member[0][:, None]).astype(np.float32)
+    targets = range(MODELS) if setting == "17 targets" else [0]
+    return Signals(member, values, meta={"targets": list(targets)}, inputs=inputs)
+
+
+def whole_audits(setting: str, first: int, audits: int) -> list[dict[str, Any]]:
+    """Verdict and controls of each audit, and what the verdict would be without controls."""
+    made = []
+    for number in range(first, first + audits):
+        began = time.perf_counter()
+        judgement = certify(signals_of(setting, number), Policy(), seed=number).judgement
+        without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
+        fired = [c.name for c in judgement.controls if c.fired]
+        both = {"verdict": judgement.verdict, "without_controls": without.verdict}
+        made.append({**both, "fired": fired, "seconds": time.perf_counter() - began})
+    return made
+
+
+def share(count: int, of: int) -> dict[str, Any]:
+    """A rate with its Clopper-Pearson interval."""
+    low, high = clopper_pearson(count, of)
+    return {"count": count, "of": of, "rate": round(count / of, 5), "low": round(low, 5), "high": round(high, 5)}
+
+
+def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
+    n = len(made)
+    return {
+        "verdicts": {v: share(sum(m["verdict"] == v for m in made), n) for v in ("leak", "certified", "inconclusive")},
+        "leak_without_controls": share(sum(m["without_controls"] == "leak" for m in made), n),
+        "fired": {c: share(sum(c in m["fired"] for m in made), n) for c in CONTROLS},
+    }
+
+
+# ------------------------------------------------------------------------------------------- power, tables
+
+
+def power_curves() -> dict[str, Any]:
+    """Probability of each verdict by the true rate of one leaking attack, seven judged, by `safexplain.audit.power`."""
+    policy = Policy()
+    tpr = np.unique([*np.round(np.geomspace(0.01, 0.3, 60), 4), 0.02, 0.03, 0.05, 0.1, 0.2])
+    curves = {}
+    for members, non_members in SIZES[:5]:
+        found = power(policy, members, non_members, 7, tpr)
+        curves[str(members + non_members)] = {"leak": found.leak.round(5).tolist(),
+                                              "certified": found.certified.round(5).tolist()}  # fmt: skip
+    return {"policy": policy.to_dict(), "attacks": 7, "tpr": tpr.tolist(), "by_examples": curves}
+
+
+def worst(rows: list[list[Any]], columns: tuple[str, ...], truths: tuple[str, ...], what: str, **where: Any) -> float:
+    """Largest rate over the cells with one of these truths."""
+    at = {name: columns.index(name) for name in (what, *where)}
+    truth = columns.index("truth")
+    chosen = [r[at[what]] for r in rows if r[truth] in truths and all(r[at[k]] == v for k, v in where.items())]
+    return max(chosen, default=0)
+
+
+def errors_table(rows: list[list[Any]], audits: int) -> str:
+    header = ("worst cell of each size", "no leak: leak", "at limit: leak", "over: certified",
+              "naive: at limit", "naive: over", "point: at limit")  # fmt: skip
+    lines = []
+    for members, non_members in dict.fromkeys((r[0], r[1]) for r in rows):
+        where = {"members": members, "non_members": non_members}
+        cells = [
+            worst(rows, COLUMNS, truths, what, **where) / audits
+            for truths, what in (
+                (("nothing",), "leak"), (STATES[:2], "leak"), (STATES[2:], "certified"),
+                (STATES[:2], "naive_leak"), (STATES[2:], "naive_certified"), (STATES[:2], "point_leak"),
+            )
+        ]  # fmt: skip
+        lines.append((f"{members:,} + {non_members:,}", *(f"{c:.2%}" for c in cells)))
+    return table(header, lines)
+
+
+def write_rows(path: Path, report: dict[str, Any]) -> None:
+    """As `write_json`, each cell in one line."""
+    kept: dict[str, str] = {}
+
+    def held(rows: list[Any]) -> list[str]:
+        names = [f"@{len(kept) + i}@" for i in range(len(rows))]
+        kept.update(zip(names, map(json.dumps, rows), strict=True))
+        return names
+
+    whole, excess, curves = report["whole"], report["excess"], report["power"]
+    by_examples = {n: {v: held([p])[0] for v, p in c.items()} for n, c in curves["by_examples"].items()}
+    text = json.dumps(
+        {
+            **report,
+            "whole": {**whole, "columns": held([whole["columns"]])[0], "cells": held(whole["cells"])},
+            "excess": {**excess, "columns": held([excess["columns"]])[0], "cells": held(excess["cells"])},
+            "power": {**curves, "tpr": held([curves["tpr"]])[0], "by_examples": by_examples},
+        },
+        indent=1,
+    )
+    for name, row in kept.items():
+        text = text.replace(f'"{name}"', row, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite; 0 when no error rate is surely above 5 %, 1 otherwise."""
+    options = parser("verdict_errors", __doc__).parse_args(argv)
+    progress = Progress()
+    parts = Parts(options.cache / "verdict_errors", Path(__file__))
+    counted = Parts(options.cache / "verdict_errors")
+    counted.code = hashlib.sha256(b"".join(path.read_bytes() for path in (Path(__file__), *RULE))).hexdigest()
+    audits = QUICK_AUDITS if options.quick else AUDITS
+    sizes = SIZES[:2] if options.quick else SIZES
+    rows: list[Any] = []
+    excess: list[Any] = []
+    best: dict[str, Any] = {}
+    seconds = 0.0
+    for members, non_members in sizes:
+        for correlation in CORRELATIONS:
+            key = [members, non_members, correlation, audits]
+            title = f"{members:,} + {non_members:,}, correlation {correlation}"
+
+            def run(make: Callable[..., Any] = simulate, key: Any = key, title: str = title) -> Any:
+                began = time.perf_counter()
+                made = make(*key, lambda i: progress(f"{make.__name__} {title}", i + 1, audits))
+                return {"made": made, "seconds": time.perf_counter() - began}
+
+            part = counted.get(["whole", *key], run)
+            rows += part["made"]["rows"]
+            if accuracy := part["made"]["best_accuracy_leaks"]:
+                best[title] = {k: share(v, audits) for k, v in accuracy.items()}
+            other = [members, non_members, 0.9 * (correlation > 0), audits]
+            beside = counted.get(["excess", *other], lambda run=run, key=other: run(simulate_excess, key))
+            excess += beside["made"]
+            seconds += part["seconds"] + beside["seconds"]
+    through: dict[str, Any] = {}
+    for setting, number in WHOLE_AUDITS.items():
+        number = 10 if options.quick else number
+        made: list[Any] = []
+        for first in range(0, number, 10):
+            made += parts.get(["certify", setting, first], lambda s=setting, f=first: whole_audits(s, f, 10))
+            progress(f"certify, {setting}", first + 10, number)
+        through[setting] = summary_of_whole(made)
+        seconds += sum(m["seconds"] for m in made)
+    missed = failures(rows, excess, through, audits)
+    print(errors_table(rows, audits))
+    print(whole_table(through))
+    report = {
+        "suite": "verdict_errors",
+        "quick": options.quick,
+        "audits_per_cell": audits,
+        "policies": [p.to_dict() for p in POLICIES],
+        "whole": {"columns": list(COLUMNS), "cells": rows, "best_accuracy": best},
+        "excess": {"policies": [p.to_dict() for p in EXCESS], "columns": list(EXCESS_COLUMNS), "cells": excess},
+        "certify": {"models": MODELS, "examples": EXAMPLES, "settings": through},
+        "power": power_curves(),
+        "targets_missed": missed,
+        **provenance(seconds),
+    }
+    out = destination(options)
+    write_rows(out, report)
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    print(f"{'all targets met' if not missed else 'failed'}; written to {out}")
+    return 1 if missed else 0
+
+
+def whole_table(through: dict[str, Any]) -> str:
+    header = ("through certify", "audits", "leak", "certified", "inconclusive", "leak without controls", *CONTROLS)
+    lines = []
+    for setting, found in through.items():
+        rates = [*found["verdicts"].values(), found["leak_without_controls"], *found["fired"].values()]
+        lines.append((setting, rates[0]["of"], *(f"{r['rate']:.1%}" for r in rates)))
+    return "\n" + table(header, lines)
+
+
+def failures(rows: list[Any], excess: list[Any], through: dict[str, Any], audits: int) -> list[str]:
+    """Rates that are surely above what is promised, in words."""
+    missed = []
+    for columns, cells in ((COLUMNS, rows), (EXCESS_COLUMNS, excess)):
+        for row in cells:
+            cell = dict(zip(columns, row, strict=True))
+            if cell["wrong_low"] > RISK:
+                missed.append(f"wrong in {cell['wrong'] / audits:.1%}: {cell}")
+    for row in excess:
+        cell = dict(zip(EXCESS_COLUMNS, row, strict=True))
+        for side in ("below_low", "above_high"):
+            if clopper_pearson(cell[side], audits)[0] > RISK:
+                missed.append(f"the interval of the excess misses in {cell[side] / audits:.1%} ({side}): {cell}")
+    for setting in through.keys() - {"leak"}:
+        if through[setting]["verdicts"]["leak"]["low"] > RISK:
+            missed.append(
+                f"certify proves leaks where there are none ({setting}): {through[setting]['verdicts']['leak']}"
+            )
+        for control, rate in through[setting]["fired"].items():
+            if rate["low"] > 0.01 and not setting.startswith("shift"):
+                missed.append(f"the control {control} fires where nothing is wrong ({setting}): {rate}")
+    return missed
+
+
+if __name__ == "__main__":
+    finish(main)

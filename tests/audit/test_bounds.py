@@ -1,0 +1,191 @@
+"""Ranks and limits: against slow binomial sums, and by simulation with scores of which the truth is known."""
+
+from __future__ import annotations
+
+from math import comb, exp, log, log1p
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as distributions
+
+from safexplain.audit.bounds import by_score, found_above, loose_rank, lower_bound, ranked, tight_rank, upper_bound
+from safexplain.errors import InputError
+
+SIZES = (1, 2, 3, 10, 50, 99, 250, 365, 367, 700)
+RATES = (0.001, 0.01, 0.05, 0.3, 0.9)
+RISKS = (0.4, 0.025, 0.0025, 1e-5)
+
+
+def pmf(n, p):
+    return [exp(log(comb(n, k)) + k * log(p) + (n - k) * log1p(-p)) for k in range(n + 1)]
+
+
+def slow_loose_rank(law, risk):
+    """First k with P(Bin >= k) <= risk, by adding up from the far end."""
+    k, total = len(law), 0.0
+    while k > 1 and total + law[k - 1] <= risk:
+        k -= 1
+        total += law[k]
+    return k if k < len(law) else None
+
+
+def slow_tight_rank(law, risk):
+    """Last k with P(Bin < k) <= risk, by adding up from the near end."""
+    k, total = 0, 0.0
+    while k + 1 < len(law) and total + law[k] <= risk:
+        total += law[k]
+        k += 1
+    return k or None
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_ranks_are_those_of_slow_binomial_sums(n):
+    for fpr in RATES:
+        law = pmf(n, fpr)
+        for risk in RISKS:
+            assert loose_rank(n, fpr, risk) == slow_loose_rank(law, risk), (fpr, risk)
+            rank, share = tight_rank(n, fpr, risk)
+            expected = slow_tight_rank(law, risk)
+            assert rank == (expected or 1), (fpr, risk)
+            assert (share == 1.0) == (expected is not None)
+
+
+def test_figures_that_others_computed():
+    """Loose ranks at a rate of .1 % and a risk of 2.5 %."""
+    assert [loose_rank(n, 0.001, 0.025) for n in (1500, 10_000, 50_000, 200_000)] == [5, 18, 65, 229]
+    assert tight_rank(3689, 0.001, 0.025) == (1, 1.0)
+    assert tight_rank(3687, 0.001, 0.025)[1] < 1
+
+
+@given(st.integers(1, 3000), st.floats(1e-4, 0.9), st.floats(1e-6, 0.45))
+def test_the_tight_threshold_is_never_below_the_loose_one(n, fpr, risk):
+    loose, (tight, share) = loose_rank(n, fpr, risk), tight_rank(n, fpr, risk)
+    assert 1 <= tight <= (loose or n)
+    assert 0 < share <= 1
+
+
+def test_the_highest_non_member_is_used_by_share_where_it_is_not_surely_tight():
+    rank, share = tight_rank(100, 0.01, 0.025)
+    limit = 0.01 / share
+    assert rank == 1
+    assert (1 - limit) ** 100 == pytest.approx(0.025)  # the true rate there is above the limit with this probability
+
+
+def rates_at(rank, n, repeats=20_000):
+    """True false-positive rate at the rank-th highest of n uniform scores: one minus that score."""
+    draws = np.random.default_rng(n).random((repeats, n))
+    return np.sort(1 - draws, axis=1)[:, rank - 1]
+
+
+@pytest.mark.parametrize(("n", "fpr"), [(40, 0.2), (120, 0.1)])
+def test_thresholds_are_loose_and_tight_as_often_as_promised_and_the_next_rank_is_not(n, fpr):
+    risk, noise = 0.05, 0.005
+    loose, (tight, _) = loose_rank(n, fpr, risk), tight_rank(n, fpr, risk)
+    assert (rates_at(loose, n) < fpr).mean() <= risk + noise
+    assert (rates_at(loose - 1, n) < fpr).mean() > risk
+    assert (rates_at(tight, n) > fpr).mean() <= risk + noise
+    assert (rates_at(tight + 1, n) > fpr).mean() > risk
+
+
+def test_the_threshold_at_the_stated_rate_is_neither():
+    assert (rates_at(12, 120) < 0.1).mean() > 0.4
+    assert (rates_at(12, 120) > 0.1).mean() > 0.4
+
+
+# ------------------------------------------------------------------------------------------------- counting
+
+
+def slow_found(scores, member, rank):
+    threshold = sorted(scores[~member], reverse=True)[rank - 1]
+    return sum(s > threshold for s in scores[member])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))
+def test_members_above_a_rank_are_counted_as_by_hand(seed, members, others):
+    rng = np.random.default_rng(seed)
+    scores, member = rng.permutation(members + others).astype(float), np.arange(members + others) < members
+    order = ranked(scores, member, seed)
+    assert [found_above(order, k) for k in range(1, others + 1)] == [
+        slow_found(scores, member, k) for k in range(1, others + 1)
+    ]
+    assert found_above(order, None) == members
+
+
+def test_one_member_and_one_non_member_are_enough():
+    higher = ranked(np.array([1.0, 0.0]), np.array([True, False]))
+    lower = ranked(np.array([0.0, 1.0]), np.array([True, False]))
+    assert (found_above(higher, 1), found_above(lower, 1)) == (1, 0)
+    assert loose_rank(1, 0.01, 0.025) == 1
+    assert loose_rank(1, 0.05, 0.025) is None
+    assert upper_bound(0, 1, 0.025) == pytest.approx(0.975)
+    assert (upper_bound(1, 1, 0.025), lower_bound(0, 1, 0.025)) == (1.0, 0.0)
+
+
+def test_infinite_scores_are_ranked_and_nan_is_refused():
+    member = np.array([True, False, True, False])
+    assert ranked(np.array([np.inf, 0.0, -np.inf, 1.0]), member).tolist() == [True, False, False, True]
+    with pytest.raises(InputError, match="1 of 4 scores are NaN"):
+        ranked(np.array([np.nan, 0.0, 1.0, 2.0]), member)
+    with pytest.raises(InputError, match="expected scores"):
+        ranked(np.zeros(3), member)
+    with pytest.raises(InputError, match="expected scores"):
+        ranked(np.zeros(4), member.astype(int))
+    with pytest.raises(InputError, match="need members and non-members, got 4 and 0"):
+        ranked(np.zeros(4), np.ones(4, dtype=bool))
+
+
+# ------------------------------------------------------------------------------------------------- ties
+
+
+def test_ties_are_broken_by_a_lot_that_the_seed_draws():
+    scores = np.zeros(200)
+    assert np.array_equal(by_score(scores, 1), by_score(scores, 1))
+    assert not np.array_equal(by_score(scores, 1), by_score(scores, 2))
+    assert not np.array_equal(by_score(scores), np.arange(200)), "the order of the file would decide"
+
+
+def test_a_lot_never_puts_a_lower_score_above_a_higher_one():
+    scores = np.random.default_rng(0).integers(4, size=500).astype(float)
+    assert (np.diff(scores[by_score(scores, 3)]) <= 0).all()
+
+
+def test_with_ties_the_curve_is_the_straight_line_between_its_points():
+    """A score of two values: 60 % of the members and 20 % of the non-members have the higher one."""
+    member = np.arange(2000) < 1000
+    scores = np.where(member, np.arange(2000) < 600, np.arange(2000) < 1200).astype(float)
+    found = [[found_above(ranked(scores, member, s), k) / 1000 for k in (51, 101, 601)] for s in range(200)]
+    expected = 0.6 * 0.05 / 0.2, 0.6 * 0.1 / 0.2, 0.6 + 0.4 * 0.4 / 0.8
+    assert np.mean(found, axis=0) == pytest.approx(expected, abs=0.005)
+
+
+def test_a_score_that_is_one_number_throughout_finds_as_many_as_guessing():
+    member = np.arange(400) % 2 == 0
+    found = np.array([found_above(ranked(np.zeros(400), member, s), 20) for s in range(2000)])
+    law = distributions.betabinom(200, 20, 181)
+    assert found.mean() == pytest.approx(law.mean(), abs=4 * law.std() / 2000**0.5)
+    assert found.std() == pytest.approx(law.std(), rel=0.08)
+
+
+# ------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("n", [1, 7, 60])
+def test_limits_are_wrong_at_most_as_often_as_the_risk_says_for_every_rate(n):
+    """Exact: the probabilities of all counts, added up where the limit is wrong."""
+    risk = 0.025
+    high = np.array([upper_bound(c, n, risk) for c in range(n + 1)])
+    low = np.array([lower_bound(c, n, risk) for c in range(n + 1)])
+    grid = np.linspace(0.001, 0.999, 999)
+    law = distributions.binom.pmf(np.arange(n + 1)[:, None], n, grid)
+    above, under = (law * (high[:, None] < grid)).sum(0), (law * (low[:, None] > grid)).sum(0)
+    assert max(above.max(), under.max()) <= risk + 1e-12
+    assert min(above.max(), under.max()) > 0.8 * risk, "limits that cannot be wrong would be no test"
+
+
+def test_a_limit_that_forgets_that_it_is_one_sided_is_wrong_too_often():
+    n, grid = 60, np.linspace(0.001, 0.999, 999)
+    high = np.array([upper_bound(c, n, 2 * 0.025) for c in range(n + 1)])
+    law = distributions.binom.pmf(np.arange(n + 1)[:, None], n, grid)
+    assert (law * (high[:, None] < grid)).sum(0).max() > 0.025

@@ -1,0 +1,112 @@
+"""A policy says what it means, is read from TOML, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from safexplain.audit.policy import Policy
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+
+def written(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_default_allows_three_percent_of_the_members_at_one_percent_of_the_others():
+    p = Policy()
+    assert (p.fpr, p.max_tpr, p.confidence, p.release, p.claim) == (0.01, 0.03, 0.95, "explanation", "whole")
+    assert p.risk == pytest.approx(0.05)
+    assert p.limit == 0.03
+
+
+def test_the_limit_of_an_excess_is_what_is_tolerated_above_chance_or_what_is_said():
+    assert Policy(claim="excess").limit == pytest.approx(0.02)
+    assert Policy(claim="excess", max_excess=0.1).limit == 0.1
+    assert Policy(max_excess=0.1).limit == 0.03
+
+
+def test_a_policy_cannot_be_changed_after_it_was_written_down():
+    with pytest.raises(FrozenInstanceError):
+        Policy().max_tpr = 0.5
+
+
+def test_a_policy_is_read_from_toml_with_defaults_for_what_is_left_out(tmp_path):
+    text = 'fpr = 0.05\nmax_tpr = 0.15\nrelease = "explanation+prediction"\nsuite = ["Threshold"]\nselection = 0.2\n'
+    assert Policy.from_toml(written(tmp_path, text)) == Policy(
+        fpr=0.05, max_tpr=0.15, release="explanation+prediction", suite=("Threshold",), selection=0.2
+    )
+    assert Policy.from_toml(written(tmp_path, "")) == Policy()
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(), Policy(suite=("Threshold", "RMIA"), claim="excess", max_excess=0.2, training=0.0)], ids=repr
+)
+def test_what_to_dict_wrote_is_read_back_the_same(policy):
+    plain = json.loads(json.dumps(policy.to_dict()))
+    assert plain.keys() == {f.name for f in fields(Policy)}
+    assert Policy.from_dict(plain) == policy
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"fpr": 0.0}, "fpr lies in"),
+        ({"fpr": float("nan")}, "fpr lies in"),
+        ({"max_tpr": 1.0}, "max_tpr lies in"),
+        ({"confidence": 95}, "confidence lies in"),
+        ({"fpr": 0.1, "max_tpr": 0.05}, "guessing alone finds"),
+        ({"release": "everything"}, "release is one of explanation, explanation\\+prediction"),
+        ({"claim": "half"}, "claim is one of whole, excess"),
+        ({"max_excess": 0.0}, "max_excess lies in"),
+        ({"claim": "excess", "max_tpr": 0.01}, "judged against max_excess > 0"),
+        ({"selection": 1.0}, "selection lies in"),
+        ({"training": -0.1}, "training lies in"),
+        ({"selection": 0.5, "training": 0.45}, "leave too few examples"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(values, says):
+    with pytest.raises(ConfigurationError, match=f"policy: .*{says}"):
+        Policy(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"fpr": "0.1"},
+        {"max_tpr": True},
+        {"max_excess": "0.1"},
+        {"training": None},
+        {"suite": "Threshold"},
+        {"suite": [1]},
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_type_are_refused(values):
+    with pytest.raises(ConfigurationTypeError, match=r"policy: "):
+        Policy(**values)
+
+
+def test_guessing_itself_may_be_the_limit():
+    assert Policy(fpr=0.01, max_tpr=0.01).limit == 0.01
+
+
+def test_a_misspelt_name_is_refused_and_not_ignored(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"policy: unknown \['max_tprr'\]; known are \["):
+        Policy.from_toml(written(tmp_path, "max_tprr = 0.5\n"))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot read the policy"):
+        Policy.from_toml(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="cannot read the policy"):
+        Policy.from_toml(written(tmp_path, "fpr 0.05"))
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot read the policy"):
+        Policy.from_toml(path)

@@ -1,0 +1,144 @@
+"""The probability of each verdict is the share of simulated audits that reach it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats as distributions
+from scipy.integrate import quad
+
+from safexplain.audit import power as module
+from safexplain.audit.bounds import found_above, ranked
+from safexplain.audit.judgement import Evidence, Judgement, ranks_of
+from safexplain.audit.policy import Policy
+from safexplain.audit.power import critical_counts, power
+from safexplain.errors import ConfigurationError, InputError
+
+LOOSE = Policy(fpr=0.05, max_tpr=0.15)
+
+
+def shares(policy, members, others, attacks, tpr, audits=300):
+    """Share of audits on real scores with a leak proven, and certified; all attacks but the first guess."""
+    member = np.arange(members + others) < members
+    shift = distributions.norm.isf(policy.fpr) - distributions.norm.isf(tpr)
+    r, found = ranks_of(policy, others, attacks), []
+    for number in range(audits):
+        rng = np.random.default_rng([11, number])
+        evidence = []
+        for i in range(attacks):
+            scores = rng.normal(size=len(member)) + (shift * member if i == 0 else 0.0)
+            order = ranked(scores, member, number)
+            evidence.append(
+                Evidence("a", str(i), "explanation", found_above(order, r.loose), found_above(order, r.tight))
+            )
+        found.append(Judgement(policy, tuple(evidence), members, others, 1).verdict)
+    return found.count("leak") / audits, found.count("certified") / audits
+
+
+SETTINGS = {
+    "one attack": (LOOSE, 400, 400, 1, (0.08, 0.25, 0.3)),
+    "four attacks": (LOOSE, 500, 500, 4, (0.05, 0.25, 0.3)),
+    "few non-members": (LOOSE, 1500, 150, 2, (0.05, 0.2, 0.3, 0.4)),
+    "accepted by share": (Policy(), 300, 200, 2, (0.1, 0.2, 0.3)),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_power_is_the_share_of_simulated_audits(setting):
+    *where, tprs = SETTINGS[setting]
+    found = power(*where, tprs)
+    undecided = 0
+    for i, tpr in enumerate(tprs):
+        for computed, simulated in zip((found.leak[i], found.certified[i]), shares(*where, tpr), strict=True):
+            assert simulated == pytest.approx(computed, abs=4 * (0.25 / 300) ** 0.5)
+            undecided += 0.1 < computed < 0.9
+    assert undecided >= 2, "shares near 0 and 1 would be no test"
+
+
+def test_a_threshold_without_spread_would_be_a_wrong_power(monkeypatch):
+    """With few non-members most of the spread is the threshold's."""
+    *where, tprs = SETTINGS["few non-members"]
+    right = power(*where, tprs)
+    monkeypatch.setattr(module, "NODES", np.linspace(-1e-6, 1e-6, 3))
+    monkeypatch.setattr(module.distributions.norm, "pdf", lambda x: np.full(np.shape(x), 1 / 3e-6))
+    wrong = power(*where, tprs)
+    assert np.abs(wrong.leak - right.leak).max() > 0.2
+
+
+def test_the_integral_is_that_of_slow_quadrature():
+    policy, members, others = LOOSE, 30, 20
+    rank = ranks_of(policy, others, 1).loose
+    for tpr in (0.05, 0.3, 0.9):
+        shift = distributions.norm.isf(policy.fpr) - distributions.norm.isf(tpr)
+
+        def density(p, shift=shift):
+            rate = distributions.norm.sf(distributions.norm.isf(p) - shift)
+            return distributions.binom.cdf(9, members, rate) * distributions.beta.pdf(p, rank, others - rank + 1)
+
+        slow = quad(density, 0, 1, epsabs=1e-10, limit=400)[0]
+        fast = module.found_above_threshold(policy, members, others, rank, np.array(tpr), 9)
+        assert float(fast) == pytest.approx(slow, abs=1e-7)
+
+
+def test_one_that_guesses_is_beta_binomial():
+    rank = ranks_of(LOOSE, 500, 1).loose
+    for most in (10, 25, 40):
+        fast = module.found_above_threshold(LOOSE, 700, 500, rank, np.array(0.05), most)
+        assert float(fast) == pytest.approx(distributions.betabinom.cdf(most, 700, rank, 501 - rank), abs=1e-9)
+
+
+@pytest.mark.parametrize(("members", "others", "attacks"), [(1, 1, 1), (40, 60, 1), (300, 200, 7), (90, 2000, 3)])
+def test_critical_counts_are_those_of_every_count_judged(members, others, attacks):
+    proves, allowed = critical_counts(LOOSE, members, others, attacks)
+
+    def verdict(loose, tight):
+        evidence = [Evidence("a", str(i), "explanation", 0, 0) for i in range(attacks - 1)]
+        evidence.append(Evidence("a", "last", "explanation", loose, tight))
+        return Judgement(LOOSE, tuple(evidence), members, others, 1).verdict
+
+    counts = range(members + 1)
+    assert [c for c in counts if verdict(members, c) == "leak"] == list(range(proves, members + 1))
+    certified = [c for c in counts if verdict(c, 0) == "certified"]
+    assert certified == list(range(allowed + 1)) or (certified == [] and allowed >= 0 and attacks > 1)
+
+
+def test_a_larger_leak_is_found_more_often_and_certified_less_often():
+    tpr = np.linspace(0.01, 0.9, 60)
+    found = power(LOOSE, 400, 400, 4, tpr)
+    assert (np.diff(found.leak) >= -1e-12).all()
+    assert (np.diff(found.certified) <= 1e-12).all()
+    assert (found.leak + found.certified <= 1 + 1e-12).all()
+    assert found.leak[-1] > 0.999
+
+
+def test_wrong_verdicts_are_rarer_than_the_confidence_says():
+    for n in (100, 1000, 10_000):
+        for policy in (LOOSE, Policy(), replace(LOOSE, max_tpr=0.05)):
+            found = power(policy, n, n, 7, policy.max_tpr)
+            assert max(found.leak, found.certified) <= 0.05
+
+
+def test_the_shape_is_that_of_the_rates():
+    assert power(LOOSE, 50, 50, 1, 0.2).leak.shape == ()
+    assert power(LOOSE, 50, 50, 1, [[0.1, 0.2, 0.3]]).certified.shape == (1, 3)
+    assert power(LOOSE, 50, 50, 1, [0.1, 0.2]).leak[1] == pytest.approx(float(power(LOOSE, 50, 50, 1, 0.2).leak))
+
+
+def test_samples_that_can_decide_nothing_have_no_power():
+    found = power(Policy(), 1, 1, 1, [0.01, 0.5])
+    assert found.leak.tolist() == [0.0, 0.0]
+    assert found.certified.tolist() == [0.0, 0.0]
+    assert power(replace(LOOSE, fpr=0.2, max_tpr=0.3), 500, 2, 1, 0.2).certified == 0.0
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ConfigurationError, match='claim "whole"'):
+        power(replace(LOOSE, claim="excess"), 100, 100, 1, 0.1)
+    for sizes in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        with pytest.raises(InputError, match="power needs members"):
+            power(LOOSE, *sizes, 0.1)
+    for tpr in (0.0, 1.0, [0.1, np.nan]):
+        with pytest.raises(InputError, match="lies in"):
+            power(LOOSE, 100, 100, 1, tpr)

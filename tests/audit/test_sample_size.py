@@ -1,0 +1,116 @@
+"""A sample that is said to decide decides, and the certificate that is said to be possible is possible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats as distributions
+
+from safexplain.audit.bounds import found_above, ranked
+from safexplain.audit.judgement import Evidence, Judgement, ranks_of
+from safexplain.audit.policy import Policy
+from safexplain.audit.sample_size import Needed, could_certify, needed
+
+LOOSE = Policy(fpr=0.05, max_tpr=0.15)
+
+
+def shift_of(tpr, policy=LOOSE):
+    return distributions.norm.isf(policy.fpr) - distributions.norm.isf(tpr)
+
+
+def typical(tpr, n=2000):
+    """The order of members in a sample that looks exactly as expected: scores at the quantiles."""
+    at = distributions.norm.ppf((np.arange(n) + 0.5) / n)
+    return ranked(np.concatenate([at + shift_of(tpr), at]), np.arange(2 * n) < n)
+
+
+def smaller(order, keep):
+    """Every keep-th of the members and of the non-members, in the same order."""
+    chosen = np.zeros(len(order), dtype=bool)
+    for which in (order, ~order):
+        chosen[np.flatnonzero(which)[keep // 2 :: keep]] = True
+    return order[chosen]
+
+
+def share_with(verdict, policy, tprs, members, others, audits=200):
+    """How often real scores with these true rates give a verdict."""
+    member, hits = np.arange(members + others) < members, 0
+    r = ranks_of(policy, others, len(tprs))
+    for number in range(audits):
+        rng = np.random.default_rng([3, number])
+        evidence = []
+        for i, tpr in enumerate(tprs):
+            order = ranked(rng.normal(size=len(member)) + shift_of(tpr, policy) * member, member, number)
+            evidence.append(
+                Evidence("a", str(i), "explanation", found_above(order, r.loose), found_above(order, r.tight))
+            )
+        hits += Judgement(policy, tuple(evidence), members, others, 1).verdict == verdict
+    return hits / audits
+
+
+CASES = {
+    "one that guesses": ([0.05], "certified"),
+    "seven that guess": ([0.05] * 7, "certified"),
+    "one near the limit": ([0.1], "certified"),
+    "one leaks": ([0.24], "leak"),
+    "one of four leaks": ([0.24, *[0.05] * 3], "leak"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_sample_that_is_said_to_decide_decides_in_nine_of_ten_audits(case):
+    tprs, verdict = CASES[case]
+    found = needed(LOOSE, [smaller(typical(t), 10) for t in tprs])
+    assert found is not None
+    assert found.verdict == verdict
+    assert share_with(verdict, LOOSE, tprs, found.members, found.non_members) > 0.8
+    if found.members > 200:
+        half = share_with(verdict, LOOSE, tprs, found.members // 3, found.non_members // 3, audits=100)
+        assert half < 0.75, "a third of the examples would have been enough"
+
+
+def test_a_sample_that_decides_already_is_its_own_answer():
+    assert needed(LOOSE, [typical(0.05)]) == Needed(2000, 2000, "certified")
+    assert needed(LOOSE, [typical(0.3)]) == Needed(2000, 2000, "leak")
+
+
+def test_no_sample_decides_at_the_limit_itself():
+    assert needed(replace(LOOSE, max_tpr=0.0501), [typical(0.0502, 2000)]) is None
+
+
+def test_proportions_are_kept():
+    member = np.arange(1100) < 100
+    order = ranked(np.random.default_rng(0).normal(size=1100), member)
+    found = needed(LOOSE, [order])
+    assert found is not None
+    assert found.non_members == pytest.approx(10 * found.members, rel=0.02)
+
+
+def test_more_attacks_need_more_examples():
+    def size(k):
+        found = needed(LOOSE, [smaller(typical(0.05), 20)] * k)
+        assert found is not None
+        return found.members
+
+    assert size(1) < size(5) < size(25)
+
+
+@pytest.mark.parametrize(("members", "others"), [(300, 300), (1000, 1000), (200, 2000), (2000, 200)])
+def test_the_certificate_that_is_said_to_be_possible_is_reached_in_nine_of_ten_audits(members, others):
+    best = could_certify(LOOSE, members, others)
+    assert 0.05 < best < 0.2
+    assert 0.83 < share_with("certified", replace(LOOSE, max_tpr=best), [0.05], members, others) <= 0.99
+    assert share_with("certified", replace(LOOSE, max_tpr=0.05 + (best - 0.05) / 2), [0.05], members, others) < 0.75
+
+
+def test_too_few_non_members_could_certify_nothing():
+    assert could_certify(replace(LOOSE, fpr=0.2, max_tpr=0.3), 1000, 2) == 1.0
+    assert could_certify(Policy(), 1, 1) == pytest.approx(0.975, abs=0.03)
+
+
+def test_the_claim_does_not_change_what_is_computed():
+    excess = replace(LOOSE, claim="excess")
+    assert could_certify(excess, 500, 500) == could_certify(LOOSE, 500, 500)
+    assert needed(excess, [typical(0.3)]) == needed(LOOSE, [typical(0.3)])
