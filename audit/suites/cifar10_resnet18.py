@@ -45,7 +45,6 @@ from safexplain.audit import (
     collect_signals,
     train_shadows,
 )
-from safexplain.audit.protocol import SUITE, WHOLE_MAP
 from safexplain.explain import CATALOG
 
 POLICY = Policy(fpr=0.01)
@@ -148,18 +147,18 @@ def gather(paths: list[Path], membership: NDArray[np.bool_], plan: Plan) -> tupl
     files = [dict(np.load(p)) for p in paths]
     scalars = {k: np.stack([f[k] for f in files]) for k in files[0] if k not in ("maps", "scale")}
     maps = np.stack([f["maps"].astype(np.float32) * f["scale"].astype(np.float32) for f in files])
-    some = slice(0, plan.map_examples)
-    return Signals(membership, scalars), Signals(membership[:, some], {"label": scalars["label"][:, some]}, maps)
+    some, side = slice(0, plan.map_examples), 32 // plan.stride
+    label, shape = {"label": scalars["label"][:, some]}, {"shape": [3, side, side]}
+    return Signals(membership, scalars), Signals(membership[:, some], label, maps, shape)
 
 
 def attack(folder: Path, plan: Plan, membership: NDArray[np.bool_]) -> dict[str, Any]:
     """The scalar attacks on all examples and the attack on whole maps, for each explainer and hardening."""
-    whole = [row for row in SUITE if row.signal in (WHOLE_MAP, "label")]
     results: dict[str, Any] = {}
     for explainer in EXPLAINERS:
         for name in HARDENINGS:
             scalars, maps = gather(stored(folder, plan, explainer, name), membership, plan)
-            found = {"scalars": audit(scalars, POLICY), "whole_maps": audit(maps, POLICY, suite=whole)}
+            found = {"scalars": audit(scalars, POLICY), "whole_maps": audit(maps, POLICY)}
             results[f"{explainer} {name}"] = {k: v.to_dict() for k, v in found.items()}
             print("\n" + show(f"{explainer}, {name}", found), flush=True)
     return results
