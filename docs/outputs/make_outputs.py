@@ -66,6 +66,8 @@ def measured() -> str:
 
 def _paper_a(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     ours, published = (found["figures"]["means"]["l1"][name] for name in ("LikelihoodRatio()", "published"))
+    joint = found["figures"]["means"]["l1 + loss"]["JointLikelihoodRatio()"]
+    loss = found["figures"]["means"]["loss"]["LikelihoodRatio()"]
     return [
         (
             "L1 likelihood ratio on the signals released with a paper (CIFAR-10, 33 models): members found at 0.1 % and"
@@ -73,6 +75,26 @@ def _paper_a(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"{ours[0]:.2%}, {ours[1]:.2%}, {ours[2]:.3f} (published, with the ROC's axes swapped and a wrong index:"
             f" {published[0]:.1%}, {published[1]:.1%}, {published[2]:.3f})",
             "python audit/suites/paper_a.py",
+        ),
+        (
+            "joint likelihood ratio of L1 and loss on the same signals, beside the loss alone",
+            f"{joint[0]:.2%}, {joint[1]:.2%}, {joint[2]:.3f} ({loss[0]:.2%}, {loss[1]:.2%}, {loss[2]:.3f})",
+            "python audit/suites/paper_a.py",
+        ),
+    ]
+
+
+def _verdict_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    columns, cells = found["whole"]["columns"], [list(cell) for cell in found["whole"]["cells"]]
+    audits = found["audits_per_cell"]
+    wrong, low, high = (columns.index(name) for name in ("wrong", "wrong_low", "wrong_high"))
+    worst = max((cell for cell in cells if cell[wrong] is not None), key=lambda cell: cell[wrong])
+    return [
+        (
+            f"wrong verdicts (a leak proven where there is none, a certificate just above the limit): worst of"
+            f" {len(cells):,} simulated cells of {audits:,} audits, at most 5 % allowed",
+            f"{worst[wrong] / audits:.1%} ({worst[low]:.1%} to {worst[high]:.1%})",
+            "python audit/suites/verdict_errors.py",
         )
     ]
 
@@ -134,6 +156,7 @@ def _training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 ROWS = {
+    "verdict_errors": _verdict_errors,
     "recommended": _recommended,
     "paper_a": _paper_a,
     "explainer_overhead": _overhead,

@@ -1,4 +1,4 @@
-"""`safexplain demo`: a real model's explanations attacked, hardened, attacked again, and judged, in a minute."""
+"""`safexplain demo`: a real model's explanations attacked, hardened, attacked again, and judged, in two minutes."""
 
 from __future__ import annotations
 
