@@ -59,9 +59,13 @@ class Pair:
     tight_missed: int
 
 
+STRENGTH = ("references", "recipe")
+"""Controls of the attacks' strength: when they fire, nothing is certified, but a leak that was found stands."""
+
+
 @dataclass(frozen=True)
 class Control:
-    """One check that members and non-members differ by nothing but training.
+    """One check that members and non-members differ by nothing but training, or that the attacks are strong enough.
 
     Args:
         name: blind baseline, null model, shuffled membership or references.
@@ -74,6 +78,11 @@ class Control:
     fired: bool | None
     says: str
     numbers: Mapping[str, float]
+
+    @property
+    def spares_leaks(self) -> bool:
+        """Whether a leak is a leak although it fired: it says that attacks were weak, not that they were fooled."""
+        return self.name in STRENGTH
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -152,10 +152,12 @@ class Judgement:
     def verdict(self) -> Verdict:
         """See the module."""
         bounds = self.decisive.values()
-        if self.fired or self.split != "certification" or not bounds:
+        if any(not c.spares_leaks for c in self.fired) or self.split != "certification" or not bounds:
             return "inconclusive"
         if any(low > self.policy.limit for low, _ in bounds):
             return "leak"
+        if self.fired:
+            return "inconclusive"
         if all(high <= self.policy.limit for _, high in bounds) and self.references > 0 and not self.reused:
             return "certified"
         return "inconclusive"

@@ -107,6 +107,7 @@ def certify(
             [o for o, r in zip(orders, rows, strict=True) if r in judged], int(member.sum()), policy, seed
         ),
         controls.reference_coverage(signals, to, scored),
+        controls.recipe_fit(signals, to, scored),
         *controls.other_source(signals.out_of_distribution, inputs, splits.training, seed),
     )
     references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0

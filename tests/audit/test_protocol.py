@@ -297,6 +297,7 @@ def test_controls_are_quiet_where_only_training_differs():
         "null model": False,
         "shuffled membership": False,
         "references": False,
+        "recipe": None,
     }
     assert result.verdict == "leak"
 
@@ -355,6 +356,34 @@ def test_examples_without_references_on_both_sides_certify_nothing():
     result = audit(replace(calm, membership=one_sided, meta={"targets": [0]}), LOOSE)
     assert named("references", result).fired
     assert result.verdict == "inconclusive"
+
+
+def trained_otherwise(factor, seed=0):
+    """Calm signals of a target whose losses are `factor` times those of the references."""
+    calm = synthetic(examples=3000, models=17, seed=seed, others=("loss",))
+    loss = calm.values["loss"].copy()
+    loss[0] *= factor
+    return replace(calm, values={**calm.values, "loss": loss}, meta={"targets": [0]})
+
+
+def test_a_target_of_another_recipe_is_not_certified_by_references_that_do_not_repeat_it():
+    alike = [named("recipe", audit(trained_otherwise(1.0, s), LOOSE)).fired for s in range(10)]
+    assert sum(alike) <= 1
+    assert audit(trained_otherwise(1.0), LOOSE).verdict == "certified"
+    for factor in (3.0, 0.3):
+        result = audit(trained_otherwise(factor), LOOSE)
+        assert named("recipe", result).fired
+        assert result.verdict == "inconclusive"
+        assert "do not repeat its recipe" in result.sentence
+
+
+def test_a_leak_is_a_leak_whatever_the_recipe():
+    leaking = synthetic(leak=3.0, examples=3000, models=17, others=("loss",))
+    loss = leaking.values["loss"].copy()
+    loss[0] *= 5
+    result = audit(replace(leaking, values={**leaking.values, "loss": loss}, meta={"targets": [0]}), LOOSE)
+    assert named("recipe", result).fired
+    assert result.verdict == "leak"
 
 
 def test_a_second_configuration_on_the_same_examples_is_refused_unless_forced(tmp_path):

@@ -513,7 +513,7 @@ def test_controls_are_shown_with_what_they_found() -> None:
     html = render(report(Configuration("native", "", found), pictures=None))
     section = html[html.index("<h2>Controls</h2>") : html.index("<h2>What the attacks found")]
     cards = section.split("<li ")[1:]
-    assert len(cards) == len(found.controls) == 4
+    assert len(cards) == len(found.controls) == 5
     for control, card in zip(found.controls, cards, strict=True):
         state = {True: "fired", False: "quiet", None: "not run"}[control.fired]
         assert f"</svg>{state}</span>" in card
@@ -539,7 +539,8 @@ def test_a_control_that_fires_stands_out_and_decides_nothing() -> None:
 def test_uses_of_the_examples_are_stated_and_more_than_one_is_a_warning(
     uses: int | None, shown: str, warns: int
 ) -> None:
-    found = replace(result(0.0), uses=uses)
+    calm = result(0.0)
+    found = replace(calm, judgement=replace(calm.judgement, uses=uses, forced=True))
     html = render(report(Configuration("custom", "", found), pictures=None))
     facts = html[html.index('<dl class="facts"') : html.index("</dl>")]
     assert facts.count('class="warns"') == warns

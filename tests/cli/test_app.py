@@ -184,6 +184,7 @@ def test_an_exported_model_is_audited_natively_and_hardened(
         "null model": False,
         "shuffled membership": False,
         "references": False,
+        "recipe": False,
     }
     assert content["uses"] == 1
     ratios = [

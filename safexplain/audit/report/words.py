@@ -26,10 +26,20 @@ CONTROLS = {
     "null model": "Do the attacks find the members in a model that knows nothing of them?",
     "shuffled membership": "Does this audit raise false alarms when the members are drawn by lot?",
     "references": "Are there reference models with and without the scored examples?",
+    "recipe": "Do the reference models repeat how the target was trained?",
+    "other source": "Can examples of another source be told by what was asked about?",
 }
 """What each control asks."""
 
-NUMBERS = {"auc": "AUC", "auc_low": "AUC at least", "tpr_low": "TPR at least", "expected_at_most": "expected at most"}
+NUMBERS = {
+    "auc": "AUC",
+    "auc_low": "AUC at least",
+    "tpr_low": "TPR at least",
+    "expected_at_most": "expected at most",
+} | {
+    "ratio": "ratio",
+    "of_tolerated": "of what is tolerated",
+}
 """Numbers behind a control."""
 
 STATES = {True: "fired", False: "quiet", None: "not run"}

@@ -1,0 +1,421 @@
+"""Audits of networks that nobody here trained: public CIFAR-10 ResNets, whose training set is known.
+
+Members are rows of the CIFAR-10 training set, non-members rows of the test set, both as JPEG copies, so that a member
+is not quite the image that the network saw. Members are not chosen by coin flips here: whether the two sets can be told
+apart without a model is checked by the blind baseline, also by a larger one, fitted to rows that are not scored.
+
+1. Without any training: Threshold on every summary of the explanation, and on the loss. A leak can be proven this way,
+   but nothing can be certified.
+2. With reference models: ResNet-8s trained on coin-flip halves of the pool (images of both sets). Their architecture,
+   number of examples, augmentation and length of training are not the target's, whose recipe nobody here can repeat at
+   this size. Two more attacks are made for this mismatch: signals are replaced by their normal scores within each model
+   (an attacker can do so), and `Calibrated` subtracts what models without the example say (Watson et al., 2111.08440).
+3. What the blind baseline is for: members that are pixel-exact originals, non-members JPEG copies.
+
+    python audit/suites/third_party.py [--data DIR] [--out FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attack_table import FPRS, hardening_of, release, resnet8, rounded
+from common import Parts, Progress, Unusable, destination, finish, load, parser, provenance, table, write_json
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from torch import nn
+
+from safexplain import Hardening
+from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
+from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.controls import blind_baseline
+from safexplain.audit.protocol import AuditResult, certify, fitting
+from safexplain.audit.suite import Row
+from safexplain.audit.summaries import SUMMARIES
+from safexplain.identity import model_digest
+
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
+POLICY = Policy(fpr=0.05, max_tpr=0.10)
+HARDENINGS = ("native", "recommended")
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+"""What the networks were trained with."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a run is.
+
+    Args:
+        nets: names of weight files.
+        explainers: names in the catalogue.
+        side: members, and as many non-members.
+        blind: further rows a side that the larger blind baseline is fitted to.
+        references: models trained.
+        epochs: of each.
+    """
+
+    nets: tuple[str, ...] = ("resnet20_cifar10", "resnet56_cifar10")
+    explainers: tuple[str, ...] = ("InputXGradient", "Saliency")
+    side: int = 1500
+    blind: int = 6000
+    references: int = 8
+    epochs: int = 20
+
+
+QUICK = Size(nets=("resnet20_cifar10",), explainers=("InputXGradient",), side=80, blind=100, references=5, epochs=2)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Mean of the models without the example, less the target: low for its difficulty says "member"."""
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """(n,) scores from (n,), (m, n) and (m, n); 0 where every model was trained with the example."""
+        without = (~membership).sum(0)
+        mean = (shadows * ~membership).sum(0) / np.maximum(without, 1)
+        return np.where(without > 0, mean - target, 0.0)
+
+
+NORMAL = ("l1", "loss")
+"""Signals that are also read as normal scores within each model."""
+
+MISMATCH = (
+    Row("LikelihoodRatio", LikelihoodRatio("identity"), "l1_normal", "explanation"),
+    Row("Calibrated", Calibrated(), "l1_normal", "explanation"),
+    Row("LikelihoodRatio", LikelihoodRatio("identity"), "loss_normal", "loss"),
+    Row("Calibrated", Calibrated(), "loss_normal", "loss"),
+    Row("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "l1_normal+loss_normal", "explanation+loss"),
+)
+
+THRESHOLDS = (
+    *(Row("Threshold", Threshold(), s, "explanation") for s in SUMMARIES),
+    Row("Threshold", Threshold(), "loss", "loss"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Scored images and rows that only the larger blind baseline is fitted to.
+
+    Args:
+        population: members and non-members in one order drawn by lot.
+        member: (n,) of the third-party networks.
+        others: images of further rows.
+        others_member: whether they are training rows.
+        exact: the pool with pixel-exact members, where they are there.
+    """
+
+    population: Population
+    member: Bools
+    others: Floats
+    others_member: Bools
+    exact: Population | None
+    source: dict[str, Any]
+
+
+def images(rows: NDArray[np.uint8]) -> Floats:
+    """(n, 3, 32, 32), as the networks take them."""
+    found: Floats = (((rows / 255.0) - MEAN) / STD).transpose(0, 3, 1, 2).astype(np.float32)
+    return found
+
+
+def pool(size: Size, folder: Path) -> Pool:
+    arrays, source = load(folder, "cifar10", ("x_train", "y_train", "x_test", "y_test"))
+    sides, side, rest = ("train", "test"), slice(0, size.side), slice(size.side, size.side + size.blind)
+    member = np.repeat([True, False], size.side)
+    order = np.random.default_rng(0).permutation(len(member))
+    x = images(np.concatenate([arrays[f"x_{s}"][side] for s in sides]))
+    y = np.concatenate([arrays[f"y_{s}"][side] for s in sides])
+    others = [images(arrays[f"x_{s}"][rest]) for s in sides]
+    exact, sources = None, {"cifar10": source}
+    if (folder / "cifar10_lossless4k.npz").is_file():
+        original, sources["cifar10_lossless4k"] = load(folder, "cifar10_lossless4k", ("x", "y"))
+        xe, ye = x.copy(), y.copy()
+        xe[: size.side], ye[: size.side] = images(original["x"][: size.side]), original["y"][: size.side]
+        exact = Population.of(xe[order], ye[order])
+    return Pool(
+        Population.of(x[order], y[order]),
+        member[order],
+        np.concatenate(others),
+        np.repeat([True, False], [len(o) for o in others]),
+        exact,
+        sources,
+    )
+
+
+def third_party(folder: Path, names: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The networks in eval mode, and the digests of their files."""
+    weights = folder / "weights"
+    path = weights / "nets.py"
+    if missing := [p.name for p in (path, *(weights / f"{n}.npz" for n in names)) if not p.is_file()]:
+        raise Unusable(f"{', '.join(missing)} not found in {weights}; give the data folder with --data DIR")
+    spec = importlib.util.spec_from_file_location("nets", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    digests = {n: hashlib.sha256((weights / f"{n}.npz").read_bytes()).hexdigest() for n in names}
+    return {n: module.load(n)[0].eval() for n in names}, digests
+
+
+def collect(
+    models: Sequence[nn.Module], membership: Bools, population: Population, explainer: str, hardening: str,
+    subject: str, progress: Progress,
+) -> Signals:  # fmt: skip
+    """What the target (model 0) and the others release, each under its own noise key, and normal scores of it."""
+    shadows = Shadows(tuple(models), membership)
+    releases = [release(explainer, hardening_of(hardening, i)) for i in range(len(models))]
+    meta = {"subject": subject, "explainer": explainer}
+    null = tuple(int(i) for i in np.flatnonzero(~membership.any(1)))
+    found = collect_signals(
+        shadows, population, releases, targets=(0,), null=null, keep_inputs=True, meta=meta, batch_size=200,
+        progress=progress,
+    )  # fmt: skip
+    return replace(found, values={**found.values, **{f"{s}_normal": normal_scores(found.values[s]) for s in NORMAL}})
+
+
+def normal_scores(values: Floats) -> NDArray[np.float64]:
+    """(m, n): the normal quantile of each number's rank among those of its model."""
+    ranks = rankdata(values, axis=1)
+    scores: NDArray[np.float64] = ndtri((ranks - 0.5) / values.shape[1])
+    return scores
+
+
+def only(signals: Signals, models: Sequence[int]) -> Signals:
+    """Some of the models, without maps; untrained ones stay null models."""
+    rows = list(models)
+    meta = {**signals.meta, "null": [i for i, m in enumerate(rows) if m in signals.null]}
+    values = {k: v[rows] for k, v in signals.values.items()}
+    return Signals(signals.membership[rows], values, None, meta, signals.inputs)
+
+
+def measure(
+    size: Size, target: nn.Module, name: str, references: Shadows, pool: Pool, explainer: str, hardening: str,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """One cell: attacks without training, and those with reference models."""
+    untrained = fresh(0)
+    nobody = np.zeros(len(pool.member), dtype=bool)
+    membership = np.stack([pool.member, nobody, *references.membership])
+    signals = collect(
+        [target, untrained, *references.models], membership, pool.population, explainer, hardening, name, progress
+    )
+    simple = certify(only(signals, (0, 1)), POLICY, suite=THRESHOLDS, progress=progress)
+    trained = [i for i in range(len(membership)) if i != 1]
+    whole = only(signals, trained)
+    assert signals.attributions is not None
+    whole = replace(whole, attributions=signals.attributions[trained])
+    rows = [r for r in fitting(whole) if not any(p.endswith("_normal") for p in r.parts)]
+    full = certify(whole, POLICY, suite=[*rows, *MISMATCH], progress=progress)
+    return {"without_training": summary(simple), "with_references": summary(full)}
+
+
+def fresh(seed: int) -> nn.Module:
+    """An untrained ResNet-8."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return resnet8(seed).eval()
+
+
+def exact_members(target: nn.Module, name: str, pool: Pool, progress: Progress) -> dict[str, Any] | None:
+    """The thresholds where members are originals and non-members copies: what the control has to notice."""
+    if pool.exact is None:
+        return None
+    membership = np.stack([pool.member, np.zeros_like(pool.member)])
+    signals = collect(
+        [target, fresh(0)], membership, pool.exact, "InputXGradient", "native", f"{name}, exact", progress
+    )
+    return summary(certify(only(signals, (0, 1)), POLICY, suite=THRESHOLDS, progress=progress))
+
+
+def summary(result: AuditResult) -> dict[str, Any]:
+    """Figures of every attack, the verdict and the controls, as plain JSON."""
+    judged = {a.code for a in result.judged}
+    attacks = []
+    for a in result.attacks:
+        written = a.to_dict()
+        rates = [r for r in written["tpr"] if r["fpr"] in FPRS]
+        attacks.append({
+            **{k: written[k] for k in ("attack", "signal", "role", "auc", "auc_low", "auc_high")},
+            "tpr": [{k: r[k] for k in ("fpr", "realised_fpr", "tpr", "low", "high")} for r in rates],
+            "judged": a.code in judged,
+            "bounds": list(result.bounds(a)),
+        })  # fmt: skip
+    return {
+        "members": result.members,
+        "non_members": result.non_members,
+        "references": result.references,
+        "verdict": result.verdict,
+        "sentence": result.sentence,
+        "controls": [c.to_dict() for c in result.controls],
+        "attacks": attacks,
+    }
+
+
+def blind(pool: Pool) -> dict[str, Any]:
+    """The blind baseline, fitted to many rows that are not scored."""
+    inputs = np.concatenate([pool.others, pool.population.x.numpy()])
+    member = np.concatenate([pool.others_member, pool.member])
+    training = np.arange(len(member)) < len(pool.others)
+    found = blind_baseline(inputs, member, training, ~training, POLICY, 0)
+    return {"trained_on": int(training.sum()), **found.to_dict()}
+
+
+def right(model: nn.Module, pool: Pool) -> dict[str, float]:
+    """Accuracy on members and non-members."""
+    with torch.no_grad():
+        found = torch.cat([model(x).argmax(1) for x in pool.population.x.split(500)])
+    correct = (found == pool.population.y).numpy()
+    return {"members": float(correct[pool.member].mean()), "non_members": float(correct[~pool.member].mean())}
+
+
+def shown(part: dict[str, Any]) -> str:
+    rows = []
+    for a in part["attacks"]:
+        rates = [f"{r['tpr']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in a["tpr"]]
+        auc = f"{a['auc']:.3f} [{a['auc_low']:.3f}, {a['auc_high']:.3f}]"
+        rows.append((f"{a['attack']} on {a['signal']}{'' if a['judged'] else ' *'}", auc, *rates,
+                     f"{a['bounds'][0]:.1%} - {a['bounds'][1]:.1%}"))  # fmt: skip
+    header = ("attack (* not judged)", "AUC", *(f"TPR at {f:.1%}" for f in FPRS), f"bounds at {POLICY.fpr:.0%}")
+    controls = [f"{'FIRED: ' if c['fired'] else ''}{c['name']}: {c['says']}" for c in part["controls"]]
+    return "\n".join([table(header, rows), *controls, part["sentence"]])
+
+
+def figure(part: dict[str, Any], attack: str, signal: str) -> dict[str, Any]:
+    return next(a for a in part["attacks"] if (a["attack"], a["signal"]) == (attack, signal))
+
+
+def spoken(a: dict[str, Any]) -> str:
+    return f"{a['auc']:.3f} [{a['auc_low']:.3f}, {a['auc_high']:.3f}]"
+
+
+def conclude(report: dict[str, Any]) -> list[str]:
+    """What was found, in sentences."""
+    b = report["blind_baseline"]
+    found = [
+        f"Inputs alone: a blind classifier fitted to {b['trained_on']:,} other rows"
+        f" {'tells' if b['fired'] else 'does not tell'} train rows from test rows (AUC {b['numbers']['auc']:.3f}, lower"
+        f" limit {b['numbers']['auc_low']:.3f}). An attack with an AUC near that has shown nothing about a network."
+    ]
+    certified = [
+        f"{name} {cell}"
+        for name, net in report["nets"].items()
+        for cell, parts in net["cells"].items()
+        if parts["with_references"]["verdict"] == "certified"
+    ]
+    for name, net in report["nets"].items():
+        for explainer in dict.fromkeys(cell.split()[0] for cell in net["cells"]):
+            native, hard = (net["cells"][f"{explainer} {h}"] for h in HARDENINGS)
+            ones, full = native["without_training"], native["with_references"]
+            explained = [a for a in full["attacks"] if a["role"] == "explanation"]
+            best = max(explained, key=lambda a: a["auc"])
+            after = [a for p in hard.values() for a in p["attacks"] if a["role"] == "explanation"]
+            worst = max(after, key=lambda a: a["auc"])
+            found.append(
+                f"{name}, {explainer}: a threshold on the L1 norm of the native map has an AUC of"
+                f" {spoken(figure(ones, 'Threshold', 'l1'))}, one on the loss"
+                f" {spoken(figure(ones, 'Threshold', 'loss'))}; verdict without training: {ones['verdict']}."
+                " With reference models of another recipe the likelihood ratio of L1 has"
+                f" {spoken(figure(full, 'LikelihoodRatio', 'l1'))}, calibrated normal scores of L1"
+                f" {spoken(figure(full, 'Calibrated', 'l1_normal'))}, and the highest of {len(explained)} attacks on"
+                f" the explanation {spoken(best)} ({best['attack']} on {best['signal']}); verdict: {full['verdict']}."
+                f" Under the recommended hardening the highest of {len(after)} is {spoken(worst)} ({worst['attack']} on"
+                f" {worst['signal']}); verdicts: {hard['without_training']['verdict']} and"
+                f" {hard['with_references']['verdict']}."
+            )
+        if (exact := net.get("exact_members")) is not None:
+            control = next(c for c in exact["controls"] if c["name"] == "blind baseline")
+            found.append(
+                f"{name}, pixel-exact members against JPEG non-members: the threshold on L1 has an AUC of"
+                f" {spoken(figure(exact, 'Threshold', 'l1'))}, but the blind baseline"
+                f" {'fires' if control['fired'] else 'does not fire'} (AUC {control['numbers'].get('auc', 0.5):.3f}),"
+                f" and the verdict is {exact['verdict']}."
+            )
+    if certified:
+        found.append(
+            f"Certified was {', '.join(certified)}: these attacks, with these reference models, find no more. The"
+            " reference models do not repeat the target's recipe, so that better ones may, and no control notices that."
+        )
+    return found
+
+
+def run(size: Size, options: Namespace, parts: Parts, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Everything, {"nets": {name: {"cells": ...}}, "blind_baseline": ...}; `keep` is told after each explainer."""
+    nets, digests = third_party(options.data, size.nets)
+    data = pool(size, options.data)
+    progress = Progress("references: ")
+    recipe = Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=size.epochs, batch_size=100, schedule="cosine")
+    references = train_shadows(
+        data.population, recipe, build=resnet8, models=size.references, cache=ModelCache(options.cache / "models"),
+        progress=progress,
+    )  # fmt: skip
+    trained = [model_digest(m).hex() for m in references.models]
+    key = [data.population.digest(), trained, digests, asdict(size)["blind"]]
+
+    def part(what: list[str], make: Callable[[], Any]) -> Any:
+        return parts.get([*key, *what], make)
+
+    head = {"recipe_of_references": asdict(recipe), "data": data.source}
+    report: dict[str, Any] = {"nets": {}, "blind_baseline": part(["blind"], lambda: blind(data))}
+    for name, net in nets.items():
+        found = {"accuracy": right(net, data), "weights_sha256": digests[name], "cells": {}}
+        report["nets"][name] = found
+        if name == size.nets[0]:
+            found["exact_members"] = part([name, "exact"], lambda n=name, t=net: exact_members(t, n, data, progress))
+    for explainer in size.explainers:
+        for name, net in nets.items():
+            cells = {}
+            for h in HARDENINGS:
+                progress.prefix = f"{name} {explainer} {h}: "
+                arguments = (size, net, name, references, data, explainer, h, progress)
+                cells[f"{explainer} {h}"] = part([name, explainer, h], lambda a=arguments: measure(*a))
+                for kind, one in cells[f"{explainer} {h}"].items():
+                    print(f"\n{name}, {explainer}, {h}, {kind}\n{shown(one)}", flush=True)
+            report["nets"][name]["cells"] |= cells
+            keep(head | report)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite; 0 when it is done."""
+    p = parser("third_party", __doc__)
+    p.add_argument("--side", type=int, help="members, and as many non-members (default 1500)")
+    options = p.parse_args(argv)
+    warnings.filterwarnings("ignore", module="captum")
+    torch.set_num_threads(1)
+    start, size = time.perf_counter(), QUICK if options.quick else Size()
+    size = replace(size, side=options.side or size.side)
+    parts = Parts(options.cache / "third_party", Path(__file__), Path(__file__).with_name("attack_table.py"))
+    head = {
+        "suite": "third_party",
+        "quick": options.quick,
+        "size": asdict(size),
+        "policy": POLICY.to_dict(),
+        "hardening": Hardening.recommended().to_dict(),
+    }
+    out, sentences = destination(options), [""]
+
+    def keep(report: dict[str, Any]) -> None:
+        sentences[:] = conclude(report)
+        whole = rounded(head | report | {"sentences": sentences})
+        write_json(out, whole | provenance(time.perf_counter() - start))
+
+    run(size, options, parts, keep)
+    print("\n" + "\n".join(sentences) + f"\nwritten to {out}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    finish(main)
