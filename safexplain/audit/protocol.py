@@ -19,6 +19,7 @@ from safexplain.audit.scoring import Assignment, score
 from safexplain.audit.shadows import Progress, silent
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import SplitName, Splits
+from safexplain.audit.strength import recipe_fit, reference_coverage
 from safexplain.audit.suite import SUITE, Row, fitting, values_of
 from safexplain.audit.uses import Uses
 from safexplain.errors import InputError
@@ -106,8 +107,8 @@ def certify(
         controls.shuffled_membership(
             [o for o, r in zip(orders, rows, strict=True) if r in judged], int(member.sum()), policy, seed
         ),
-        controls.reference_coverage(signals, to, scored),
-        controls.recipe_fit(signals, to, scored),
+        reference_coverage(signals, to, scored),
+        recipe_fit(signals, to, scored),
         *controls.other_source(signals.out_of_distribution, inputs, splits.training, seed),
     )
     references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0
