@@ -88,7 +88,7 @@ def audit_command(
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
     classes: Annotated[str, typer.Option(help="Also explain these classes, as 0,3,7, or all.")] = "",
-    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 4,
+    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
     repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = 1,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,

@@ -19,7 +19,7 @@ from safexplain.cli.folders import make_folder
 from safexplain.cli.load_data import check_data, check_model_fits, load_data
 from safexplain.cli.load_model import LoadedModel, load_model
 from safexplain.cli.pipeline import run_pipeline
-from safexplain.cli.plan import Outcome, Plan, Pool
+from safexplain.cli.plan import QUERIES, Outcome, Plan, Pool
 from safexplain.cli.release import Method
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening
@@ -61,7 +61,7 @@ class Effort:
     seed: int
     device: torch.device
     batch_size: int = 256
-    queries: Queries = field(default_factory=Queries)
+    queries: Queries = QUERIES
     classes: tuple[int, ...] | None = ()
     force: bool = False
     notes: tuple[str, ...] = field(default=())

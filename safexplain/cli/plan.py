@@ -16,6 +16,9 @@ from safexplain.audit.report import Configuration
 from safexplain.cli.release import Method
 from safexplain.hardening import Hardening
 
+QUERIES = Queries(repeats=1, near=2)
+"""What the command line asks beside the plain query; each near-duplicate costs as much as the plain one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -73,7 +76,7 @@ class Plan:
     policy: Policy
     seed: int
     batch_size: int = 256
-    queries: Queries = field(default_factory=Queries)
+    queries: Queries = QUERIES
     classes: tuple[int, ...] = ()
     recipe: str = ""
     force: bool = False
