@@ -19,23 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safexplain.amounts import Amount, Relative, absolute, check_number, keep_amount
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.noise import check_key, query_seeds, resolve_key, standard_normal
-from safexplain.transforms import (
-    Amount,
-    Clip,
-    Mask,
-    NormClip,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    TopKMask,
-    UnitNorm,
-    absolute,
-    check_number,
-    keep_amount,
-)
+from safexplain.rank_norm import RankNorm
+from safexplain.transforms import Clip, Mask, NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
 
 __all__ = [
     "GaussianNoise",
@@ -121,8 +109,11 @@ grid=None)
 
     @classmethod
     def recommended(cls, key: bytes | None = None) -> Hardening:
-        """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended.py` shows it."""
-        return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
+        """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended.py` shows it.
+
+        Signs are balanced in maps of 1,024 numbers and more, which are maps of pixels; see `RankNorm` for the reason.
+        """
+        return cls(clip=RankNorm(balanced_from=1024), noise=GaussianNoise(Relative(0.3), key=key))
 
     @property
     def is_none(self) -> bool:
@@ -302,6 +293,8 @@ def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: boo
         if seeds is None:
             raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
         drawn = _normal([seeds[i]], rows.shape[1], b"direction", rows)[0]
+        if (negative := bool((rows[i] < 0).any())) != bool((rows[i] > 0).any()):  # a single sign, which they must share
+            drawn = -drawn.abs() if negative else drawn.abs()
         smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
         if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
             rows[i] *= 2.0**80

@@ -13,27 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-
-
-@dataclass(frozen=True)
-class Relative:
-    """An amount in units of the clip's scale, where a plain float is absolute (in the units of the attribution).
-
-    The scale is what one coordinate can be after the clip: the larger end of a `RangeClip`, or, for a `NormClip` or
-    `UnitNorm` of size c over d features, the root mean square c / sqrt(d) of an explanation that fills it.
-
-    >>> UnitNorm(1.0).scale(d=64) * Relative(0.4).factor
-    0.05
-    """
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        keep_number(self, "factor", minimum=0.0)
-
-
-Amount = float | Relative
+from safexplain.amounts import Amount, absolute, keep_amount, keep_number
+from safexplain.errors import ConfigurationError
 
 
 @runtime_checkable
@@ -123,55 +104,6 @@ class UnitNorm:
 
 
 @dataclass(frozen=True)
-class RankNorm:
-    """Keep the ranking and the signs, and give every explanation of d features the same magnitudes.
-
-    The coordinate with the j-th smallest magnitude gets magnitude c (-log(1 - (j - 1/2) / d))^shape, the quantiles of a
-    Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Every
-    norm and the whole distribution of magnitudes are then the same for all explanations, so that a norm, sparsity or
-    peak says nothing about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are exactly zero get
-    keyed random signs and the lowest ranks from `Hardening`, so that their number does not show.
-
-    Args:
-        norm: L2 norm of every explanation.
-        shape: 1 exponential; larger values give fewer, taller peaks. 1.5 is close to what gradients of trained
-        networks show.
-    """
-
-    norm: float = 1.0
-    shape: float = 1.5
-
-    def __post_init__(self) -> None:
-        keep_number(self, "norm", above=0.0)
-        keep_number(self, "shape", above=0.0)
-
-    def scale(self, d: int) -> float:
-        """Root mean square coordinate."""
-        return self.norm / math.sqrt(d)
-
-    def profile(self, d: int) -> Tensor:
-        """The d magnitudes in increasing order, float64."""
-        quantiles = (torch.arange(d, dtype=torch.float64) + 0.5) / d
-        magnitudes = -torch.log1p(-quantiles)
-        magnitudes = (magnitudes / magnitudes.amax()) ** self.shape  # at most 1, so that no shape overflows
-        scaled: Tensor = magnitudes * (self.norm / torch.linalg.vector_norm(magnitudes))
-        return scaled
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Replace the magnitudes by the profile."""
-        magnitude = rows.abs()
-        order = _argsort(magnitude)
-        ordered = magnitude.gather(1, order)
-        profile = self.profile(rows.shape[1]).to(rows.device)
-        values = profile.to(rows.dtype).expand_as(rows)
-        tied = (ordered[:, 1:] == ordered[:, :-1]).any(1)
-        if bool(tied.any()):
-            values = values.clone()
-            values[tied] = _shared_by_ties(ordered[tied], profile).to(rows.dtype)
-        return magnitude.scatter_(1, order, values).copysign_(rows)
-
-
-@dataclass(frozen=True)
 class ThresholdMask:
     """Set coordinates of magnitude below `threshold` to zero (the magnitude: DeepLeak's text drops all negatives)."""
 
@@ -218,53 +150,6 @@ class TopKMask:
         return rows.mul_(keep)
 
 
-def absolute(amount: Amount, scale: float | None) -> float:
-    """An amount in the units of the attribution."""
-    if isinstance(amount, Relative):
-        if scale is None:
-            raise ConfigurationError(f"{amount!r} needs a clip to be relative to; add one or give a plain float")
-        return amount.factor * scale
-    return float(amount)
-
-
-def keep_amount(step: object, name: str) -> None:
-    """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`; see `keep_number`."""
-    if not isinstance(getattr(step, name), Relative):
-        keep_number(step, name, minimum=0.0)
-
-
-def keep_number(step: object, name: str, *, minimum: float | None = None, above: float | None = None) -> None:
-    """Check a field of a frozen dataclass and keep it as a plain float.
-
-    Configurations that are equal (1, 1.0 and NumPy's 1; 0 and -0.0) must also read the same as JSON, which the noise is
-    a function of.
-    """
-    value = check_number(f"{type(step).__name__} {name}", getattr(step, name), minimum=minimum, above=above)
-    object.__setattr__(step, name, value)
-
-
-def check_number(name: str, value: float, *, minimum: float | None = None, above: float | None = None) -> float:
-    """The value as a float, if it is a finite real number within its limits.
-
-    Raises:
-        ConfigurationTypeError: not a number.
-        ConfigurationError: NaN, infinite, or outside of the limits.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
-        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
-    try:
-        number = float(value) + 0.0
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ConfigurationError(f"{name} must be finite, got {value!r}")
-    if minimum is not None and value < minimum:
-        raise ConfigurationError(f"{name} must be at least {minimum:g}, got {value!r}")
-    if above is not None and value <= above:
-        raise ConfigurationError(f"{name} must be greater than {above:g}, got {value!r}")
-    return number
-
-
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Largest magnitude of each row, and the L2 norm of the row over it (1 and 1 where the row is zero).
 
@@ -274,27 +159,6 @@ def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.where(size > 0, size, 1.0)
     norm = torch.linalg.vector_norm(rows / size, dim=1, keepdim=True)
     return size, torch.where(norm > 0, norm, 1.0)
-
-
-def _argsort(magnitude: Tensor) -> Tensor:
-    """Indices that sort each row in increasing order (equal values in any order)."""
-    if magnitude.device.type != "cpu":
-        return magnitude.argsort(1)
-    return torch.from_numpy(np.argsort(magnitude.numpy(), axis=1))
-
-
-def _shared_by_ties(ordered: Tensor, profile: Tensor) -> Tensor:
-    """For rows of increasing numbers: the profile, each run of equal numbers with the mean of its part."""
-    d = ordered.shape[1]
-    at = torch.arange(d, device=ordered.device).expand_as(ordered)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = torch.where(new, at, 0).cummax(1).values
-    last_of_run = torch.ones_like(new)
-    last_of_run[:, :-1] = new[:, 1:]
-    last = torch.where(last_of_run, at, d).flip(1).cummin(1).values.flip(1)
-    total = torch.cat([profile.new_zeros(1), profile.cumsum(0)])
-    return (total[last + 1] - total[first]) / (last + 1 - first)
 
 
 def _kth_largest(magnitude: Tensor, k: int) -> Tensor:

@@ -14,6 +14,8 @@ ROOT = Path(safexplain.__file__).parent
 FORBIDDEN = {
     "safexplain.errors": ("safexplain", "torch"),
     "safexplain.noise": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.amounts": ("safexplain.explain", "safexplain.audit", "safexplain.cli", "torch"),
+    "safexplain.rank_norm": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.transforms": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.hardening": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.identity": ("safexplain.explain", "safexplain.audit", "safexplain.cli", "safexplain.hardening"),

@@ -148,7 +148,7 @@ def test_scalars_of_maps_are_those_that_collect_signals_gives():
     shadows = train_shadows(pool, Recipe(epochs=1), build=lambda seed: torch.nn.Linear(5, 3), models=2)
     signals = collect_signals(shadows, pool, lambda model, x, target: x * model.weight[target])
     found = recommended.summaries(signals.attributions)
-    for name in ("l1", "l2", "variance"):
+    for name in (*recommended.JOINT, "l2", "variance"):
         assert found[name] == pytest.approx(signals.values[name], rel=1e-5)
 
 
@@ -162,10 +162,10 @@ def test_guessing_finds_a_little_more_than_the_false_positive_rate():
     assert abs(np.mean(tprs) - 0.01) > 4 * np.std(tprs) / 600**0.5
 
 
-def figures(auc, tpr=0.01, excess=0.0, overlap=0.9):
+def figures(auc, tpr=0.01, overlap=0.9, **excess):
     estimates = {f"{a} {s} auc": {"value": auc, "se": 0.005} for a, s in recommended.SCALARS}
     estimates |= {f"{a} {s} tpr": {"value": tpr, "se": 0.001} for a, s in recommended.SCALARS}
-    estimates["excess"] = {"value": excess, "se": 0.002}
+    estimates |= {f"{k} excess": {"value": excess.get(k.split()[0], 0.0), "se": 0.002} for k in recommended.BEYOND}
     return {"estimates": estimates, "chance_tpr": 0.011, "utility": {"top_overlap": overlap}}
 
 
@@ -177,7 +177,10 @@ def figures(auc, tpr=0.01, excess=0.0, overlap=0.9):
         (figures(0.48), "bc"),
         (figures(0.5, tpr=0.02), "bc"),
         (figures(0.5, tpr=0.005), "bc"),
-        (figures(0.5, excess=0.011), "ac"),
+        (figures(0.5, whole=0.011), "ac"),
+        (figures(0.5, signed=0.011), "ac"),
+        (figures(0.5, joint=0.011), "ac"),
+        (figures(0.5, joint=0.009), "abc"),
         (figures(0.5, overlap=0.849), "ab"),
     ],
 )

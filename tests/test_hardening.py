@@ -33,7 +33,14 @@ from safexplain.noise import query_seeds, standard_normal
 from safexplain.outputs import Probability
 
 KEY = b"a secret of thirty-two bytes...."
-CLIPS = (None, RangeClip(-0.5, 0.8), NormClip(1.5), UnitNorm(2.0), RankNorm(2.0, 1.2))
+CLIPS = (
+    None,
+    RangeClip(-0.5, 0.8),
+    NormClip(1.5),
+    UnitNorm(2.0),
+    RankNorm(2.0, 1.2),
+    RankNorm(2.0, 1.2, balanced_from=5),
+)
 MASKS = (None, ThresholdMask(0.3), TopKMask(0.4))
 NOISES = (None, GaussianNoise(0.1, key=KEY), GaussianNoise(0.0, key=KEY))
 EVERYTHING = [Hardening(*slots) for slots in product(CLIPS, MASKS, NOISES)]
@@ -60,11 +67,13 @@ def batch(n=6, d=10, seed=0, dtype=torch.float64):
 
 
 def slow_fill(row, seed, *, every_zero):
-    """Random numbers of both signs below all others, in place of zeros."""
+    """Random numbers below all others in place of zeros, of the others' sign where these share one."""
     if not (every_zero or not any(row)):
         return row
     normal = standard_normal(seed, len(row), purpose=b"direction")
     smallest = min((abs(v) for v in row if v), default=1.0)
+    sign = {frozenset({True}): 1, frozenset({False}): -1}.get(frozenset(v > 0 for v in row if v))
+    normal = [abs(n) * sign if sign else n for n in normal]
     return [v if v else n * smallest / 16 for v, n in zip(row, normal, strict=True)]
 
 
@@ -79,17 +88,31 @@ def slow_clip(clip, row, seed):
             row = slow_fill(row, seed, every_zero=False)
             size = math.sqrt(sum(v * v for v in row))
             return [v * norm / size for v in row]
-        case RankNorm(norm, shape):
-            row = slow_fill(row, seed, every_zero=True)
-            raw = [(-math.log(1 - (j + 0.5) / len(row))) ** shape for j in range(len(row))]
-            magnitudes = [v * norm / math.sqrt(sum(r * r for r in raw)) for v in raw]
-            out = []
-            for v in row:
-                lower = sum(abs(w) < abs(v) for w in row)
-                equal = sum(abs(w) == abs(v) for w in row)
-                out.append(math.copysign(sum(magnitudes[lower : lower + equal]) / equal, v))
-            return out
+        case RankNorm():
+            return slow_rank(clip, slow_fill(row, seed, every_zero=True))
     return row
+
+
+def slow_rank(clip, row):
+    """The numbers that belong to the ranks; equal ones share the mean of theirs."""
+
+    def magnitudes(d, norm):
+        raw = [(-math.log(1 - (j + 0.5) / d)) ** clip.shape for j in range(d)]
+        return [v * norm / math.sqrt(sum(r * r for r in raw)) for v in raw]
+
+    d = len(row)
+    balanced = clip.balanced_from and d >= clip.balanced_from and min(row) < 0 < max(row)
+    if balanced:
+        above = magnitudes(d // 2, clip.norm / math.sqrt(2))
+        values = [-v for v in reversed(above)] + [0.0] * (d % 2) + above
+    else:
+        values = magnitudes(d, clip.norm)
+    keys, out = (row if balanced else [abs(v) for v in row]), []
+    for v, key in zip(row, keys, strict=True):
+        lower, equal = sum(k < key for k in keys), sum(k == key for k in keys)
+        value = sum(values[lower : lower + equal]) / equal
+        out.append(value if balanced else math.copysign(value, v))
+    return out
 
 
 def slow_mask(mask, row):
@@ -231,6 +254,26 @@ def test_rank_norm_does_not_show_how_many_coordinates_are_zero(size):
     assert len(found.abs().unique()) == 400 if size > 1e-40 else len(found[:300].abs().unique()) == 300
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_zeros_in_maps_of_one_sign_get_that_sign(sign):
+    a = sign * (torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) + 0.1)
+    a[0, :100] = 0
+    for clip in (RankNorm(), RankNorm(balanced_from=2)):
+        found = sign * Hardening(clip)(a, inputs=torch.zeros(1, 1))[0]
+        assert bool((found > 0).all())
+        assert float(found[:100].amax()) < float(found[100:].amin())
+
+
+def test_the_recommended_hardening_balances_the_signs_of_pixels_and_keeps_those_of_few_features():
+    lean = torch.randn(1, 1024, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    clip = replace(Hardening.recommended(), noise=None)
+    x = torch.zeros(1, 1)
+    assert float(clip(lean, inputs=x).sum()) == pytest.approx(0, abs=1e-9)
+    assert int((clip(lean, inputs=x) > 0).sum()) == 512
+    few = lean[:, :1023]
+    assert torch.equal(clip(few, inputs=x).sign(), few.sign())
+
+
 def test_zeros_without_inputs_are_refused_where_they_would_need_a_direction():
     with pytest.raises(InputError, match="pass inputs="):
         Hardening(RankNorm())(torch.zeros(1, 4))
@@ -261,7 +304,7 @@ EXTREME = st.builds(
         SIZES.map(lambda s: RangeClip(-s, s)),
         SIZES.map(NormClip),
         SIZES.map(UnitNorm),
-        st.builds(RankNorm, SIZES, SIZES),
+        st.builds(RankNorm, SIZES, SIZES, st.none() | st.integers(2, 2000)),
     ),
     st.one_of(st.none(), SIZES.map(ThresholdMask)),
     st.one_of(st.none(), SIZES.map(lambda s: GaussianNoise(s, key=KEY))),
@@ -416,7 +459,7 @@ CONFIGURED_CLIPS = st.one_of(
     st.tuples(st.floats(-1e6, 1e6), FLOATS).map(lambda p: RangeClip(p[0], p[0] + p[1])),
     FLOATS.map(NormClip),
     FLOATS.map(UnitNorm),
-    st.builds(RankNorm, FLOATS, FLOATS),
+    st.builds(RankNorm, FLOATS, FLOATS, st.none() | st.integers(0, 100)),
 )
 ABSOLUTE = st.builds(
     Hardening,

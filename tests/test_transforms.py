@@ -11,19 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from safexplain.amounts import Relative, absolute
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.transforms import (
-    Clip,
-    Mask,
-    NormClip,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    TopKMask,
-    UnitNorm,
-    absolute,
-)
+from safexplain.rank_norm import RankNorm
+from safexplain.transforms import Clip, Mask, NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])
@@ -104,6 +95,41 @@ def test_rank_norm_tells_nothing_but_order():
     assert torch.equal(magnitudes[0], magnitudes[2])
 
 
+def balanced(row, norm, shape):
+    """Balanced RankNorm, one number at a time: by signed rank, half above zero and half below."""
+    above = weibull_magnitudes(len(row) // 2, norm / math.sqrt(2), shape)
+    values = [-v for v in reversed(above)] + [0.0] * (len(row) % 2) + above
+    out = []
+    for v in row:
+        lower, equal = sum(w < v for w in row), sum(w == v for w in row)
+        out.append(sum(values[lower : lower + equal]) / equal)
+    return out
+
+
+@given(ROWS, SIZES, st.floats(0.2, 3), st.integers(2, 6))
+def test_balanced_rank_norm_ranks_signed_values_where_both_signs_are_there(rows, norm, shape, start):
+    found = apply(RankNorm(norm, shape, balanced_from=start), rows)
+    both = [len(row) >= start and min(row) < 0 < max(row) for row in rows]
+    expected = [(balanced if b else ranked)(row, norm, shape) for row, b in zip(rows, both, strict=True)]
+    assert np.allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_balanced_maps_have_the_same_sums_of_every_power_whatever_their_signs():
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 501, dtype=torch.float64, generator=g)
+    rows[1] += 1.5
+    rows[2] = rows[2] ** 5
+    rows[3, :-1] = rows[3, :-1].abs()
+    rows[3, -1] = -1e-9
+    signs_kept = RankNorm()(rows.clone())
+    found = RankNorm(balanced_from=501)(rows.clone())
+    for power in range(1, 6):
+        assert float((found**power).sum(1).diff().abs().amax()) < 1e-12
+    assert float(signs_kept.sum(1).diff().abs().amin()) > 0.1  # what is balanced away
+    assert torch.allclose(torch.linalg.vector_norm(found, dim=1), torch.ones(4, dtype=torch.float64))
+    assert torch.equal(found.argsort(1), rows.argsort(1))
+
+
 @given(ROWS, st.floats(0, 2))
 def test_threshold_mask_zeroes_small_magnitudes_of_either_sign(rows, threshold):
     expected = [[v if abs(v) >= threshold else 0.0 for v in row] for row in rows]
@@ -128,7 +154,15 @@ def test_all_equal_numbers_are_cut_to_the_first_ones():
     assert TopKMask(0.5)(torch.ones(2, 6), None).tolist() == [[1, 1, 1, 0, 0, 0]] * 2
 
 
-STEPS = [RangeClip(-0.7, 0.9), NormClip(0.8), UnitNorm(2.0), RankNorm(), ThresholdMask(0.3), TopKMask(0.4)]
+STEPS = [
+    RangeClip(-0.7, 0.9),
+    NormClip(0.8),
+    UnitNorm(2.0),
+    RankNorm(),
+    RankNorm(balanced_from=3),
+    ThresholdMask(0.3),
+    TopKMask(0.4),
+]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
@@ -142,7 +176,7 @@ def test_rows_do_not_influence_each_other(step, rows, data):
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30, 3e38])
-@pytest.mark.parametrize("step", [UnitNorm(), RankNorm()], ids=repr)
+@pytest.mark.parametrize("step", [UnitNorm(), RankNorm(), RankNorm(balanced_from=2)], ids=repr)
 def test_tiny_and_huge_numbers_keep_their_direction(step, size):
     row = torch.tensor([[1.0, -2.0, 0.5]]) / 2
     found = step(row.clone() * size)
@@ -172,8 +206,8 @@ def test_a_relative_amount_without_a_scale_is_refused():
 
 
 def test_steps_are_what_their_protocols_say():
-    assert all(isinstance(s, Clip) for s in STEPS[:4])
-    assert all(isinstance(s, Mask) for s in STEPS[4:])
+    assert all(isinstance(s, Clip) for s in STEPS[:5])
+    assert all(isinstance(s, Mask) for s in STEPS[5:])
 
 
 NOT_NUMBERS = [True, "1", None, [1.0], 1j, torch.tensor(1.0)]
@@ -185,6 +219,7 @@ MAKERS = {
     "UnitNorm norm": UnitNorm,
     "RankNorm norm": RankNorm,
     "RankNorm shape": lambda v: RankNorm(1.0, v),
+    "RankNorm balanced_from": lambda v: RankNorm(balanced_from="none" if v is None else v),  # None itself means never
     "Relative factor": Relative,
     "ThresholdMask threshold": ThresholdMask,
     "TopKMask fraction": TopKMask,
@@ -215,6 +250,8 @@ def test_what_is_not_finite_is_refused(name, value):
         (lambda: UnitNorm(-1.0), "greater than 0"),
         (lambda: RankNorm(0.0), "greater than 0"),
         (lambda: RankNorm(1.0, -1.0), "greater than 0"),
+        (lambda: RankNorm(balanced_from=1), "at least 2"),
+        (lambda: RankNorm(balanced_from=2.5), "whole number or None"),
         (lambda: Relative(-0.1), "at least 0"),
         (lambda: ThresholdMask(-0.1), "at least 0"),
         (lambda: TopKMask(0.0), "greater than 0"),
