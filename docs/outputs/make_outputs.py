@@ -106,16 +106,17 @@ def _recommended(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     for task, cells in found["results"].items():
         for explainer, configurations in cells["confirmation"].items():
             now, before = configurations["recommended"], configurations["native"]
-            (low, high), excess = now["criteria"]["excess_interval"], now["estimates"]["excess"]["value"]
+            (low, high), excess = now["criteria"]["excess_interval"], now["criteria"]["excess"]
+            joint = [c["estimates"]["joint auc"]["value"] for c in (before, now)]
             scalars = [k for k in now["estimates"] if k.endswith(" auc") and k.startswith(("Thres", "Like"))]
             aucs = [
                 max((c["estimates"][k]["value"] for k in scalars), key=lambda v: abs(v - 0.5)) for c in (before, now)
             ]
             rows.append((
-                f"{task}, {explainer}: strongest scalar attack, native and recommended; whole map above the label at"
-                " 1 % FPR; native top 10 % kept",
+                f"{task}, {explainer}: strongest scalar attack, then joint attack, native and recommended; the strongest"
+                " of joint, signed mean and whole map above the label at 1 % FPR; native top 10 % kept",
                 f"AUC {aucs[0]:.3f}, {aucs[1]:.3f} ({'at' if now['criteria']['a'] else 'not quite at'} chance);"
-                f" {100 * excess:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f});"
+                f" {joint[0]:.3f}, {joint[1]:.3f}; {100 * excess:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f});"
                 f" {now['utility']['top_overlap']:.0%}",
                 "python audit/suites/recommended.py",
             ))  # fmt: skip
