@@ -165,7 +165,7 @@ def cifar10(size: Size, folder: Path) -> Task:
     recipe = Recipe(
         optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=size.epochs or 30, batch_size=50, schedule="cosine"
     )
-    explainers = ("InputXGradient", "Saliency")  # IG: `--explainers IG`; on a CPU it takes as long as all else together
+    explainers = ("InputXGradient", "Saliency", "IG")
     return Task("cifar10", Population.of(x, arrays["y_train"][rows]), resnet8, recipe, explainers, source)
 
 

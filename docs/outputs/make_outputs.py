@@ -113,8 +113,8 @@ def _recommended(found: dict[str, Any]) -> list[tuple[str, str, str]]:
                 max((c["estimates"][k]["value"] for k in scalars), key=lambda v: abs(v - 0.5)) for c in (before, now)
             ]
             rows.append((
-                f"{task}, {explainer}: strongest scalar attack, then joint attack, native and recommended; the strongest"
-                " of joint, signed mean and whole map above the label at 1 % FPR; native top 10 % kept",
+                f"{task}, {explainer}: strongest scalar attack, then joint attack, native and recommended; the"
+                " strongest of joint, signed mean and whole map above the label at 1 % FPR; native top 10 % kept",
                 f"AUC {aucs[0]:.3f}, {aucs[1]:.3f} ({'at' if now['criteria']['a'] else 'not quite at'} chance);"
                 f" {joint[0]:.3f}, {joint[1]:.3f}; {100 * excess:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f});"
                 f" {now['utility']['top_overlap']:.0%}",

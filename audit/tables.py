@@ -1,0 +1,231 @@
+"""The tables and lists of results in audit/README.md, written from audit/results/*.json.
+
+    python audit/tables.py
+
+Each stands in the README between `<!-- NAME -->` and `<!-- end -->`. Without a result, its place stays as it is.
+`tests/test_audit_tables.py` checks that the README says what the files say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README, RESULTS = HERE / "README.md", HERE / "results"
+JOINT = "l1+mean+positive+sparsity+peak"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first `left` columns flush left."""
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+def found_by(cell: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The attack "NAME on SIGNAL" of a cell; None when it was not run."""
+    return next((a for a in cell["attacks"] if f"{a['attack']} on {a['signal']}" == name), None)
+
+
+def auc(attack: dict[str, Any] | None) -> str:
+    """AUC with its interval."""
+    return "not run" if attack is None else f"{attack['auc']:.3f} [{attack['auc_low']:.3f}, {attack['auc_high']:.3f}]"
+
+
+def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
+    """The judged attack whose upper bound decides about a certificate."""
+    judged = [a for a in cell["attacks"] if a.get("judged", True)]
+    return max(judged, key=lambda a: float(a["bounds"][1]))
+
+
+# ----------------------------------------------------------------------------------------------- attack_table.json
+
+SHOWN = {
+    "`LikelihoodRatio` L1": ("LikelihoodRatio on l1", True),
+    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {JOINT}", False),
+    "Huang et al. L1": ("LRT (Huang et al.) on l1", False),
+    "`Learned` (DeepLeak)": ("Learned on attributions", False),
+    "LRT of the map": ("LikelihoodRatio on attributions", False),
+    "LRT of ranks": ("LikelihoodRatio on attributions:rank", False),
+    "label only": ("LabelLikelihoodRatio on label", True),
+    "`LikelihoodRatio` loss": ("LikelihoodRatio on loss", True),
+    "`JointLikelihoodRatio` l1+loss": ("JointLikelihoodRatio on l1+loss", True),
+}
+"""Column -> (attack, whether its TPR at 1 % is shown too)."""
+
+
+def releases(found: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Name and cell of every release in attack_table.json."""
+    for task, result in found["results"].items():
+        for name, cell in result["cells"].items():
+            yield f"{task} {name}", cell
+
+
+def attack_scores(found: dict[str, Any]) -> str:
+    """AUCs of the chosen attacks."""
+    at = [r["fpr"] for r in next(iter(releases(found)))[1]["attacks"][0]["tpr"]].index(0.01)
+
+    def shown(cell: dict[str, Any], name: str, rate: bool) -> str:
+        attack = found_by(cell, name)
+        return auc(attack) + (f", {attack['tpr'][at]['tpr']:.1%}" if rate and attack else "")
+
+    rows = [[name, *(shown(cell, *which) for which in SHOWN.values())] for name, cell in releases(found)]
+    return markdown(("release", *SHOWN), rows)
+
+
+def attack_comparison(found: dict[str, Any]) -> str:
+    """Ours against the best published attack of each cell."""
+    rows = []
+    for name, cell in releases(found):
+        for given, compared in ((k, v) for k, v in cell["compared"].items() if isinstance(v, dict)):
+            a, t = compared["auc"], compared["tpr"]
+            rows.append((
+                name,
+                given,
+                f"{a['value']:+.3f} [{a['low']:+.3f}, {a['high']:+.3f}] over {a['best']}",
+                f"{100 * t['value']:+.1f} [{100 * t['low']:+.1f}, {100 * t['high']:+.1f}] over {t['best']}",
+            ))  # fmt: skip
+    return markdown(("release", "given away", "AUC", "TPR at 1 %, in points"), rows, left=2)
+
+
+def attack_verdicts(found: dict[str, Any]) -> str:
+    """Verdicts on the whole release and on the excess over the label."""
+    rows = []
+    for name, cell in releases(found):
+        worst = highest_bound(cell)
+        low, high = worst["bounds"]
+        fired = [c["name"] for c in cell["controls"] if c["fired"]]
+        rows.append((
+            name,
+            cell["verdict"],
+            f"{worst['attack']} on {worst['signal']}: {low:.1%} to {high:.1%}",
+            cell["verdict_on_excess"],
+            ", ".join(fired) or "none",
+        ))  # fmt: skip
+    policy = found["policy"]
+    header = (
+        "release",
+        f"verdict ({100 * policy['fpr']:.0f} % FPR, at most {100 * policy['max_tpr']:.0f} %)",
+        "highest upper bound of a judged attack",
+        f"excess over the label, at most {100 * (policy['max_tpr'] - policy['fpr']):.0f} points",
+        "controls fired",
+    )
+    return markdown(header, rows, left=len(header))
+
+
+def sentences(found: dict[str, Any]) -> str:
+    """What a suite says of itself, as a list."""
+    said = found["sentences"] if "sentences" in found else found["summary"]["sentences"]
+    return "\n".join(f"* {sentence}" for sentence in said)
+
+
+# ------------------------------------------------------------------------------------------------ third_party.json
+
+THIRD_PARTY = {
+    "threshold L1": ("without_training", "Threshold on l1"),
+    "threshold loss": ("without_training", "Threshold on loss"),
+    "LRT L1": ("with_references", "LikelihoodRatio on l1"),
+    "calibrated L1": ("with_references", "Calibrated on l1_normal"),
+    "label": ("with_references", "LabelLikelihoodRatio on label"),
+    "RMIA loss": ("with_references", "RMIA on loss"),
+}
+
+
+def third_party(found: dict[str, Any]) -> str:
+    """AUCs and verdicts of the networks that nobody here trained."""
+    rows = []
+    for net, parts in found["nets"].items():
+        for release, cell in parts["cells"].items():
+            both = [cell[k] for k in ("without_training", "with_references")]
+            verdicts = [f"{c['verdict']}, {highest_bound(c)['bounds'][1]:.1%}" for c in both]
+            scores = [auc(found_by(cell[part], name)) for part, name in THIRD_PARTY.values()]
+            rows.append((f"{net.removesuffix('_cifar10')} {release}", *scores, *verdicts))
+    ends = [f"verdict {how}, highest bound" for how in ("without training", "with references")]
+    return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
+
+
+# ------------------------------------------------------------------------------------------------ recommended.json
+
+SCALARS = [f"{a} {s}" for a in ("Threshold", "LikelihoodRatio") for s in ("variance", "l1", "l2")]
+
+
+def recommended_selection(found: dict[str, Any]) -> str:
+    """How many cells of the selection meet each criterion."""
+    met = found["summary"]["criteria_met_in_selection"]
+    header = ("criteria met in the selection", "(a) scalars", "(b) beyond the label", "(c) overlap")
+    return markdown(header, [(name, *(m[k] for k in "abc")) for name, m in met.items()])
+
+
+def recommended_confirmation(found: dict[str, Any]) -> str:
+    """The confirmation, a row for each configuration."""
+    rows = []
+    for task, phases in found["results"].items():
+        for explainer, configurations in phases["confirmation"].items():
+            for name, figures in configurations.items():
+                rows.append((f"{task} {explainer}", name, *_confirmed(figures)))
+    header = ("task", "configuration", "worst scalar AUC", "worst scalar TPR", "whole map", "signed mean", "joint",
+              "label", "largest excess", "overlap", "cosine", "a b c")  # fmt: skip
+    return markdown(header, rows, left=2)
+
+
+def _confirmed(figures: dict[str, Any]) -> list[str]:
+    estimates, criteria, utility = figures["estimates"], figures["criteria"], figures["utility"]
+    z, (low, high) = criteria["z_of_scalars"], criteria["excess_interval"]
+    worst = max((estimates[f"{k} auc"] for k in SCALARS), key=lambda e: abs(float(e["value"]) - 0.5))
+    most = max((estimates[f"{k} tpr"] for k in SCALARS), key=lambda e: float(e["value"]))
+    others = [[estimates[f"{k} {of}"]["value"] for of in ("auc", "tpr")] for k in ("whole map", "signed mean", "joint")]
+    return [
+        f"{worst['value']:.3f} ± {z * worst['se']:.3f}",
+        f"{most['value']:.1%} ± {z * most['se']:.1%}",
+        *(f"{a:.3f}, {t:.1%}" for a, t in others),
+        f"{estimates['label tpr']['value']:.1%}",
+        f"{criteria['strongest']} {criteria['excess']:+.1%} [{low:+.1%}, {high:+.1%}]",
+        f"{utility['top_overlap']:.3f}",
+        f"{utility['cosine']:.3f}",
+        " ".join("yes" if criteria[k] else "**no**" for k in "abc"),
+    ]
+
+
+PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "attack_table: scores": ("attack_table", attack_scores),
+    "attack_table: comparison": ("attack_table", attack_comparison),
+    "attack_table: sentences": ("attack_table", sentences),
+    "attack_table: verdicts": ("attack_table", attack_verdicts),
+    "third_party": ("third_party", third_party),
+    "third_party: sentences": ("third_party", sentences),
+    "recommended: selection": ("recommended", recommended_selection),
+    "recommended: confirmation": ("recommended", recommended_confirmation),
+}
+"""Name of a place in the README -> (result, what makes the text from it)."""
+
+
+def written(text: str) -> str:
+    """The README with every place filled from the results.
+
+    Raises:
+        ValueError: a place is missing from the text, or is there twice.
+    """
+    for name, (result, make) in PLACES.items():
+        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
+        path = RESULTS / f"{result}.json"
+        if path.is_file():
+            filled = make(json.loads(path.read_text()))
+            text = pattern.sub(lambda m, filled=filled: m[1] + filled + m[2], text)  # type: ignore[misc]
+    return text
+
+
+def main() -> int:
+    """Write the README anew."""
+    README.write_text(written(README.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
