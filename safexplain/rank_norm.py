@@ -78,13 +78,13 @@ class RankNorm:
         d = rows.shape[1]
         if self.balanced_from is None or d < self.balanced_from:
             return self._by_magnitude(rows)
-        both = (rows < 0).any(1) & (rows > 0).any(1)
-        if not bool(both.any()):
-            return self._by_magnitude(rows)
-        rows[both] = _given_by_rank(rows[both], self.balanced_profile(d))
-        if not bool(both.all()):
-            rows[~both] = self._by_magnitude(rows[~both])
-        return rows
+        both = (rows.amin(1) < 0) & (rows.amax(1) > 0)
+        if bool(both.all()):
+            return _given_by_rank(rows, self.balanced_profile(d))
+        out = self._by_magnitude(rows)
+        if bool(both.any()):
+            out[both] = _given_by_rank(rows[both], self.balanced_profile(d))
+        return out
 
     def _by_magnitude(self, rows: Tensor) -> Tensor:
         return _given_by_rank(rows.abs(), self.profile(rows.shape[1])).copysign_(rows)
