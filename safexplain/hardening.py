@@ -12,18 +12,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.amounts import Amount, Relative, absolute, check_number, keep_amount
+from safexplain.amounts import Relative, absolute, check_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.noise import check_key, query_seeds, resolve_key, standard_normal
+from safexplain.noise import query_seeds, resolve_key
 from safexplain.rank_norm import RankNorm
+from safexplain.slots import SLOTS, GaussianNoise, from_plain, to_plain
 from safexplain.transforms import Clip, Mask, NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.zeros import fill_zeros, keyed_normal, vanishes
 
 __all__ = [
     "GaussianNoise",
@@ -41,27 +42,6 @@ Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 
 CHUNK = 1 << 16
 """Numbers worked on at a time, so that memory beside the result stays small."""
-
-
-@dataclass(frozen=True)
-class GaussianNoise:
-    """Keyed Gaussian noise on every coordinate; see `safexplain.noise` for what it is a function of.
-
-    Args:
-        std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
-        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
-            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
-
-    Raises:
-        ConfigurationError: std is negative or not finite, or the key is empty.
-    """
-
-    std: Amount
-    key: bytes | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        keep_amount(self, "std")
-        check_key(self.key)
 
 
 @dataclass(frozen=True)
@@ -90,7 +70,7 @@ grid=None)
     grid: float | None = None
 
     def __post_init__(self) -> None:
-        for slot, kinds in _SLOTS.items():
+        for slot, kinds in SLOTS.items():
             value = getattr(self, slot)
             if value is not None and not isinstance(value, kinds):
                 names = ", ".join(k.__name__ for k in kinds)
@@ -173,7 +153,7 @@ grid=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the key."""
-        slots = {slot: _to_plain(getattr(self, slot)) for slot in _SLOTS}
+        slots = {slot: to_plain(getattr(self, slot)) for slot in SLOTS}
         return {**slots, "grid": self.grid}
 
     def to_json(self) -> str:
@@ -191,9 +171,9 @@ grid=None)
             plain = json.loads(text) if isinstance(text, str) else dict(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigurationError(f"expected a hardening as JSON, got {text!r:.80} ({error})") from None
-        if not isinstance(plain, dict) or not plain.keys() <= {*_SLOTS, "grid"}:
+        if not isinstance(plain, dict) or not plain.keys() <= {*SLOTS, "grid"}:
             raise ConfigurationError(f"expected a JSON object with clip, mask, noise, grid; got {plain!r:.120}")
-        return cls(grid=plain.get("grid"), **{slot: _from_plain(slot, plain.get(slot)) for slot in _SLOTS})
+        return cls(grid=plain.get("grid"), **{slot: from_plain(slot, plain.get(slot)) for slot in SLOTS})
 
     def _scale(self, d: int) -> float | None:
         return None if self.clip is None else self.clip.scale(d)
@@ -224,7 +204,7 @@ grid=None)
 
     def _fills(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether zeros will get keyed random values."""
-        return isinstance(self.clip, UnitNorm | RankNorm) and any(bool(_vanishes(t).any()) for t in tensors)
+        return isinstance(self.clip, UnitNorm | RankNorm) and any(bool(vanishes(t).any()) for t in tensors)
 
     def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
         released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]
@@ -246,14 +226,14 @@ grid=None)
         d = rows.shape[1]
         rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
         if isinstance(self.clip, UnitNorm | RankNorm):
-            rows = _fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
+            rows = fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
         if self.clip is not None:
             rows = self.clip(rows)
         if self.mask is not None:
             rows = self.mask(rows, self._scale(d))
         std = self.noise_std(d)
         if std > 0 and seeds is not None:
-            rows += _normal(seeds, d, b"noise", rows).mul_(std)
+            rows += keyed_normal(seeds, d, b"noise", rows).mul_(std)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
         return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
@@ -270,72 +250,3 @@ def _rounded(rows: Tensor, step: float) -> Tensor:
     step = min(step, torch.finfo(rows.dtype).max)
     out = (rows / step).round_().mul_(step)
     return torch.where(out.isfinite(), out, rows)
-
-
-def _normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
-    """(len(seeds), d) keyed standard normal numbers; made on the CPU, so that a GPU gets the same ones."""
-    numbers = np.empty((len(seeds), d), np.float64 if like.dtype == torch.float64 else np.float32)
-    for row, seed in zip(numbers, seeds, strict=True):
-        row[:] = standard_normal(seed, d, purpose=purpose)
-    return torch.from_numpy(numbers).to(like.device)
-
-
-def _vanishes(tensor: Tensor) -> Tensor:
-    """Where a value is zero, or NaN or infinite and so about to be."""
-    return (tensor == 0) | ~tensor.isfinite()
-
-
-def _fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:
-    """Put keyed random numbers, smaller than all others, where a clip could not hide that a coordinate is zero."""
-    zero = rows == 0
-    concerned = zero.all(1) if whole_rows_only else zero.any(1)
-    for i in concerned.nonzero().flatten().tolist():
-        if seeds is None:
-            raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
-        drawn = _normal([seeds[i]], rows.shape[1], b"direction", rows)[0]
-        if (negative := bool((rows[i] < 0).any())) != bool((rows[i] > 0).any()):  # a single sign, which they must share
-            drawn = -drawn.abs() if negative else drawn.abs()
-        smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
-        if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
-            rows[i] *= 2.0**80
-            smallest = smallest * 2.0**80
-        rows[i] = torch.where(zero[i], drawn * (smallest / 16), rows[i])
-    return rows
-
-
-_SLOTS: dict[str, tuple[type, ...]] = {
-    "clip": (RangeClip, NormClip, UnitNorm, RankNorm),
-    "mask": (ThresholdMask, TopKMask),
-    "noise": (GaussianNoise,),
-}
-
-
-def _to_plain(step: Any) -> dict[str, Any] | None:
-    if step is None:
-        return None
-    values = {k: v for k, v in asdict(step).items() if k != "key"}
-    for name in values:
-        if isinstance(getattr(step, name), Relative):
-            values[name] = {"relative": getattr(step, name).factor}
-    return {"kind": type(step).__name__, **values}
-
-
-def _from_plain(slot: str, plain: Any) -> Any:
-    if plain is None:
-        return None
-    kinds = {k.__name__: k for k in _SLOTS[slot]}
-    if not isinstance(plain, dict) or str(plain.get("kind")) not in kinds:
-        raise ConfigurationError(f"{slot}: expected an object whose kind is one of {sorted(kinds)}, got {plain!r:.120}")
-    values = {
-        k: Relative(factor=v["relative"]) if isinstance(v, dict) and v.keys() == {"relative"} else v
-        for k, v in plain.items()
-        if k != "kind"
-    }
-    if "key" in values:
-        raise ConfigurationError("a noise key does not belong into JSON; give it with Hardening.with_key(key)")
-    try:
-        return kinds[plain["kind"]](**values)
-    except TypeError as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"{slot}: {plain['kind']} has no such fields ({error})") from None

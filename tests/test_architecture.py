@@ -16,6 +16,8 @@ FORBIDDEN = {
     "safexplain.noise": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.amounts": ("safexplain.explain", "safexplain.audit", "safexplain.cli", "torch"),
     "safexplain.rank_norm": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.slots": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
+    "safexplain.zeros": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.transforms": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.hardening": ("safexplain.explain", "safexplain.audit", "safexplain.cli"),
     "safexplain.identity": ("safexplain.explain", "safexplain.audit", "safexplain.cli", "safexplain.hardening"),
