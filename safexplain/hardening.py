@@ -20,11 +20,11 @@ from torch import Tensor
 
 from safexplain.amounts import Relative, absolute, check_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.noise import query_seeds, resolve_key
+from safexplain.noise import keyed_normal, query_seeds, resolve_key
 from safexplain.rank_norm import RankNorm
 from safexplain.slots import SLOTS, GaussianNoise, from_plain, to_plain
 from safexplain.transforms import Clip, Mask, NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
-from safexplain.zeros import fill_zeros, keyed_normal, vanishes
+from safexplain.zeros import fill_zeros, vanishes
 
 __all__ = [
     "GaussianNoise",

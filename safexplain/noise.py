@@ -128,6 +128,14 @@ def standard_normal(seed: bytes, count: int, *, purpose: bytes = b"noise") -> ND
     return out
 
 
+def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
+    """(len(seeds), d) keyed standard normal numbers; made on the CPU, so that a GPU gets the same ones."""
+    numbers = np.empty((len(seeds), d), np.float64 if like.dtype == torch.float64 else np.float32)
+    for row, seed in zip(numbers, seeds, strict=True):
+        row[:] = standard_normal(seed, d, purpose=purpose)
+    return torch.from_numpy(numbers).to(like.device)
+
+
 def _update(digest: Any, part: bytes) -> None:
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)

@@ -75,19 +75,21 @@ class RankNorm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Replace the magnitudes, or the values, by the profile."""
-        d = rows.shape[1]
-        if self.balanced_from is None or d < self.balanced_from:
+        if self.balanced_from is None or rows.shape[1] < self.balanced_from:
             return self._by_magnitude(rows)
         both = (rows.amin(1) < 0) & (rows.amax(1) > 0)
         if bool(both.all()):
-            return _given_by_rank(rows, self.balanced_profile(d))
-        out = self._by_magnitude(rows)
-        if bool(both.any()):
-            out[both] = _given_by_rank(rows[both], self.balanced_profile(d))
-        return out
+            return self._by_value(rows)
+        if not bool(both.any()):
+            return self._by_magnitude(rows)
+        rows[both], rows[~both] = self._by_value(rows[both]), self._by_magnitude(rows[~both])
+        return rows
 
     def _by_magnitude(self, rows: Tensor) -> Tensor:
         return _given_by_rank(rows.abs(), self.profile(rows.shape[1])).copysign_(rows)
+
+    def _by_value(self, rows: Tensor) -> Tensor:
+        return _given_by_rank(rows, self.balanced_profile(rows.shape[1]))
 
 
 def _given_by_rank(keys: Tensor, profile: Tensor) -> Tensor:

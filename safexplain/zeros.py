@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from safexplain.errors import InputError
-from safexplain.noise import standard_normal
-
-
-def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
-    """(len(seeds), d) keyed standard normal numbers; made on the CPU, so that a GPU gets the same ones."""
-    numbers = np.empty((len(seeds), d), np.float64 if like.dtype == torch.float64 else np.float32)
-    for row, seed in zip(numbers, seeds, strict=True):
-        row[:] = standard_normal(seed, d, purpose=purpose)
-    return torch.from_numpy(numbers).to(like.device)
+from safexplain.noise import keyed_normal
 
 
 def vanishes(tensor: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cells import FPRS, HARDENINGS, auc, rates, written
 from common import Parts, Progress, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from recommended import interval, resampled_rates
@@ -51,6 +52,7 @@ from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Si
 from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
 from safexplain.audit.protocol import AuditResult, certify, fitting
 from safexplain.audit.queries import Queries
+from safexplain.audit.scoring import Assignment, classifiers, score
 from safexplain.audit.splits import Splits
 from safexplain.audit.suite import Row, values_of
 from safexplain.explain import CATALOG
@@ -62,8 +64,7 @@ Array = NDArray[np.float64]
 POLICY = Policy(fpr=0.05, max_tpr=0.15)
 QUERIES = Queries(repeats=1, near=2)
 OPTIONS: dict[str, dict[str, Any]] = {"IG": {"n_steps": 10}}
-HARDENINGS = ("native", "recommended")
-FPRS = (0.001, 0.01, 0.05)
+EXPLAINERS = ("InputXGradient", "Saliency", "IG")
 PAIRED_FPR = 0.01
 Z = float(ndtri(0.975))
 
@@ -98,7 +99,7 @@ class Size:
         targets: of them, that take turns as the target.
         pool: most examples.
         epochs: of each model; None: the task's.
-        explainers: names in the catalogue; None: the task's.
+        explainers: names in the catalogue.
         resamples: of examples, for paired differences.
     """
 
@@ -106,7 +107,7 @@ class Size:
     targets: int = 5
     pool: int | None = None
     epochs: int | None = None
-    explainers: tuple[str, ...] | None = None
+    explainers: tuple[str, ...] = EXPLAINERS
     resamples: int = 1000
 
 
@@ -121,7 +122,6 @@ class Task:
     population: Population
     build: Callable[[int], nn.Module]
     recipe: Recipe
-    explainers: tuple[str, ...]
     source: dict[str, str]
 
 
@@ -165,8 +165,7 @@ def cifar10(size: Size, folder: Path) -> Task:
     recipe = Recipe(
         optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=size.epochs or 30, batch_size=50, schedule="cosine"
     )
-    explainers = ("InputXGradient", "Saliency", "IG")
-    return Task("cifar10", Population.of(x, arrays["y_train"][rows]), resnet8, recipe, explainers, source)
+    return Task("cifar10", Population.of(x, arrays["y_train"][rows]), resnet8, recipe, source)
 
 
 def gtsrb(size: Size, folder: Path) -> Task:
@@ -178,9 +177,8 @@ def gtsrb(size: Size, folder: Path) -> Task:
     rows = np.random.default_rng(0).permutation(rows)[: size.pool]
     x = arrays["x_train"][rows].transpose(0, 3, 1, 2) / 255.0
     recipe = Recipe(lr=2e-3, epochs=size.epochs or 40, batch_size=50, schedule="cosine")
-    explainers = ("InputXGradient", "Saliency", "IG")
     pool = Population.of((x - 0.33) / 0.27, arrays["y_train"][rows])
-    return Task("gtsrb", pool, sign_net, recipe, explainers, source)
+    return Task("gtsrb", pool, sign_net, recipe, source)
 
 
 TASKS = {"gtsrb": gtsrb, "cifar10": cifar10}
@@ -234,37 +232,20 @@ def measure(task: Task, size: Size, shadows: Shadows, explainer: str, name: str,
 
 
 def summary(result: AuditResult) -> dict[str, Any]:
-    """Figures of every attack, both verdicts and the controls, as plain JSON."""
+    """What `written` says, the verdict on the excess over the label, and how far each attack is above the label."""
     label = next(a for a in result.attacks if a.role == "label").at(POLICY.fpr).tpr
     pairs = {(p.attack, p.signal): result.judgement.excess(p) for p in result.judgement.pairs}
-    judged = {a.code for a in result.judged}
-    attacks = []
-    for a in result.attacks:
-        written = a.to_dict()
-        low, high = result.bounds(a)
+    cell = written(result)
+    for a, plain in zip(result.attacks, cell["attacks"], strict=True):
         beside = pairs.get((a.attack, a.signal))
-        rates = [r for r in written["tpr"] if r["fpr"] in FPRS]
-        attacks.append({
-            **{k: written[k] for k in ("attack", "signal", "role", "auc", "auc_low", "auc_high")},
-            "tpr": [{k: r[k] for k in ("fpr", "realised_fpr", "tpr", "low", "high")} for r in rates],
-            "judged": a.code in judged,
-            "bounds": [low, high],
-            "over_label": a.at(POLICY.fpr).tpr - label,
-            "over_label_bounds": beside and list(beside),
-        })  # fmt: skip
+        plain["over_label"] = a.at(POLICY.fpr).tpr - label
+        plain["over_label_bounds"] = beside and list(beside)
     excess = replace(result.judgement, policy=replace(POLICY, claim="excess"))
-    return {
-        "members": result.members,
-        "non_members": result.non_members,
-        "references": result.references,
+    return cell | {
         "splits": result.sizes,
-        "verdict": result.verdict,
-        "sentence": result.sentence,
         "verdict_on_excess": excess.verdict,
         "sentence_on_excess": excess.sentence,
         "judged_confidence": result.judged_confidence,
-        "controls": [c.to_dict() for c in result.controls],
-        "attacks": attacks,
     }
 
 
@@ -306,22 +287,14 @@ def estimate(replicates: Array) -> dict[str, float]:
 
 def against_every_target(signals: Signals, row: Row, training: Bools) -> Array:
     """(targets, n) scores; attacks that learn use the classifiers that `certify` fitted."""
-    values, models = values_of(signals, row.signal), np.array(signals.models)
-    targets = np.array(signals.targets)
-    scores = np.empty((len(targets), signals.examples))
+    values, targets = values_of(signals, row.signal), list(signals.targets)
     if isinstance(row.attack, Learned):
-        shape = signals.shape
-        attack = replace(row.attack, shape=shape) if shape and len(shape) == 3 else row.attack
-        for half in (targets[::2], targets[1::2]):
-            others = models[~np.isin(models, half)]
-            fitted = attack.fit(values[others], signals.membership[others], rows=np.flatnonzero(training))
-            for t in half:
-                scores[np.searchsorted(targets, t)] = fitted.scores(values[t])
-        return scores
-    for i, t in enumerate(targets):
-        others = models[models != t]
-        scores[i] = row.attack(values[t], values[others], signals.membership[others])
-    return scores
+        to, found = Assignment.drawn(signals, seed=0), {}  # the seed of `certify`
+        for _, reads, fitted in classifiers(signals, row.attack, to, training, values):
+            found |= {t: fitted.scores(values[t]) for t in reads.tolist()}
+        return np.stack([found[t] for t in targets])
+    everyone = [np.full(signals.examples, t) for t in targets]
+    return np.stack([score(signals, row, Assignment(t, t), training, values) for t in everyone])
 
 
 def accuracy(shadows: Shadows, population: Population) -> dict[str, Any]:
@@ -374,10 +347,8 @@ class Trained:
 def shown(cell: dict[str, Any]) -> str:
     rows = []
     for a in cell["attacks"]:
-        rates = [f"{r['tpr']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in a["tpr"]]
-        auc = f"{a['auc']:.3f} [{a['auc_low']:.3f}, {a['auc_high']:.3f}]"
         bounds = f"{a['bounds'][0]:.1%} - {a['bounds'][1]:.1%}{'' if a['judged'] else ' *'}"
-        rows.append((f"{a['attack']} on {a['signal']}", auc, *rates, bounds, f"{a['over_label']:+.1%}"))
+        rows.append((f"{a['attack']} on {a['signal']}", auc(a), *rates(a), bounds, f"{a['over_label']:+.1%}"))
     header = ("attack", "AUC", *(f"TPR at {f:.1%}" for f in FPRS), f"bounds at {POLICY.fpr:.0%}", "over label")
     fired = [f"control fired: {c['says']}" for c in cell["controls"] if c["fired"]]
     lines = [table(header, rows), "* not judged under this policy", *fired]
@@ -389,9 +360,9 @@ def shown(cell: dict[str, Any]) -> str:
 
 
 def difference(compared: dict[str, Any]) -> str:
-    auc, tpr = compared["auc"], compared["tpr"]
+    area, tpr = compared["auc"], compared["tpr"]
     return (
-        f"AUC {auc['value']:+.3f} [{auc['low']:+.3f}, {auc['high']:+.3f}] over {auc['best']},"
+        f"AUC {area['value']:+.3f} [{area['low']:+.3f}, {area['high']:+.3f}] over {area['best']},"
         f" TPR at 1 % {tpr['value']:+.1%} [{tpr['low']:+.1%}, {tpr['high']:+.1%}] over {tpr['best']}"
     )
 
@@ -464,7 +435,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--task", choices=(*TASKS, "all"), default="all")
     p.add_argument("--stage", choices=("train", "all"), default="all", help="train: only the models")
     p.add_argument("--device", default="auto", help="auto: cuda when there")
-    p.add_argument("--explainers", nargs="+", choices=sorted(CATALOG), help="default: the task's")
+    p.add_argument("--explainers", nargs="+", choices=sorted(CATALOG), help=f"default: {' '.join(EXPLAINERS)}")
     p.add_argument("--models", type=int, help="trained (default 17)")
     p.add_argument("--targets", type=int, help="models that take turns as the target (default 5)")
     p.add_argument("--pool", type=int, help="examples (default 2000 of CIFAR-10, all tracks of GTSRB)")
@@ -475,7 +446,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="captum")
     start, size = time.perf_counter(), pick_size(options)
     torch.set_num_threads(1)
-    parts = Parts(options.cache / "attack_table", Path(__file__), Path(__file__).with_name("recommended.py"))
+    code = (Path(__file__).with_name(name) for name in ("attack_table.py", "cells.py", "recommended.py"))
+    parts = Parts(options.cache / "attack_table", *code)
     tasks = [make(size, options.data) for name, make in TASKS.items() if options.task in (name, "all")]
     trained = [Trained.of(task, size, options) for task in tasks]
     if options.stage == "train":
@@ -496,10 +468,8 @@ def main(argv: list[str] | None = None) -> int:
         for t in trained
     }
     found: dict[str, Any] = {}
-    for explainer in size.explainers or ("InputXGradient", "Saliency", "IG"):
+    for explainer in size.explainers:
         for t in trained:
-            if explainer not in (size.explainers or t.task.explainers):
-                continue
             results[t.task.name]["cells"] |= {f"{explainer} {h}": t.cell(size, explainer, h, parts) for h in HARDENINGS}
             found = conclude(results)
             run = provenance(time.perf_counter() - start, options.device)

@@ -367,6 +367,12 @@ def resampled_rates(
     return auc, tpr
 
 
+def worst_scalars(estimates: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the scalar attacks, the AUC farthest from chance and the highest TPR."""
+    auc = max((estimates[f"{a} {s} auc"] for a, s in SCALARS), key=lambda v: abs(v["value"] - 0.5))
+    return auc, max((estimates[f"{a} {s} tpr"] for a, s in SCALARS), key=lambda v: v["value"])
+
+
 def judge(figures: dict[str, Any]) -> dict[str, Any]:
     """The three criteria, and the scalar attacks whose intervals miss chance."""
     estimates, chance = figures["estimates"], figures["chance_tpr"]
@@ -462,8 +468,7 @@ def show_cell(task: str, phase: str, explainer: str, rows: dict[str, Any]) -> No
     lines = []
     for name, figures in rows.items():
         e, u, c = figures["estimates"], figures["utility"], figures["criteria"]
-        auc = max((e[f"{a} {s} auc"] for a, s in SCALARS), key=lambda v: abs(v["value"] - 0.5))
-        tpr = max((e[f"{a} {s} tpr"] for a, s in SCALARS), key=lambda v: v["value"])
+        auc, tpr = worst_scalars(e)
         half = c["z_of_scalars"]
         lines.append((
             name,

@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from attack_table import FPRS, hardening_of, release, resnet8, rounded
+from attack_table import accuracy, hardening_of, release, resnet8, rounded
+from cells import FPRS, HARDENINGS, auc, found_by, rates, written
 from common import Parts, Progress, Unusable, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from scipy.special import ndtri
@@ -40,7 +41,7 @@ from safexplain import Hardening
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.controls import blind_baseline
-from safexplain.audit.protocol import AuditResult, certify, fitting
+from safexplain.audit.protocol import certify, fitting
 from safexplain.audit.suite import Row
 from safexplain.audit.summaries import SUMMARIES
 from safexplain.identity import model_digest
@@ -49,7 +50,6 @@ Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 POLICY = Policy(fpr=0.05, max_tpr=0.10)
-HARDENINGS = ("native", "recommended")
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 """What the networks were trained with."""
 
@@ -220,7 +220,7 @@ def measure(
     whole = replace(whole, attributions=signals.attributions[trained])
     rows = [r for r in fitting(whole) if not any(p.endswith("_normal") for p in r.parts)]
     full = certify(whole, POLICY, suite=[*rows, *MISMATCH], progress=progress)
-    return {"without_training": summary(simple), "with_references": summary(full)}
+    return {"without_training": written(simple), "with_references": written(full)}
 
 
 def fresh(seed: int) -> nn.Module:
@@ -238,31 +238,7 @@ def exact_members(target: nn.Module, name: str, pool: Pool, progress: Progress) 
     signals = collect(
         [target, fresh(0)], membership, pool.exact, "InputXGradient", "native", f"{name}, exact", progress
     )
-    return summary(certify(only(signals, (0, 1)), POLICY, suite=THRESHOLDS, progress=progress))
-
-
-def summary(result: AuditResult) -> dict[str, Any]:
-    """Figures of every attack, the verdict and the controls, as plain JSON."""
-    judged = {a.code for a in result.judged}
-    attacks = []
-    for a in result.attacks:
-        written = a.to_dict()
-        rates = [r for r in written["tpr"] if r["fpr"] in FPRS]
-        attacks.append({
-            **{k: written[k] for k in ("attack", "signal", "role", "auc", "auc_low", "auc_high")},
-            "tpr": [{k: r[k] for k in ("fpr", "realised_fpr", "tpr", "low", "high")} for r in rates],
-            "judged": a.code in judged,
-            "bounds": list(result.bounds(a)),
-        })  # fmt: skip
-    return {
-        "members": result.members,
-        "non_members": result.non_members,
-        "references": result.references,
-        "verdict": result.verdict,
-        "sentence": result.sentence,
-        "controls": [c.to_dict() for c in result.controls],
-        "attacks": attacks,
-    }
+    return written(certify(only(signals, (0, 1)), POLICY, suite=THRESHOLDS, progress=progress))
 
 
 def blind(pool: Pool) -> dict[str, Any]:
@@ -274,32 +250,14 @@ def blind(pool: Pool) -> dict[str, Any]:
     return {"trained_on": int(training.sum()), **found.to_dict()}
 
 
-def right(model: nn.Module, pool: Pool) -> dict[str, float]:
-    """Accuracy on members and non-members."""
-    with torch.no_grad():
-        found = torch.cat([model(x).argmax(1) for x in pool.population.x.split(500)])
-    correct = (found == pool.population.y).numpy()
-    return {"members": float(correct[pool.member].mean()), "non_members": float(correct[~pool.member].mean())}
-
-
 def shown(part: dict[str, Any]) -> str:
     rows = []
     for a in part["attacks"]:
-        rates = [f"{r['tpr']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in a["tpr"]]
-        auc = f"{a['auc']:.3f} [{a['auc_low']:.3f}, {a['auc_high']:.3f}]"
-        rows.append((f"{a['attack']} on {a['signal']}{'' if a['judged'] else ' *'}", auc, *rates,
+        rows.append((f"{a['attack']} on {a['signal']}{'' if a['judged'] else ' *'}", auc(a), *rates(a),
                      f"{a['bounds'][0]:.1%} - {a['bounds'][1]:.1%}"))  # fmt: skip
     header = ("attack (* not judged)", "AUC", *(f"TPR at {f:.1%}" for f in FPRS), f"bounds at {POLICY.fpr:.0%}")
     controls = [f"{'FIRED: ' if c['fired'] else ''}{c['name']}: {c['says']}" for c in part["controls"]]
     return "\n".join([table(header, rows), *controls, part["sentence"]])
-
-
-def figure(part: dict[str, Any], attack: str, signal: str) -> dict[str, Any]:
-    return next(a for a in part["attacks"] if (a["attack"], a["signal"]) == (attack, signal))
-
-
-def spoken(a: dict[str, Any]) -> str:
-    return f"{a['auc']:.3f} [{a['auc_low']:.3f}, {a['auc_high']:.3f}]"
 
 
 def conclude(report: dict[str, Any]) -> list[str]:
@@ -309,12 +267,6 @@ def conclude(report: dict[str, Any]) -> list[str]:
         f"Inputs alone: a blind classifier fitted to {b['trained_on']:,} other rows"
         f" {'tells' if b['fired'] else 'does not tell'} train rows from test rows (AUC {b['numbers']['auc']:.3f}, lower"
         f" limit {b['numbers']['auc_low']:.3f}). An attack with an AUC near that has shown nothing about a network."
-    ]
-    certified = [
-        f"{name} {cell}"
-        for name, net in report["nets"].items()
-        for cell, parts in net["cells"].items()
-        if parts["with_references"]["verdict"] == "certified"
     ]
     for name, net in report["nets"].items():
         for explainer in dict.fromkeys(cell.split()[0] for cell in net["cells"]):
@@ -326,13 +278,13 @@ def conclude(report: dict[str, Any]) -> list[str]:
             worst = max(after, key=lambda a: a["auc"])
             found.append(
                 f"{name}, {explainer}: a threshold on the L1 norm of the native map has an AUC of"
-                f" {spoken(figure(ones, 'Threshold', 'l1'))}, one on the loss"
-                f" {spoken(figure(ones, 'Threshold', 'loss'))}; verdict without training: {ones['verdict']}."
+                f" {auc(found_by(ones, 'Threshold on l1'))}, one on the loss"
+                f" {auc(found_by(ones, 'Threshold on loss'))}; verdict without training: {ones['verdict']}."
                 " With reference models of another recipe the likelihood ratio of L1 has"
-                f" {spoken(figure(full, 'LikelihoodRatio', 'l1'))}, calibrated normal scores of L1"
-                f" {spoken(figure(full, 'Calibrated', 'l1_normal'))}, and the highest of {len(explained)} attacks on"
-                f" the explanation {spoken(best)} ({best['attack']} on {best['signal']}); verdict: {full['verdict']}."
-                f" Under the recommended hardening the highest of {len(after)} is {spoken(worst)} ({worst['attack']} on"
+                f" {auc(found_by(full, 'LikelihoodRatio on l1'))}, calibrated normal scores of L1"
+                f" {auc(found_by(full, 'Calibrated on l1_normal'))}, and the highest of {len(explained)} attacks on"
+                f" the explanation {auc(best)} ({best['attack']} on {best['signal']}); verdict: {full['verdict']}."
+                f" Under the recommended hardening the highest of {len(after)} is {auc(worst)} ({worst['attack']} on"
                 f" {worst['signal']}); verdicts: {hard['without_training']['verdict']} and"
                 f" {hard['with_references']['verdict']}."
             )
@@ -340,15 +292,10 @@ def conclude(report: dict[str, Any]) -> list[str]:
             control = next(c for c in exact["controls"] if c["name"] == "blind baseline")
             found.append(
                 f"{name}, pixel-exact members against JPEG non-members: the threshold on L1 has an AUC of"
-                f" {spoken(figure(exact, 'Threshold', 'l1'))}, but the blind baseline"
+                f" {auc(found_by(exact, 'Threshold on l1'))}, but the blind baseline"
                 f" {'fires' if control['fired'] else 'does not fire'} (AUC {control['numbers'].get('auc', 0.5):.3f}),"
                 f" and the verdict is {exact['verdict']}."
             )
-    if certified:
-        found.append(
-            f"Certified was {', '.join(certified)}: these attacks, with these reference models, find no more. The"
-            " reference models do not repeat the target's recipe, so that better ones may, and no control notices that."
-        )
     return found
 
 
@@ -371,7 +318,9 @@ def run(size: Size, options: Namespace, parts: Parts, keep: Callable[[dict[str, 
     head = {"recipe_of_references": asdict(recipe), "data": data.source}
     report: dict[str, Any] = {"nets": {}, "blind_baseline": part(["blind"], lambda: blind(data))}
     for name, net in nets.items():
-        found = {"accuracy": right(net, data), "weights_sha256": digests[name], "cells": {}}
+        right = accuracy(Shadows((net,), data.member[None]), data.population)
+        right = {k: right[k] for k in ("members", "non_members")}
+        found = {"accuracy": right, "weights_sha256": digests[name], "cells": {}}
         report["nets"][name] = found
         if name == size.nets[0]:
             found["exact_members"] = part([name, "exact"], lambda n=name, t=net: exact_members(t, n, data, progress))
@@ -397,7 +346,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     start, size = time.perf_counter(), QUICK if options.quick else Size()
     size = replace(size, side=options.side or size.side)
-    parts = Parts(options.cache / "third_party", Path(__file__), Path(__file__).with_name("attack_table.py"))
+    code = (Path(__file__).with_name(name) for name in ("third_party.py", "attack_table.py", "cells.py"))
+    parts = Parts(options.cache / "third_party", *code)
     head = {
         "suite": "third_party",
         "quick": options.quick,

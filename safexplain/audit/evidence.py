@@ -68,7 +68,7 @@ class Control:
     """One check that members and non-members differ by nothing but training, or that the attacks are strong enough.
 
     Args:
-        name: blind baseline, null model, shuffled membership or references.
+        name: blind baseline, null model, shuffled membership, references, recipe or other source.
         fired: it found what must not be there; None: it could not be run.
         says: what was found, or why it was not run, in a sentence.
         numbers: behind it.

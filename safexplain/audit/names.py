@@ -58,5 +58,6 @@ def title(attack: str, signal: str) -> str:
     name = ATTACK_NAMES.get(attack, attack)
     if name.isupper():
         return f"{name} on the {signal_name(signal)}"
-    known = attack in ATTACK_NAMES
-    return f"{name[:1].lower() if known else name[:1]}{name[1:]} of the {signal_name(signal)}"
+    if attack in ATTACK_NAMES:
+        name = name[:1].lower() + name[1:]
+    return f"{name} of the {signal_name(signal)}"

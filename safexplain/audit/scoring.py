@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, Learned
+from safexplain.audit.attacks import FittedLearned, LabelLikelihoodRatio, Learned
 from safexplain.audit.signals import Signals
 from safexplain.audit.suite import Numbers, Row, values_of
 
@@ -107,16 +107,19 @@ def _each(
     return scores
 
 
-def _learned(
+def classifiers(
     signals: Signals, attack: Learned, to: Assignment, training: NDArray[np.bool_], values: Numbers
-) -> NDArray[np.float64]:
-    """One classifier where there is one target; two, each for one half of the models, where they take turns."""
+) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64], FittedLearned]]:
+    """One classifier where there is one target; two, each for one half of the models, where they take turns.
+
+    Yields:
+        (n,) bool the examples whose target is in the half, the models that are read for these, and the classifier.
+    """
     shape = signals.shape
     if shape is not None and len(shape) == 3 and min(shape[1:]) > 1:
         attack = replace(attack, shape=tuple(shape))
     targets, models = np.unique(to.target), np.array(signals.models)
     halves = [targets] if len(targets) == 1 else [targets[::2], targets[1::2]]
-    scores = np.zeros(signals.examples)
     outside = signals.out_of_distribution
     rows = np.flatnonzero(training if outside is None else training | outside) if training.any() else None
     for half in halves:
@@ -129,6 +132,14 @@ def _learned(
             rows=rows,
             out_of_distribution=outside,
         )
+        yield mine, reads, fitted
+
+
+def _learned(
+    signals: Signals, attack: Learned, to: Assignment, training: NDArray[np.bool_], values: Numbers
+) -> NDArray[np.float64]:
+    scores = np.zeros(signals.examples)
+    for mine, reads, fitted in classifiers(signals, attack, to, training, values):
         for read in reads:
             at = mine & (to.read == read)
             scores[at] = fitted.scores(values[read][at])

@@ -23,7 +23,7 @@ from safexplain.cli.console import (
 )
 from safexplain.cli.demo import run_demo
 from safexplain.cli.folders import choose_folder
-from safexplain.cli.plan import Outcome
+from safexplain.cli.plan import QUERIES, Outcome
 from safexplain.cli.policy_options import (
     Attacks,
     ClaimOf,
@@ -88,8 +88,10 @@ def audit_command(
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
     classes: Annotated[str, typer.Option(help="Also explain these classes, as 0,3,7, or all.")] = "",
-    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
-    repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = 1,
+    near_duplicates: Annotated[
+        int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")
+    ] = QUERIES.near,
+    repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = QUERIES.repeats,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,

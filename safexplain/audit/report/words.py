@@ -36,8 +36,6 @@ NUMBERS = {
     "auc_low": "AUC at least",
     "tpr_low": "TPR at least",
     "expected_at_most": "expected at most",
-} | {
-    "ratio": "ratio",
     "of_tolerated": "of what is tolerated",
 }
 """Numbers behind a control."""

@@ -1,6 +1,6 @@
 """The tables and lists of results in audit/README.md, written from audit/results/*.json.
 
-    python audit/tables.py
+    python audit/suites/tables.py
 
 Each stands in the README between `<!-- NAME -->` and `<!-- end -->`. Without a result, its place stays as it is.
 `tests/test_audit_tables.py` checks that the README says what the files say.
@@ -12,12 +12,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-README, RESULTS = HERE / "README.md", HERE / "results"
-JOINT = "l1+mean+positive+sparsity+peak"
+from cells import auc, found_by
+from common import RESULTS
+from recommended import BEYOND, JOINT, worst_scalars
+
+README = RESULTS.parent / "README.md"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -25,16 +26,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
     rule = ["---"] * left + ["---:"] * (len(header) - left)
     lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
-
-
-def found_by(cell: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The attack "NAME on SIGNAL" of a cell; None when it was not run."""
-    return next((a for a in cell["attacks"] if f"{a['attack']} on {a['signal']}" == name), None)
-
-
-def auc(attack: dict[str, Any] | None) -> str:
-    """AUC with its interval."""
-    return "not run" if attack is None else f"{attack['auc']:.3f} [{attack['auc_low']:.3f}, {attack['auc_high']:.3f}]"
 
 
 def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
 
 SHOWN = {
     "`LikelihoodRatio` L1": ("LikelihoodRatio on l1", True),
-    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {JOINT}", False),
+    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {'+'.join(JOINT)}", False),
     "Huang et al. L1": ("LRT (Huang et al.) on l1", False),
     "`Learned` (DeepLeak)": ("Learned on attributions", False),
     "LRT of the map": ("LikelihoodRatio on attributions", False),
@@ -82,8 +73,8 @@ def attack_comparison(found: dict[str, Any]) -> str:
     """Ours against the best published attack of each cell."""
     rows = []
     for name, cell in releases(found):
-        for given, compared in ((k, v) for k, v in cell["compared"].items() if isinstance(v, dict)):
-            a, t = compared["auc"], compared["tpr"]
+        for given in found["ours"]:
+            a, t = (cell["compared"][given][kind] for kind in ("auc", "tpr"))
             rows.append((
                 name,
                 given,
@@ -151,8 +142,6 @@ def third_party(found: dict[str, Any]) -> str:
 
 # ------------------------------------------------------------------------------------------------ recommended.json
 
-SCALARS = [f"{a} {s}" for a in ("Threshold", "LikelihoodRatio") for s in ("variance", "l1", "l2")]
-
 
 def recommended_selection(found: dict[str, Any]) -> str:
     """How many cells of the selection meet each criterion."""
@@ -168,17 +157,16 @@ def recommended_confirmation(found: dict[str, Any]) -> str:
         for explainer, configurations in phases["confirmation"].items():
             for name, figures in configurations.items():
                 rows.append((f"{task} {explainer}", name, *_confirmed(figures)))
-    header = ("task", "configuration", "worst scalar AUC", "worst scalar TPR", "whole map", "signed mean", "joint",
-              "label", "largest excess", "overlap", "cosine", "a b c")  # fmt: skip
+    header = ("task", "configuration", "worst scalar AUC", "worst scalar TPR", *BEYOND, "label", "largest excess",
+              "overlap", "cosine", "a b c")  # fmt: skip
     return markdown(header, rows, left=2)
 
 
 def _confirmed(figures: dict[str, Any]) -> list[str]:
     estimates, criteria, utility = figures["estimates"], figures["criteria"], figures["utility"]
     z, (low, high) = criteria["z_of_scalars"], criteria["excess_interval"]
-    worst = max((estimates[f"{k} auc"] for k in SCALARS), key=lambda e: abs(float(e["value"]) - 0.5))
-    most = max((estimates[f"{k} tpr"] for k in SCALARS), key=lambda e: float(e["value"]))
-    others = [[estimates[f"{k} {of}"]["value"] for of in ("auc", "tpr")] for k in ("whole map", "signed mean", "joint")]
+    worst, most = worst_scalars(estimates)
+    others = [[estimates[f"{k} {of}"]["value"] for of in ("auc", "tpr")] for k in BEYOND]
     return [
         f"{worst['value']:.3f} ± {z * worst['se']:.3f}",
         f"{most['value']:.1%} ± {z * most['se']:.1%}",
@@ -210,14 +198,15 @@ def written(text: str) -> str:
     Raises:
         ValueError: a place is missing from the text, or is there twice.
     """
+    paths = {result: RESULTS / f"{result}.json" for result, _ in PLACES.values()}
+    results = {result: json.loads(path.read_text()) for result, path in paths.items() if path.is_file()}
     for name, (result, make) in PLACES.items():
         pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
         if len(pattern.findall(text)) != 1:
             raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
-        path = RESULTS / f"{result}.json"
-        if path.is_file():
-            filled = make(json.loads(path.read_text()))
-            text = pattern.sub(lambda m, filled=filled: m[1] + filled + m[2], text)  # type: ignore[misc]
+        if result in results:
+            filled = make(results[result])
+            text = pattern.sub(lambda m, filled=filled: m[1] + filled + m[2], text)
     return text
 
 
