@@ -47,3 +47,11 @@ class OpaqueModelWarning(UserWarning):
 
 class UsesWarning(UserWarning):
     """Uses of certification examples cannot be counted: another configuration on them will not be noticed."""
+
+
+class WeakDeltaWarning(UserWarning):
+    """Delta is so large that a mechanism which publishes a record outright could meet it."""
+
+
+class PrivacyWarning(UserWarning):
+    """Training with differential privacy does something that its user may not expect; the message says what."""

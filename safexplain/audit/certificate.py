@@ -36,6 +36,7 @@ def statement(
     materials: Mapping[str, str],
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
+    privacy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
@@ -49,6 +50,7 @@ def statement(
         materials: name -> digest of data, signals and recipe.
         environment: versions of safexplain, captum and torch, seed, device.
         notes: caveats a reader must know.
+        privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
     """
     content = {
         "_type": STATEMENT_TYPE,
@@ -66,6 +68,8 @@ def statement(
             "notes": list(notes),
         },
     }
+    if privacy is not None:
+        content["predicate"]["privacy"] = dict(privacy)  # type: ignore[index]
     content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
     return content
 

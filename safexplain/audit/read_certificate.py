@@ -28,10 +28,12 @@ from safexplain.audit.statement_fields import (
     explainer_of,
     notes_of,
     object_of,
+    privacy_of,
     subject_of,
     texts_of,
     utility_of,
 )
+from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import CertificateError
 
 __all__ = ["Certificate", "load_certificate"]
@@ -63,6 +65,8 @@ class Certificate:
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
         notes: caveats.
+        privacy: the guarantee of the model's training, or None; who trained the model states it, no audit can check
+            that the training was as stated.
         signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
@@ -79,6 +83,7 @@ class Certificate:
     materials: Mapping[str, str]
     environment: Mapping[str, str]
     notes: tuple[str, ...]
+    privacy: PrivacyStatement | None
     signature: Literal["valid", "unchecked", "none"]
     statement: Mapping[str, Any]
 
@@ -131,7 +136,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
             raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{older}")
     check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
     predicate = object_of(content, "predicate")
-    check_names(predicate, "predicate", _FIELDS)
+    check_names(predicate, "predicate", _FIELDS, optional={"privacy"})
     for _, value in strict_json.inside(content):
         if isinstance(value, dict) and (named := sorted(SECRETS & {name.lower() for name in value})):
             raise CertificateError(f"it holds a field {named[0]!r}: certificates are public; make a new secret")
@@ -149,6 +154,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
     subject, utility, notes = subject_of(content["subject"]), utility_of(predicate["utility"]), notes_of(predicate)
+    privacy = privacy_of(predicate)
     if predicate["checksum"] != checksum(content):
         raise CertificateError("it was changed after it was written: the checksum is another")
     return Certificate(
@@ -164,6 +170,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         materials=materials,
         environment=environment,
         notes=notes,
+        privacy=privacy,
         signature=signature,
         statement=content,
     )

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from safexplain.audit.certificate import MODEL_DIGEST
-from safexplain.errors import CertificateError
+from safexplain.dp.statement import PrivacyStatement
+from safexplain.errors import CertificateError, InputError
 
-__all__ = ["check_names", "explainer_of", "notes_of", "object_of", "subject_of", "texts_of", "utility_of"]
+__all__ = ["check_names", "explainer_of", "notes_of", "object_of", "privacy_of", "subject_of", "texts_of", "utility_of"]
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
 
@@ -61,6 +62,16 @@ def notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise CertificateError(f"notes: expected a list of texts, got {notes!r:.80}")
     return tuple(notes)
+
+
+def privacy_of(predicate: Mapping[str, Any]) -> PrivacyStatement | None:
+    """The guarantee of the model's training, its epsilons computed again; None where none is stated."""
+    if "privacy" not in predicate:
+        return None
+    try:
+        return PrivacyStatement.from_dict(predicate["privacy"])
+    except InputError as error:
+        raise CertificateError(f"privacy: {error}") from None
 
 
 def object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -100,6 +100,7 @@ def audit_command(
     claim: ClaimOf = None,
     max_excess: MaxExcess = None,
     attacks: Attacks = None,
+    privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None,
     force: Force = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -120,6 +121,7 @@ def audit_command(
         queries=Queries(repeats=repeats, near=near_duplicates, seed=seed),
         classes=parse_classes(classes),
         force=force,
+        privacy=privacy,
     )
     source = Source(
         model,

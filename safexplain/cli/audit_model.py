@@ -21,6 +21,8 @@ from safexplain.cli.load_model import LoadedModel, load_model
 from safexplain.cli.pipeline import run_pipeline
 from safexplain.cli.plan import QUERIES, Outcome, Plan, Pool
 from safexplain.cli.release import Method
+from safexplain.dp.statement import PrivacyStatement
+from safexplain.dp.weights import weights_digest
 from safexplain.errors import InputError
 from safexplain.hardening import Hardening
 from safexplain.identity import model_digest
@@ -65,6 +67,7 @@ class Effort:
     classes: tuple[int, ...] | None = ()
     force: bool = False
     notes: tuple[str, ...] = field(default=())
+    privacy: Path | None = None
 
 
 def audit_model(
@@ -121,11 +124,25 @@ def audit_model(
         subject={source.model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}},
         materials={f"data {data.source} sha256": data.sha256},
         notes=tuple(notes),
+        privacy=_privacy(effort.privacy, target),
     )
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and loaded.fresh is not None:
         untrained = loaded.fresh(effort.seed).to(effort.device).eval()
     return run_pipeline([Pool(population, shadows, untrained)], plan, folder, progress)
+
+
+def _privacy(path: Path | None, target: nn.Module) -> PrivacyStatement | None:
+    """The statement of this very model's training."""
+    if path is None:
+        return None
+    stated = PrivacyStatement.load(path)
+    if stated.weights and stated.weights != weights_digest(target):
+        raise InputError(
+            f"the privacy statement {path} is about other weights than the model's: {stated.weights[:16]}... stated,"
+            f" {weights_digest(target)[:16]}... found; give the statement that the training of this model wrote"
+        )
+    return stated
 
 
 def _normalised(data: AuditData, mean: tuple[float, ...], std: tuple[float, ...]) -> AuditData:

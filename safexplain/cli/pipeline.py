@@ -88,6 +88,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
             materials=materials,
             environment=environment,
             notes=notes,
+            privacy=plan.privacy.to_dict() if plan.privacy else None,
         ),
     )
     provenance = {
@@ -102,6 +103,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         provenance=provenance,
         pictures=_pictures(pools[0], signals, judged.name),
         notes=tuple(notes),
+        privacy=plan.privacy,
         root_cause=causes,
         root_cause_sentence=cause,
         other_key=None if plan.hardening.noise is None else True,

@@ -14,6 +14,7 @@ from safexplain.audit import Population, Queries, Shadows
 from safexplain.audit.policy import Policy
 from safexplain.audit.report import Configuration
 from safexplain.cli.release import Method
+from safexplain.dp.statement import PrivacyStatement
 from safexplain.hardening import Hardening
 
 QUERIES = Queries(repeats=1, near=2)
@@ -67,6 +68,7 @@ class Plan:
         subject: name -> {algorithm: digest} of the audited models; empty: digests of their parameters.
         materials: name -> digest, for provenance.
         notes: caveats for the reader.
+        privacy: the guarantee of the model's training, if it was differentially private.
     """
 
     title: str
@@ -83,6 +85,7 @@ class Plan:
     subject: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     materials: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    privacy: PrivacyStatement | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class ReportData:
         notes: warnings and caveats, shown beside the verdict.
         root_cause: what the attacks find in versions of the native map; None or empty: left out.
         root_cause_sentence: what follows; "": the sentence of `ablation.sentence`.
+        privacy: the guarantee of the model's training; None: none is stated.
         other_key: whether the reference models answered with another noise key than the target; None: there is none.
 
     Raises:
@@ -109,6 +111,7 @@ class ReportData:
     notes: tuple[str, ...] = ()
     root_cause: tuple[Ablation, ...] | None = None
     root_cause_sentence: str = ""
+    privacy: PrivacyStatement | None = None
     other_key: bool | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,63 @@
+"""Differential privacy: accounting under every adjacency, training that keeps a budget, and what each covers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from safexplain.dp.accounting import Epsilons, Steps, composed, epsilons, group_privacy_epsilon
+from safexplain.dp.calibration import noise_multiplier, steps_within
+from safexplain.dp.statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    from safexplain.dp.clipping import AutoSClipping, FlatClipping, PerLayerClipping
+    from safexplain.dp.engine import BudgetSpent, make_private
+    from safexplain.dp.finetune import DPFineTuned, DPFineTuner
+    from safexplain.dp.linear import DPLogisticRegression
+    from safexplain.dp.modules import prepare
+    from safexplain.dp.plot import plot_epsilons
+
+_LATER = {
+    "AutoSClipping": "clipping",
+    "BudgetSpent": "engine",
+    "DPFineTuned": "finetune",
+    "DPFineTuner": "finetune",
+    "DPLogisticRegression": "linear",
+    "FlatClipping": "clipping",
+    "PerLayerClipping": "clipping",
+    "make_private": "engine",
+    "plot_epsilons": "plot",
+    "prepare": "modules",
+}
+"""Names that are imported when they are asked for: accounting alone needs neither torch nor Opacus."""
+
+__all__ = [
+    "AutoSClipping",
+    "BudgetSpent",
+    "DPFineTuned",
+    "DPFineTuner",
+    "DPLogisticRegression",
+    "Epsilons",
+    "FlatClipping",
+    "PerLayerClipping",
+    "PrivacyStatement",
+    "Steps",
+    "composed",
+    "epsilons",
+    "group_privacy_epsilon",
+    "make_private",
+    "noise_multiplier",
+    "plot_epsilons",
+    "prepare",
+    "steps_within",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"safexplain.dp.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,86 @@
+"""Poisson batches: each record joins each batch by its own coin, and nobody is told which batch it was in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from safexplain.errors import ConfigurationError
+
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Coins:
+    """The coins of a whole training, step by step: a keyed, counter-based generator (Philox, 128 bits).
+
+    Step t's batch is a function of the key and t alone, so that an interrupted training goes on where it stopped, and
+    all processes of a distributed one see the same batches. Who knows the key knows every batch, and the guarantee of
+    sampling is void; it is never stored.
+
+    Args:
+        key: 16 bytes; from the operating system unless given.
+    """
+
+    key: bytes = field(default_factory=lambda: os.urandom(_KEY_BYTES), repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.key) != _KEY_BYTES:
+            raise ConfigurationError(f"key: expected {_KEY_BYTES} bytes, got {len(self.key)}")
+
+    @classmethod
+    def from_seed(cls, seed: int | None) -> Coins:
+        """Reproducible coins, for experiments and tests; secret ones for None."""
+        return cls() if seed is None else cls(int(seed).to_bytes(_KEY_BYTES, "little", signed=True))
+
+    def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
+        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
+        if sample_rate >= 1:
+            return np.arange(records)
+        stream = np.random.Philox(key=np.frombuffer(self.key, dtype=np.uint64), counter=[0, 0, 0, step])
+        return np.flatnonzero(np.random.Generator(stream).random(records) < sample_rate)
+
+
+class PoissonBatchSampler(Sampler[list[int]]):
+    """A batch sampler for `torch.utils.data.DataLoader`: an epoch is round(1 / sample_rate) Poisson batches.
+
+    Batches differ in size and may be empty; the loader's collate function must take an empty list. With several
+    processes, each gets its part of every batch, also where that is empty.
+
+    Args:
+        records: size of the data set.
+        sample_rate: q, in (0, 1].
+        coins: the randomness; secret by default.
+        rank: of this process.
+        processes: how many share each batch.
+    """
+
+    def __init__(
+        self, records: int, sample_rate: float, *, coins: Coins | None = None, rank: int = 0, processes: int = 1
+    ) -> None:
+        self.records, self.sample_rate = records, sample_rate
+        self.rank, self.processes = rank, processes
+        self._coins = coins or Coins()
+        self.step = 0
+
+    def __len__(self) -> int:
+        return max(round(1 / self.sample_rate), 1)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(len(self)):
+            batch = self._coins.batch(self.step, self.records, self.sample_rate)
+            self.step += 1
+            yield batch[self.rank :: self.processes].tolist()
+
+
+def shared_coins(coins: Coins, device: torch.device) -> Coins:
+    """The coins of the first process, in all of them."""
+    key = torch.tensor(list(coins.key), dtype=torch.uint8, device=device)
+    torch.distributed.broadcast(key, 0)
+    return Coins(bytes(key.cpu().tolist()))

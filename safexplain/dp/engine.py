@@ -1,0 +1,187 @@
+"""For people who have a training loop already: model, optimizer and loader in, private ones out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from opacus.data_loader import wrap_collate_with_empty
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import GradSampleModule
+from torch import nn
+from torch.utils.data import DataLoader
+
+from safexplain.dp.adjacency import Adjacency
+from safexplain.dp.batches import Coins, PoissonBatchSampler, shared_coins
+from safexplain.dp.clipping import AutoSClipping, Clipping
+from safexplain.dp.finetune import MECHANISM
+from safexplain.dp.optimizers import ClippedOptimizer, DistributedClippedOptimizer
+from safexplain.dp.plan import Budget, Plan, plan
+from safexplain.dp.statement import PrivacyStatement
+from safexplain.dp.unsupported import unsupported
+from safexplain.dp.weights import weights_digest
+from safexplain.errors import InputError, RefusedError
+
+
+class BudgetSpent(RefusedError):
+    """The next optimizer step would pass the privacy budget; it was not taken."""
+
+
+class Privacy:
+    """Counts an optimizer's steps, and refuses the one that would pass the budget.
+
+    Args:
+        model: that is trained.
+        plan: the steps that the budget allows.
+        clipping: for the statement.
+        pretrained: for the statement.
+
+    Attributes:
+        steps: taken so far.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, clipping: Clipping, pretrained: bool) -> None:
+        self.model, self.plan, self.clipping, self.pretrained = model, plan, clipping, pretrained
+        self.steps = 0
+
+    def before_step(self, optimizer: Any) -> None:
+        """Called by the optimizer between noise and step.
+
+        Raises:
+            BudgetSpent: the plan's steps have been taken.
+        """
+        if self.steps >= self.plan.steps:
+            optimizer.zero_grad(set_to_none=True)
+            raise BudgetSpent(
+                f"all {self.plan.steps} steps of the budget are taken ({self.statement.epsilons}); stop training, or"
+                " plan for more epochs, which takes more noise"
+            )
+        self.steps += 1
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """The guarantee of what was trained so far."""
+        return PrivacyStatement(
+            mechanism=MECHANISM,
+            records=self.plan.records,
+            delta=self.plan.budget.delta,
+            phases=(self.plan.phase(self.steps),),
+            clipping=repr(self.clipping),
+            expected_batch_size=self.plan.expected_batch_size,
+            trained="all parameters that require gradients",
+            pretrained=self.pretrained,
+            weights=weights_digest(self.model),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateTraining:
+    """What `make_private` gives; it unpacks as `model, optimizer, loader, privacy`.
+
+    Args:
+        model: computes per-example gradients.
+        optimizer: clips, adds noise, steps.
+        loader: an epoch of Poisson batches; empty ones have tensors without rows.
+        privacy: what was spent.
+    """
+
+    model: GradSampleModule
+    optimizer: ClippedOptimizer
+    loader: DataLoader[Any]
+    privacy: Privacy
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.optimizer, self.loader, self.privacy))
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *,
+    epsilon: float | None,
+    delta: float,
+    epochs: float,
+    adjacency: Adjacency = "substitute",
+    noise_multiplier: float | None = None,
+    clipping: Clipping | None = None,
+    pretrained: bool = True,
+    seed: int | None = None,
+) -> PrivateTraining:
+    """Make a loop of one's own private, as Opacus' `PrivacyEngine.make_private` does, within a budget.
+
+    The loop stays: `optimizer.zero_grad(); loss = criterion(model(x), y); loss.backward(); optimizer.step()`, with a
+    loss that is the mean over the batch. The loader's batch size becomes the expected size of Poisson batches; it over
+    the size of the data set is the sample rate, and the constant that sums are divided by. The step after the last one
+    that the budget allows raises `BudgetSpent`.
+
+    Args:
+        model: in training mode, without layers that mix examples (`safexplain.dp.prepare` replaces them, before the
+            optimizer is made); or wrapped in Opacus' DifferentiallyPrivateDistributedDataParallel.
+        optimizer: of its parameters that require gradients.
+        loader: over a map-style data set, with a batch size.
+        epsilon: the budget; None with `noise_multiplier` for no limit.
+        delta: smaller than one over the number of records.
+        epochs: that will be trained.
+        adjacency: under which the budget is meant.
+        noise_multiplier: keep this one; `BudgetSpent` then comes when the budget is used up.
+        clipping: of each example's gradient; AUTO-S by default.
+        pretrained: whether the starting weights have seen other data.
+        seed: makes batches and noise reproducible, for experiments: who knows it can undo the noise.
+
+    Raises:
+        InputError: unsupported layers, all listed; a loader without data set or batch size.
+        ConfigurationError: a budget or batch size that cannot be kept.
+    """
+    size = loader.batch_size
+    if size is None or not hasattr(loader.dataset, "__len__"):
+        raise InputError("loader: expected one with batch_size over a data set with a length; its batches are redrawn")
+    if problems := unsupported(model, "hooks"):
+        raise InputError(
+            "cannot train with differential privacy (safexplain.dp.prepare(model) replaces what it can; make the"
+            " optimizer after it):\n" + "\n".join(problems)
+        )
+    budget = Budget(epsilon, delta, adjacency, noise_multiplier)
+    planned = plan(budget, len(loader.dataset), size, epochs=epochs)
+    clipping = clipping or AutoSClipping()
+    device = next(model.parameters()).device
+    distributed = isinstance(model, DifferentiallyPrivateDistributedDataParallel)
+    kind = DistributedClippedOptimizer if distributed else ClippedOptimizer
+    private = kind(
+        optimizer,
+        clipping=clipping,
+        noise_multiplier=planned.noise_multiplier,
+        expected_batch_size=planned.expected_batch_size,
+        generator=None if seed is None else torch.Generator(device).manual_seed(seed),
+    )
+    privacy = Privacy(model, planned, clipping, pretrained)
+    private.attach_step_hook(privacy.before_step)
+    coins = Coins.from_seed(seed)
+    share: dict[str, Any] = {"coins": coins}
+    if distributed:
+        share = {
+            "coins": shared_coins(coins, device),
+            "rank": torch.distributed.get_rank(),
+            "processes": torch.distributed.get_world_size(),
+        }
+    batches = PoissonBatchSampler(planned.records, planned.sample_rate, **share)
+    return PrivateTraining(GradSampleModule(model), private, _over(loader, batches), privacy)
+
+
+def _over(loader: DataLoader[Any], batches: PoissonBatchSampler) -> DataLoader[Any]:
+    """The same loader with other batches."""
+    first = loader.collate_fn([loader.dataset[0]])
+    shapes = [(0, *t.shape[1:]) if isinstance(t, torch.Tensor) else (0,) for t in first]
+    dtypes = [t.dtype if isinstance(t, torch.Tensor) else type(t) for t in first]
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        collate_fn=wrap_collate_with_empty(collate_fn=loader.collate_fn, sample_empty_shapes=shapes, dtypes=dtypes),
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        persistent_workers=loader.persistent_workers,
+    )

@@ -1,0 +1,90 @@
+"""A frozen backbone: features once, then the linear head by closed-form DP-SGD."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.dp.clipping import Clipping
+from safexplain.dp.features import features, linear_head
+from safexplain.dp.gaussian import fresh_generator
+from safexplain.dp.head import Heads, train_heads
+from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.loop import Moment, Progress
+from safexplain.dp.plan import Plan
+from safexplain.dp.records import InMemory
+from safexplain.errors import InputError
+
+
+def linear_that_trains(model: nn.Module) -> str | None:
+    """Name of the `nn.Linear` whose parameters are all that require gradients, if that is so."""
+    training = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    name = training.pop() if len(training) == 1 else ""
+    layer = model.get_submodule(name)
+    whole = isinstance(layer, nn.Linear) and all(p.requires_grad for p in layer.parameters())
+    return name if name and whole else None
+
+
+def train_head(
+    model: nn.Module,
+    records: InMemory,
+    plan: Plan,
+    *,
+    clipping: Clipping,
+    optimizer: HeadOptimizer,
+    lr: float,
+    seed: int | None,
+    cache: Path | None,
+    progress: Progress,
+) -> None:
+    """Train the head in place, from its present weights.
+
+    Args:
+        model: backbone and a linear head that alone requires gradients, on the device where to train.
+        records: one tensor of inputs, and class indices.
+        plan: steps, sample rate and noise.
+        clipping: of each example's gradient.
+        optimizer: "sgd" or "adam".
+        lr: learning rate.
+        seed: for reproducible batches and noise; None for secret ones.
+        cache: folder for the features.
+        progress: told how far the head is.
+
+    Raises:
+        InputError: features that are not finite or depend on other rows, or labels that the head has no output for.
+    """
+    head_name = linear_that_trains(model)
+    if head_name is None:
+        raise InputError("expected a model in which one nn.Linear alone requires gradients")
+    head = linear_head(model, head_name)
+    device = head.weight.device
+    x = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
+    generator = fresh_generator(device) if seed is None else torch.Generator(device).manual_seed(seed)
+    recipe = HeadRecipe(
+        classes=head.out_features,
+        steps=plan.steps,
+        sample_rate=plan.sample_rate,
+        expected_batch_size=plan.expected_batch_size,
+        clipping=clipping,
+        lr=lr,
+        optimizer=optimizer,
+        bias=head.bias is not None,
+    )
+    bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
+    trained = train_heads(
+        x,
+        records.y,
+        recipe,
+        noise_multiplier=plan.noise_multiplier,
+        initial=Heads(head.weight.detach()[None], bias[None]),
+        generator=generator,
+        tick=lambda share: progress(Moment(plan, round(share * plan.steps), math.nan)),
+    )
+    with torch.no_grad():
+        head.weight.copy_(trained.weight[0])
+        if head.bias is not None:
+            head.bias.copy_(trained.bias[0])

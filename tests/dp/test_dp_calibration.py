@@ -1,0 +1,69 @@
+"""Calibration: the budget is kept, and not by much."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safexplain.dp import epsilons, noise_multiplier, steps_within
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(1.0, 22.3557), (0.25, 5.5728), (0.0625, 1.4028)])
+def test_published_noise_multipliers_come_out(q, sigma):
+    assert noise_multiplier(10, q, 500, 1e-5, "substitute") == pytest.approx(sigma, abs=1e-3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    target=st.floats(0.05, 30),
+    q=st.floats(0.01, 1),
+    steps=st.integers(1, 500),
+    adjacency=st.sampled_from(["add_remove", "substitute", "zero_out"]),
+    sampling=st.sampled_from(["poisson", "fixed-size"]),
+)
+def test_the_budget_is_kept_and_a_little_less_noise_would_pass_it(target, q, steps, adjacency, sampling):
+    sigma = noise_multiplier(target, q, steps, 1e-5, adjacency, sampling=sampling)
+    assert epsilons(sigma, q, steps, 1e-5, sampling=sampling).of(adjacency) <= target
+    assert epsilons(sigma * 0.995, q, steps, 1e-5, sampling=sampling).of(adjacency) > target * (1 - 2e-3) - 1e-3
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "substitute"])
+def test_the_last_allowed_step_keeps_the_budget_and_the_next_does_not(adjacency):
+    steps = steps_within(3.0, 1.1, 0.05, 1e-5, adjacency)
+    assert epsilons(1.1, 0.05, steps, 1e-5).of(adjacency) <= 3.0
+    assert epsilons(1.1, 0.05, steps + 1, 1e-5).of(adjacency) > 3.0
+
+
+def test_without_enough_noise_not_one_step_is_allowed():
+    assert steps_within(0.1, 0.3, 0.5, 1e-5) == 0
+    assert steps_within(1.0, 0.0, 0.5, 1e-5) == 0
+
+
+def test_calibration_protects_what_a_record_says_unless_told_otherwise():
+    assert noise_multiplier(2, 0.1, 50, 1e-5) == noise_multiplier(2, 0.1, 50, 1e-5, "substitute")
+    assert noise_multiplier(2, 0.1, 50, 1e-5) > 1.3 * noise_multiplier(2, 0.1, 50, 1e-5, "add_remove")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"target_epsilon": 0}, "target_epsilon"),
+        ({"target_epsilon": float("inf")}, "target_epsilon"),
+        ({"adjacency": "replace"}, "add_remove, substitute"),
+        ({"steps": 0}, "without steps"),
+        ({"delta": 2.0}, "delta"),
+        ({"sampling": "shuffle"}, "shuffled"),
+        ({"target_epsilon": 1e-9, "delta": 1e-12}, "cannot be reached"),
+    ],
+)
+def test_impossible_budgets_are_refused(values, message):
+    given_ = {"target_epsilon": 1.0, "sample_rate": 0.5, "steps": 10, "delta": 1e-5, **values}
+    with pytest.raises(ConfigurationError, match=message):
+        noise_multiplier(**given_)
+
+
+def test_a_budget_is_a_number():
+    with pytest.raises(ConfigurationTypeError, match="target_epsilon"):
+        noise_multiplier("8", 0.1, 10, 1e-5)

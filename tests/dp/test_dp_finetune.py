@@ -1,0 +1,314 @@
+"""The fine-tuner keeps its promises: budget, reproducibility, resumption, and the model of the caller."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Subset, TensorDataset
+
+from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons
+from safexplain.dp.batches import Coins
+from safexplain.dp.loop import Moment
+from safexplain.dp.weights import weights_digest
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
+
+
+def data(n=60, d=6, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g)
+    return x, (x[:, 0] + x[:, 1] > 0).long()
+
+
+def net(d=6, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(d, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def tuner(model=None, records=None, **options):
+    given = {"epsilon": 8.0, "delta": 1e-5, "steps": 12, "batch_size": 15, "lr": 0.05, "seed": 1, "progress": quiet}
+    return DPFineTuner(model or net(), records or data(), **{**given, **options})
+
+
+def quiet(moment: Moment) -> None:
+    """Progress that nobody looks at."""
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("trainable", ["all", "head", "bias", ["0.*"]])
+def test_the_statement_is_of_the_data_and_steps_trained(trainable):
+    fitted = tuner(trainable=trainable)
+    done = fitted.fit()
+    assert done.statement == replace(fitted.statement, weights=weights_digest(done.model))
+    phase = done.statement.phases[0]
+    assert (phase.sample_rate, phase.steps, done.statement.records) == (15 / 60, 12, 60)
+    assert 7.9 < done.statement.epsilons.substitute <= 8.0
+    assert done.statement.epsilons == epsilons(phase.noise_multiplier, 0.25, 12, 1e-5)
+    assert not done.model.training
+
+
+def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
+    """DP-SGD as its definition says it: one example at a time, with the tuner's own coins and noise."""
+    from safexplain.dp.gaussian import gaussian
+    from safexplain.dp.loop import _reseed
+
+    model = copy.deepcopy(model)
+    generator, coins = torch.Generator(), Coins.from_seed(seed)
+    for t in range(steps):
+        _reseed(generator, seed, t)
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for i in coins.batch(t, len(y), q):
+            loss = functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads))
+            for s, g in zip(total, grads, strict=True):
+                s += g * min(1.0, clip / norm)
+        with torch.no_grad():
+            for p, s in zip(model.parameters(), total, strict=True):
+                p -= lr * (s + gaussian(s, sigma * clip, generator)) / (q * len(y))
+    return model
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("piece", [4, 64])
+def test_training_is_dp_sgd_as_defined(mode, piece):
+    x, y = data()
+    made = tuner(mode=mode, piece=piece, clipping=FlatClipping(0.5), optimizer="sgd", lr=0.2)
+    slow = slow_dp_sgd(net(), x, y, sigma=made.plan.noise_multiplier, q=0.25, steps=12, clip=0.5, lr=0.2, seed=1)
+    assert torch.allclose(weights(made.fit().model), weights(slow), atol=2e-6)
+    wrong = slow_dp_sgd(net(), x, y, sigma=made.plan.noise_multiplier, q=0.25, steps=12, clip=0.6, lr=0.2, seed=1)
+    assert not torch.allclose(weights(slow), weights(wrong), atol=2e-6)
+
+
+def test_a_seed_makes_training_repeatable_and_none_makes_it_secret():
+    one, again, other = (weights(tuner(seed=s).fit().model) for s in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    secret = [weights(tuner(seed=None).fit().model) for _ in range(2)]
+    assert not torch.equal(*secret)
+
+
+def test_the_callers_model_and_random_numbers_are_left_alone():
+    model = net()
+    before, state = weights(model).clone(), torch.get_rng_state()
+    tuner(model).fit()
+    assert torch.equal(weights(model), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+class Interrupted:
+    """Progress that presses Ctrl-C at a step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, moment):
+        if moment.step == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "mode": "hooks"}], ids=["adam", "sgd"])
+def test_an_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(options, tmp_path):
+    path = tmp_path / "run.pt"
+    whole = tuner(**options).fit()
+    with pytest.raises(KeyboardInterrupt):
+        tuner(**options, checkpoint=path, progress=Interrupted(5)).fit()
+    seen = []
+    resumed = tuner(**options, checkpoint=path, progress=lambda m: seen.append(m.step)).fit()
+    assert seen[0] == 6
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert resumed.statement == whole.statement
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path):
+    path = tmp_path / "run.pt"
+    done = tuner(checkpoint=path, seed=None).fit()
+    seen = []
+    again = tuner(checkpoint=path, seed=None, progress=lambda m: seen.append(m.step)).fit()
+    assert seen == []
+    assert torch.equal(weights(again.model), weights(done.model))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lr": 0.1}, "lr"),
+        ({"epsilon": 4.0}, "statement"),
+        ({"steps": 13}, "statement"),
+        ({"records": data(seed=1)}, "data"),
+        ({"model": net(seed=1)}, "model"),
+        ({"clipping": FlatClipping()}, "statement"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(change, named, tmp_path):
+    path = tmp_path / "run.pt"
+    tuner(checkpoint=path).fit()
+    with pytest.raises(InputError, match=rf"another training.*{named}"):
+        tuner(**{"checkpoint": path, **change}).fit()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    (tmp_path / "run.pt").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot read the checkpoint"):
+        tuner(checkpoint=tmp_path / "run.pt").fit()
+
+
+def test_a_checkpoint_holds_no_randomness(tmp_path):
+    """Two trainings that go on from one checkpoint draw other batches and noise, as `seed=None` promises."""
+    path = tmp_path / "run.pt"
+    with pytest.raises(KeyboardInterrupt):
+        tuner(seed=None, checkpoint=path, progress=Interrupted(5)).fit()
+    saved = path.read_bytes()
+    ends = []
+    for _ in range(2):
+        path.write_bytes(saved)
+        ends.append(weights(tuner(seed=None, checkpoint=path).fit().model))
+    assert not torch.equal(*ends)
+
+
+def test_training_stops_before_the_budget_is_passed():
+    made = tuner(epsilon=2.0, noise_multiplier=2.0, steps=400)
+    with pytest.warns(PrivacyWarning, match=r"spent after \d+ of 400 steps"):
+        done = made.fit()
+    assert done.statement.phases[0].steps == made.plan.steps < 400
+    assert done.statement.epsilons.substitute <= 2.0
+
+
+def test_progress_tells_what_is_spent():
+    seen = []
+    tuner(progress=seen.append).fit()
+    spent = [m.epsilon for m in seen]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(8.0, abs=0.05)
+    assert all(math.isfinite(m.loss) or math.isnan(m.loss) for m in seen)
+
+
+def test_empty_batches_are_steps_of_noise():
+    done = tuner(batch_size=0.5, steps=40, optimizer="sgd").fit()
+    empty = [len(Coins.from_seed(1).batch(t, 60, 0.5 / 60)) == 0 for t in range(40)]
+    assert sum(empty) > 10
+    assert done.statement.phases[0].steps == 40
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_records_with_nan_are_skipped_counted_and_never_released(mode):
+    x, y = data()
+    x[3] = math.nan
+    with pytest.warns(PrivacyWarning, match="not finite"):
+        done = tuner(records=(x, y), mode=mode).fit()
+    assert done.skipped == sum(3 in Coins.from_seed(1).batch(t, 60, 0.25) for t in range(12)) > 0
+    assert bool(weights(done.model).isfinite().all())
+
+
+def test_weights_that_diverge_are_an_error_and_not_saved(tmp_path):
+    path = tmp_path / "run.pt"
+    with pytest.raises(InputError, match="lower the learning rate"):
+        tuner(lr=3e38, batch_size=1, optimizer="sgd", checkpoint=path, checkpoint_seconds=1e9).fit()
+    assert not path.exists()
+
+
+def test_a_data_set_is_trained_on_as_tensors_are():
+    x, y = data()
+    lazily = tuner(records=Subset(TensorDataset(x, y), range(60))).fit()
+    assert torch.equal(weights(lazily.model), weights(tuner().fit().model))
+
+
+def test_a_head_alone_is_trained_in_closed_form_with_the_same_guarantee():
+    model = net()
+    done = tuner(model, trainable="head", epsilon=100.0, steps=300, lr=0.02).fit()
+    assert torch.equal(done.model[0].weight, model[0].weight)
+    assert not torch.equal(done.model[2].weight, model[2].weight)
+    x, y = data(n=2000, seed=5)
+    known = LogisticRegression().fit(model[:2](x).detach(), y).score(model[:2](x).detach(), y)
+    assert float((done.model(x).argmax(1) == y).float().mean()) > known - 0.2 > 0.65
+
+
+def test_lora_gives_back_a_plain_model():
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("proj", nn.Linear(6, 8))
+    model.add_module("act", nn.Tanh())
+    model.add_module("head", nn.Linear(8, 2))
+    done = tuner(model, trainable="lora", mode="hooks").fit()
+    assert done.model.state_dict().keys() == model.state_dict().keys()
+    assert not torch.equal(done.model.proj.weight, model.proj.weight)
+    assert torch.equal(done.model.proj.bias, model.proj.bias)
+
+
+def test_per_layer_clipping_takes_hooks():
+    assert tuner(clipping=PerLayerClipping(1.0)).mode == "hooks"
+    assert tuner().mode == "ghost"
+
+
+def test_batch_normalisation_is_replaced_and_said():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.warns(UserWarning, match="BatchNorm replaced by GroupNorm"):
+        done = tuner(model).fit()
+    assert not any(isinstance(m, nn.BatchNorm1d) for m in done.model.modules())
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean: the influence of one example has no bound."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_model_that_mixes_examples_is_refused():
+    with pytest.raises(InputError, match="depend on other rows"):
+        tuner(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 2))).fit()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": "lion"}, ConfigurationError, "adam"),
+        ({"piece": 0}, ConfigurationError, "piece"),
+        ({"batch_size": 61}, ConfigurationError, "60 records"),
+        ({"epsilon": None}, ConfigurationError, "give epsilon"),
+        ({"adjacency": "replace"}, ConfigurationError, "substitute"),
+        ({"epochs": 1}, ConfigurationError, "either epochs or steps"),
+    ],
+)
+def test_impossible_options_are_refused_before_training(options, error, message):
+    with pytest.raises(error, match=message):
+        tuner(**options)
+
+
+def test_a_loss_that_is_a_mean_is_refused():
+    with pytest.raises(ConfigurationError, match="one number for each"):
+        tuner(loss=lambda out, y: functional.cross_entropy(out, y)).fit()
+
+
+def test_a_weak_delta_warns():
+    with pytest.warns(WeakDeltaWarning):
+        tuner(delta=0.02)
+
+
+def test_without_noise_the_statement_promises_nothing():
+    done = tuner(epsilon=None, noise_multiplier=0.0).fit()
+    assert done.statement.epsilons.substitute == math.inf
+
+
+def test_pretraining_data_are_named_unprotected_unless_there_were_none():
+    assert any("starting weights" in line for line in tuner().statement.not_protected)
+    assert not any("starting weights" in line for line in tuner(pretrained=False).statement.not_protected)
+
+
+def test_training_is_silent_off_a_terminal(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = DPFineTuner(net(), data(), epsilon=8.0, delta=1e-5, steps=3, batch_size=15).fit()
+    assert isinstance(done.statement, PrivacyStatement)
+    assert capsys.readouterr() == ("", "")

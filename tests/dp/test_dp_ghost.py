@@ -1,0 +1,65 @@
+"""Norms without gradients are the gradients' norms, whatever the shape, and also where products cancel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from safexplain.dp.ghost import linear_norms
+
+
+def norms_of(layer: nn.Linear, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms (batch,) of the gradients of weight and bias, from the gradients, in float64."""
+    a, g = (t.double().reshape(len(t), -1, t.shape[-1]) for t in (a, g))
+    weight, bias = torch.einsum("bto,bti->boi", g, a), g.sum(dim=1)
+    return weight.flatten(1).norm(dim=1), bias.norm(dim=1)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6,), (50,), (3, 4), (2, 3, 2)], ids=str)
+def test_norms_of_a_linear_layer_are_those_of_its_gradients(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, a, g = nn.Linear(31, 17), torch.randn(9, *shape, 31), torch.randn(9, *shape, 17)
+    found = linear_norms(layer, [a], g)
+    for p, expected in zip((layer.weight, layer.bias), norms_of(layer, a, g), strict=True):
+        assert found[p].shape == (9,)
+        assert torch.allclose(found[p].double(), expected, rtol=1e-6, atol=0)
+
+
+def cancelling() -> tuple[Tensor, Tensor]:
+    """Two examples of 4 positions, the first's products cancel but for a part in 10,000."""
+    g = torch.Generator().manual_seed(2)
+    a, b = torch.randn(2, 2, 300, generator=g), torch.randn(2, 2, 200, generator=g)
+    a, b = torch.cat([a, a], dim=1), torch.cat([b, b], dim=1)
+    b[0, 2:] *= -1.0001
+    return a, 1e4 * b
+
+
+def test_cancelling_products_do_not_hide_a_gradient() -> None:
+    a, g = cancelling()
+    layer = nn.Linear(300, 200)
+    expected = norms_of(layer, a, g)[0]
+    assert torch.allclose(linear_norms(layer, [a], g)[layer.weight].double(), expected, rtol=1e-3)
+    by_products = ((g @ g.mT) * (a @ a.mT)).sum(dim=(1, 2)).clamp(min=0).sqrt().double()
+    assert abs(by_products[0] / expected[0] - 1) > 0.1
+    assert torch.allclose(by_products[1], expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_example_that_is_not_finite_leaves_the_others_alone(bad: float) -> None:
+    torch.manual_seed(0)
+    layer, a, g = nn.Linear(40, 30), torch.randn(5, 4, 40), torch.randn(5, 4, 30)
+    clean = linear_norms(layer, [a], g)
+    a, g = a.clone(), g.clone()
+    a[2, 1, 3], g[4, 0, 0] = bad, bad
+    spoilt = linear_norms(layer, [a], g)
+    others = [0, 1, 3]
+    assert not spoilt[layer.weight][[2, 4]].isfinite().any()
+    assert not spoilt[layer.bias][4].isfinite()
+    assert all(torch.allclose(spoilt[p][others], clean[p][others], rtol=1e-6) for p in clean)
+
+
+def test_frozen_parameters_have_no_norms() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    assert set(linear_norms(layer, [torch.ones(1, 3)], torch.ones(1, 2))) == {layer.bias}

@@ -1,0 +1,334 @@
+"""`accumulate` and `step` in every mode: the sums of a slow oracle, one example at a time, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from per_sample_oracle import (
+    MODELS,
+    RULES,
+    C,
+    batch,
+    build,
+    clipped_sums,
+    loss,
+    prepare,
+    relative_error,
+    sums_of,
+    trainable,
+)
+from torch import Tensor, nn
+
+from safexplain.dp.clipping import AutoSClipping, FlatClipping, PerLayerClipping
+from safexplain.dp.make_step import make_step
+from safexplain.errors import ConfigurationError, RefusedError
+
+MODES = ["hooks", "functorch", "ghost"]
+WAYS = [(mode, rule) for mode in MODES for rule in RULES if (mode, rule) != ("ghost", "per-layer")]
+FLAT = FlatClipping(C)
+
+
+@pytest.mark.parametrize(("mode", "rule"), WAYS)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
+def test_the_sum_is_that_of_examples_clipped_one_at_a_time(
+    name: str, mode: str, rule: str, dtype: torch.dtype, most: float
+) -> None:
+    model, (x, y) = build(name, dtype), batch(12, dtype)
+    clipping, formula = RULES[rule]
+    expected = clipped_sums(model, x, y, formula)
+    losses = loss(model(x), y)
+    step = prepare(model, clipping, mode=mode)
+    assert torch.equal(step.accumulate(x, y), losses.detach())
+    assert relative_error(sums_of(step), expected) < most
+    step.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("frozen", [("cls_token", "pos_embed"), ()], ids=["tokens-frozen", "all-trainable"])
+def test_a_vision_transformer_of_timm_agrees_with_the_oracle(mode: str, frozen: tuple[str, ...]) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5
+    )
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    x, y = batch(8)
+    for clipping, formula in (RULES["flat"], RULES["auto-s"]):
+        expected = clipped_sums(model, x, y, formula)
+        step = prepare(model, clipping, mode=mode)
+        step.accumulate(x, y)
+        assert relative_error(sums_of(step), expected) < 1e-6
+        step.close()
+
+
+def test_clipping_the_batch_instead_of_its_examples_is_caught() -> None:
+    model, (x, y) = build("mlp"), batch(12)
+    expected = clipped_sums(model, x, y, RULES["flat"][1])
+    whole = torch.autograd.grad(loss(model(x), y).sum(), trainable(model))
+    clipped = [g * min(1.0, 12 * C / torch.cat([t.flatten() for t in whole]).norm().item()) for g in whole]
+    assert relative_error(clipped, expected) > 0.1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_example_moves_the_sum_by_more_than_the_bound(mode: str) -> None:
+    model, (x, y) = build("conv"), batch(12)
+    step = prepare(model, FlatClipping(1e-3), mode=mode)
+    for i in range(12):
+        step.accumulate(1e3 * x[i : i + 1], y[i : i + 1])
+        size = torch.cat([s.flatten() for s in sums_of(step)]).double().norm().item()
+        assert size <= 1e-3 * (1 + 1e-6)
+        step.step()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_may_come_in_pieces(mode: str) -> None:
+    model, (x, y) = build("transformer"), batch(12)
+    other = copy.deepcopy(model)
+    settings = {"mode": mode, "noise_multiplier": 1.0, "expected_batch_size": 10}
+    whole = prepare(model, FLAT, generator=torch.Generator().manual_seed(0), **settings)
+    whole.accumulate(x, y)
+    pieces = prepare(other, FLAT, generator=torch.Generator().manual_seed(0), **settings)
+    for rows in (slice(0, 5), slice(5, 5), slice(5, 11), slice(11, 12)):
+        assert len(pieces.accumulate(x[rows], y[rows])) == rows.stop - rows.start
+    assert relative_error(sums_of(pieces), sums_of(whole)) < 1e-6
+    whole.step()
+    pieces.step()
+    assert relative_error(trainable(other), trainable(model)) < 1e-6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [None, 0])
+def test_a_step_without_examples_is_one_of_noise(mode: str, rows: int | None) -> None:
+    model, (x, y) = build("mlp"), batch(2)
+    start = copy.deepcopy(model)
+    step = prepare(model, FLAT, mode=mode, noise_multiplier=2.0, expected_batch_size=5)
+    if rows is not None:
+        assert step.accumulate(x[:0], y[:0]).shape == (0,)
+    step.step()
+    moves = [(b - a).detach().flatten() for a, b in zip(trainable(start), trainable(model), strict=True)]
+    z = torch.cat(moves) / (2.0 * C / 5)
+    assert abs(z.square().mean().item() - 1) < 5 * (2 / len(z)) ** 0.5
+    assert abs((z / 1.1).square().mean().item() - 1) > 5 * (2 / len(z)) ** 0.5
+
+
+@pytest.mark.parametrize(("mode", "rule"), WAYS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_example_without_a_finite_gradient_is_left_out_and_counted(mode: str, rule: str, bad: float) -> None:
+    model, (x, y) = build("transformer", torch.float64), batch(7, torch.float64)
+    clipping, formula = RULES[rule]
+    good, spoilt = [0, 1, 3, 6], x.clone()
+    spoilt[[2, 4, 5], 1, 0, 0] = bad
+    expected = clipped_sums(model, x[good], y[good], formula)
+    step = prepare(model, clipping, mode=mode)
+    losses = step.accumulate(spoilt, y)
+    assert losses.isnan().tolist() == [i not in good for i in range(7)]
+    assert step.optimizer.skipped == 3
+    assert relative_error(sums_of(step), expected) < 1e-10
+    step.accumulate(spoilt[2:3], y[2:3])
+    assert step.optimizer.skipped == 4
+    step.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_of_which_nothing_is_finite_is_one_of_noise(mode: str) -> None:
+    model, (x, y) = build("conv"), batch(3)
+    step = prepare(model, FLAT, mode=mode)
+    before = copy.deepcopy(model)
+    step.accumulate(x * float("nan"), y)
+    step.step()
+    assert step.optimizer.skipped == 3
+    assert all(torch.equal(a, b) for a, b in zip(trainable(model), trainable(before), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_parameters_stay_as_they_are_and_close_leaves_nothing(mode: str) -> None:
+    model, (x, y) = build("conv"), batch(4)
+    traces = {name: set(vars(m)) for name, m in model.named_modules()}
+    names = set(model.state_dict())
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    frozen = model[0].weight.clone()
+    step = prepare(model, FLAT, mode=mode, noise_multiplier=1.0)
+    step.accumulate(x, y)
+    step.step()
+    assert torch.equal(model[0].weight, frozen)
+    assert not hasattr(model[0].weight, "grad_sample")
+    assert set(model.state_dict()) == names
+    step.close()
+    assert all(not hasattr(p, a) for p in model.parameters() for a in ("grad_sample", "_norm_sample"))
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == traces
+    assert not any(m._forward_hooks or m._backward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_what_is_done_with_the_model_between_pieces_does_not_matter(mode: str) -> None:
+    model, (x, y) = build("conv"), batch(9)
+    expected = clipped_sums(model, x, y, RULES["flat"][1])
+    step = prepare(model, FLAT, mode=mode)
+    step.accumulate(x[:4], y[:4])
+    model(x[:7])
+    loss(model(x[:2]), y[:2]).sum().backward()
+    step.accumulate(x[4:], y[4:])
+    loss(model(x[:2]), y[:2]).sum().backward()
+    assert relative_error(sums_of(step), expected) < 1e-6
+    before = copy.deepcopy(model)
+    step.step()
+    moves = [a - b for a, b in zip(trainable(before), trainable(model), strict=True)]
+    assert relative_error(moves, expected) < 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_in_one_piece_does_not_spoil_the_next(mode: str) -> None:
+    model, (x, y) = build("mlp"), batch(6)
+    expected = clipped_sums(model, x, y, RULES["flat"][1])
+
+    def fails_first(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        return loss(outputs, targets).mean() if len(calls) == 1 else loss(outputs, targets)
+
+    calls: list[int] = []
+    step = prepare(model, FLAT, mode=mode, loss=fails_first)
+    with pytest.raises(ConfigurationError, match='reduction="none"'):
+        step.accumulate(x[:3], y[:3])
+    step.accumulate(x, y)
+    assert relative_error(sums_of(step), expected) < 1e-6
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(a * b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_may_be_a_tuple(mode: str) -> None:
+    model, y = TwoInputs(), torch.tensor([0, 1, 2])
+    a, b = torch.randn(2, 3, 4)
+    a[1] = float("nan")
+    step = prepare(model, FLAT, mode=mode)
+    step.accumulate((a, b), y)
+    assert step.optimizer.skipped == 1
+    weight, bias = sums_of(step)
+    assert torch.allclose(weight.sum(dim=0), torch.zeros(4), atol=1e-6)
+    assert weight.isfinite().all()
+    assert bias.norm() > 0
+
+
+class Branches(nn.Module):
+    """Of two branches, only the one asked for is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Flatten()
+        self.used, self.unused = nn.Linear(768, 5), nn.Linear(768, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(self.flat(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_branch_that_is_not_used_gets_noise_only(mode: str) -> None:
+    model, (x, y) = Branches(), batch(3)
+    step = prepare(model, FLAT, mode=mode)
+    step.accumulate(x, y)
+    sums = sums_of(step)
+    assert sums[0].norm() > 0
+    assert all(torch.equal(s, torch.zeros_like(s)) for s in sums[2:])
+
+
+class Tied(nn.Module):
+    """Uses the weight of a layer without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.layer = nn.Flatten(), nn.Linear(768, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.flat(x), self.layer.weight, self.layer.bias)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gradient_that_cannot_be_split_is_refused(mode: str) -> None:
+    x, y = batch(3)
+    with pytest.raises(RefusedError, match="outside of its module's forward"):
+        prepare(Tied(), FLAT, mode=mode).accumulate(x, y)
+
+
+def test_per_layer_clipping_in_ghost_mode_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match='PerLayerClipping needs mode="hooks"'):
+        prepare(build("mlp"), PerLayerClipping(), mode="ghost")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected one of hooks, functorch, ghost"):
+        prepare(build("mlp"), FLAT, mode="ew")
+
+
+def test_a_model_is_prepared_only_once_until_it_is_closed() -> None:
+    model = build("mlp")
+    first = prepare(model, FLAT)
+    with pytest.raises(ConfigurationError, match="prepared"):
+        prepare(model, FLAT)
+    first.close()
+    prepare(model, FLAT)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (lambda m: m[1].parameters(), "4 of the model's are missing"),
+        (lambda m: [*m.parameters(), nn.Parameter(torch.ones(1))], "1 are not"),
+    ],
+)
+def test_the_optimizer_must_hold_the_trainable_parameters(held: Callable[..., object], message: str) -> None:
+    model = build("mlp")
+    sgd = torch.optim.SGD(held(model), lr=1.0)
+    with pytest.raises(ConfigurationError, match=message):
+        make_step(model, sgd, clipping=AutoSClipping(), noise_multiplier=1.0, expected_batch_size=1, loss=loss)
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(784, 5))
+
+
+def test_layers_that_mix_examples_are_refused() -> None:
+    x, y = batch(3)
+    with pytest.raises(ConfigurationError, match="Replace BatchNorm by GroupNorm"):
+        prepare(with_batch_norm(), FLAT)
+    frozen = with_batch_norm()
+    frozen[1].requires_grad_(False).eval()
+    expected = clipped_sums(frozen, x, y, RULES["flat"][1])
+    frozen.train()
+    step = prepare(frozen, FLAT)
+    with pytest.raises(ConfigurationError, match="GroupNorm"):
+        step.accumulate(x, y)
+    frozen[1].eval()
+    step.accumulate(x, y)
+    assert relative_error(sums_of(step), expected) < 1e-6
+
+
+def test_a_model_in_evaluation_mode_is_refused() -> None:
+    model, (x, y) = build("mlp"), batch(3)
+    step = prepare(model.eval(), FLAT)
+    with pytest.raises(ConfigurationError, match=r"call model\.train\(\)"):
+        step.accumulate(x, y)
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    model, (x, y) = build("mlp"), batch(3)
+    step = prepare(model, FLAT, noise_multiplier=1.0)
+    before = torch.get_rng_state()
+    step.accumulate(x, y)
+    step.step()
+    assert torch.equal(torch.get_rng_state(), before)

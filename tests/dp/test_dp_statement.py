@@ -1,0 +1,101 @@
+"""The statement says what follows from its parameters, and nothing else can be read into it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from safexplain.dp import PrivacyStatement, Steps
+from safexplain.errors import ConfigurationError, InputError
+
+DP_SGD = PrivacyStatement(
+    "DP-SGD",
+    records=2000,
+    delta=1e-5,
+    phases=(Steps(5.5728, 0.25, 500),),
+    clipping="AUTO-S",
+    expected_batch_size=500,
+    pretrained=True,
+)
+PURE = PrivacyStatement("objective perturbation", records=500, delta=0.0, pure_epsilon=0.5)
+
+
+def test_both_epsilons_follow_from_the_parameters():
+    assert DP_SGD.epsilons.add_remove == pytest.approx(4.476, abs=1e-3)
+    assert DP_SGD.epsilons.substitute == pytest.approx(10.0, abs=1e-3)
+    assert (PURE.epsilons.substitute, PURE.epsilons.delta) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("statement", [DP_SGD, PURE], ids=["gaussian", "pure"])
+def test_a_statement_survives_a_file(statement, tmp_path):
+    assert PrivacyStatement.load(statement.save(tmp_path / "privacy.json")) == statement
+
+
+def test_an_infinite_epsilon_survives_a_file(tmp_path):
+    none = PrivacyStatement("SGD", records=10, delta=1e-5, phases=(Steps(0.0, 1.0, 5, "full-batch"),))
+    assert PrivacyStatement.load(none.save(tmp_path / "privacy.json")) == none
+    assert "no guarantee" in none.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "epsilon",
+            {"add_remove": 1.0, "substitute": 10.0, "zero_out": 4.476},
+            "add_remove is stated as 1.0, but 4.47",
+        ),
+        ("phases", [{"noise_multiplier": 9.0, "sample_rate": 0.25, "steps": 500, "sampling": "poisson"}], "follow"),
+        ("phases", [{"noise_multiplier": 9.0}], "missing"),
+        ("delta", "small", "delta"),
+        ("records", 5000, "not expected_batch_size / records"),
+        ("extra", 1, "expected the fields"),
+    ],
+)
+def test_a_statement_that_contradicts_itself_is_not_read(name, value, message, tmp_path):
+    path = DP_SGD.save(tmp_path / "privacy.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(InputError, match=message):
+        PrivacyStatement.load(path)
+
+
+def test_a_file_that_is_no_statement_is_said_to_be_none(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        PrivacyStatement.load(tmp_path / "missing.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(InputError, match="expected the fields"):
+        PrivacyStatement.load(tmp_path / "list.json")
+
+
+def test_the_sample_rate_must_come_from_the_data_trained_on():
+    """Paper A's mistake: noise for 1000 of 50,000 records where 10,000 were trained on."""
+    with pytest.raises(ConfigurationError, match=r"1000 / 10000 = 0\.1"):
+        PrivacyStatement(
+            "DP-SGD", records=10_000, delta=1e-5, phases=(Steps(1.0, 0.02, 300),), expected_batch_size=1000
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"phases": (Steps(1.0, 1.0, 1),), "pure_epsilon": 1.0},
+        {"pure_epsilon": 1.0},
+        {"pure_epsilon": 0.0, "delta": 0.0},
+        {"phases": (Steps(1.0, 1.0, 1),), "records": 0},
+        {"phases": (Steps(1.0, 1.0, 1),), "delta": 0.0},
+    ],
+)
+def test_half_a_statement_is_none(wrong):
+    with pytest.raises(ConfigurationError):
+        PrivacyStatement(**{"mechanism": "x", "records": 10, "delta": 1e-5, **wrong})
+
+
+def test_what_is_not_protected_is_said():
+    card = DP_SGD.to_markdown()
+    assert "2306.01181" in card
+    assert "4.476" in card
+    assert "10.000" in card
+    assert "several records of one person" in card
+    assert not any("2306.01181" in line for line in PURE.not_protected)
