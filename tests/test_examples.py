@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,19 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
     assert (loaded.format, loaded.fresh is None) == ("torch.export", False)
     assert Recipe.from_toml(tmp_path / "recipe.toml").epochs == 60
     assert 0.4 < np.mean(data.member) < 0.6
+
+
+def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
+    printed = run("dp_fine_tune", tmp_path)
+    before, after = (int(part) for part in re.findall(r"(\d+)%", printed))
+    assert before < 25
+    assert after > 80
+    assert "8.000 (one record substituted)" in printed
+    assert "several records of one person" in (tmp_path / "MODEL_CARD.md").read_text()
+
+
+def test_a_loop_of_ones_own_stops_at_its_budget(tmp_path: Path) -> None:
+    printed = run("dp_own_loop", tmp_path)
+    assert "epoch 20: epsilon 4.195 (one record added or removed), 8.000" in printed
+    assert int(printed.split("accuracy: ")[1].split("%")[0]) > 80
+    assert "refused: all 180 steps" in printed

@@ -25,7 +25,7 @@ from safexplain.errors import SafexplainError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "audit" / "results"
-PACKAGES = ("torch", "captum", "numpy", "scipy", "scikit-learn", "torchvision")
+PACKAGES = ("torch", "captum", "numpy", "scipy", "scikit-learn", "torchvision", "timm", "opacus", "dp-accounting")
 
 
 class Unusable(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class Coins:
 
 
 class PoissonBatchSampler(Sampler[list[int]]):
-    """A batch sampler for `torch.utils.data.DataLoader`: an epoch is round(1 / sample_rate) Poisson batches.
+    """A batch sampler for `torch.utils.data.DataLoader`: an epoch is 1 / sample_rate Poisson batches, rounded up.
 
     Batches differ in size and may be empty; the loader's collate function must take an empty list. With several
     processes, each gets its part of every batch, also where that is empty.
@@ -70,7 +71,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         self.step = 0
 
     def __len__(self) -> int:
-        return max(round(1 / self.sample_rate), 1)
+        return math.ceil(1 / self.sample_rate - 1e-9)
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(len(self)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -144,8 +146,11 @@ def make_private(
             " optimizer after it):\n" + "\n".join(problems)
         )
     budget = Budget(epsilon, delta, adjacency, noise_multiplier)
-    planned = plan(budget, len(loader.dataset), size, epochs=epochs)
+    records = len(loader.dataset)
+    steps = math.ceil(epochs * len(PoissonBatchSampler(records, size / records)))
+    planned = plan(budget, records, size, steps=steps)
     clipping = clipping or AutoSClipping()
+    warnings.filterwarnings("ignore", "Full backward hook is firing")  # of torch, where Opacus watches first layers
     device = next(model.parameters()).device
     distributed = isinstance(model, DifferentiallyPrivateDistributedDataParallel)
     kind = DistributedClippedOptimizer if distributed else ClippedOptimizer

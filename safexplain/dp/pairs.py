@@ -38,8 +38,8 @@ ERROR = 3e-4
 CELLS = 1_000_000
 """Most intervals that the losses of one step may be split into; finer would be slow and need much memory."""
 
-TAIL = 10.0
-"""Losses of noise beyond so many standard deviations (probability 1e-23) count as infinite."""
+TAIL = 9.0
+"""Losses of noise beyond so many standard deviations (probability 1e-19) count as infinite."""
 
 
 def one_step(

@@ -13,8 +13,8 @@ from safexplain.dp.adjacency import Adjacency, Sampling
 POINTS = 24
 
 CURVES: tuple[tuple[Adjacency, str, str], ...] = (
-    ("substitute", "one record substituted", "#c2410c"),
-    ("add_remove", "one record added or removed", "#1d4ed8"),
+    ("substitute", "one record substituted", "#e8743b"),
+    ("add_remove", "one record added or removed", "#3f8fd2"),
 )
 
 
@@ -42,7 +42,7 @@ def plot_epsilons(
     Raises:
         ConfigurationError: as for `epsilons`.
     """
-    at = np.unique(np.linspace(max(steps / POINTS, 1), steps, POINTS).round().astype(int))
+    at = np.unique(np.ceil(steps * np.linspace(0, 1, POINTS)[1:] ** 2).astype(int))  # denser where it is steep
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     for adjacency, label, color in CURVES:
@@ -51,7 +51,7 @@ def plot_epsilons(
         axes.annotate(f"{spent[-1]:.2f}", (at[-1], spent[-1]), xytext=(4, 0), textcoords="offset points", va="center")
     if group_privacy:
         bound = [group_privacy_epsilon(noise_multiplier, sample_rate, int(t), delta, sampling=sampling) for t in at]
-        axes.plot([0, *at], [0, *bound], ":", color="#6b7280", label="substitution by group privacy (looser)")
+        axes.plot([0, *at], [0, *bound], ":", color="#8b8f98", label="substitution by group privacy (looser)")
     axes.set(xlabel="steps", ylabel=f"epsilon at delta {delta:g}", xlim=(0, steps * 1.09), ylim=(0, None))
     title = f"noise multiplier {noise_multiplier:g}, sample rate {sample_rate:g}, {sampling} batches"
     axes.set_title(title, fontsize=10)

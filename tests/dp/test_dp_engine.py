@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain.dp import BudgetSpent, FlatClipping, epsilons, make_private, prepare
 from safexplain.errors import ConfigurationError, InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of torch, about first layers
-
 
 def parts(batch_size=10, n=50, model=None):
     torch.manual_seed(0)
@@ -48,6 +46,13 @@ def test_the_step_after_the_last_one_is_refused_and_changes_nothing():
         train(model, optimizer, loader, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert privacy.steps == 5
+
+
+def test_epochs_of_the_loader_are_the_epochs_that_were_planned():
+    """Where the batch size does not divide the data, an epoch of the loader has a batch more, and the plan knows."""
+    model, optimizer, loader, privacy = make_private(*parts(n=57), epsilon=3.0, delta=1e-5, epochs=3)
+    train(model, optimizer, loader, 3)
+    assert privacy.steps == privacy.plan.steps == 18
 
 
 def test_the_statement_counts_what_was_trained_not_what_was_planned():
