@@ -84,7 +84,7 @@ def measure(sigma: float, q: float, steps: int, rounds: int) -> dict[str, Any]:
             times[name].append(spent)
         _loss.cache_clear()
         target = found["ours"][1]
-        spent, found["sigma"] = timed(lambda: noise_multiplier(target, q, steps, DELTA))
+        spent, found["sigma"] = timed(lambda target=target: noise_multiplier(target, q, steps, DELTA))
         times["calibration"].append(spent)
     return {
         "pair_ms": round(statistics.median(times["ours"]), 1),

@@ -1,6 +1,6 @@
 """The figure of docs/differential-privacy.md: epsilon against steps under both adjacencies.
 
-    python docs/figures/make_dp_figure.py [--out docs/figures]
+python docs/figures/make_dp_figure.py [--out docs/figures]
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         f" {policy.confidence:.0%} confidence; released: {policy.release}",
         "bound": f"{judgement.bound:.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
         f" non-members and {judgement.references} reference models",
-        "trained_with_DP": "not stated" if certificate.privacy is None else f"as stated: {certificate.privacy.epsilons}",
+        "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
         "controls_not_run": not_run or ["none: all were run"],
         "made_with": f"safexplain {certificate.environment['safexplain']}, captum {certificate.environment['captum']},"

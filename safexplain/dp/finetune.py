@@ -5,43 +5,32 @@ from __future__ import annotations
 import resource
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from safexplain.dp.adjacency import Adjacency
-from safexplain.dp.batches import Coins, shared_coins
-from safexplain.dp.checkpoint import Saver
 from safexplain.dp.clipping import AutoSClipping, Clipping
-from safexplain.dp.finetune_head import linear_that_trains, train_head
-from safexplain.dp.gaussian import fresh_generator
-from safexplain.dp.head_recipe import HeadOptimizer
-from safexplain.dp.loop import Progress, Share, progress_bar, run
-from safexplain.dp.lora import merge_lora
-from safexplain.dp.make_step import Mode, make_step
+from safexplain.dp.finetune_head import has_closed_form, train_head
+from safexplain.dp.loop import Progress, progress_bar
+from safexplain.dp.make_step import Mode
 from safexplain.dp.modules import prepare, train_mode
 from safexplain.dp.parameters import Trainable, select
 from safexplain.dp.per_sample import Loss
 from safexplain.dp.plan import Budget, plan
 from safexplain.dp.records import InMemory, records_of
+from safexplain.dp.replacements import restore
 from safexplain.dp.row_checks import check_rows
 from safexplain.dp.statement import PrivacyStatement
+from safexplain.dp.training import OptimizerChoice, Training, cross_entropy, train_network
 from safexplain.dp.weights import weights_digest
-from safexplain.errors import ConfigurationError, PrivacyWarning
+from safexplain.errors import InputError, PrivacyWarning
 from safexplain.identity import model_digest
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
 MECHANISM = (
     "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise (Abadi et al. 2016, arXiv 1607.00133)"
 )
@@ -65,11 +54,6 @@ class DPFineTuned:
     skipped: int
     seconds: float
     peak_memory: int
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (rows, classes) and (rows,) -> (rows,)."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class DPFineTuner:
@@ -124,7 +108,7 @@ class DPFineTuner:
         noise_multiplier: float | None = None,
         clipping: Clipping | None = None,
         trainable: Trainable = "all",
-        optimizer: Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "adam",
+        optimizer: OptimizerChoice = "adam",
         lr: float = 5e-4,
         loss: Loss = cross_entropy,
         mode: Mode | None = None,
@@ -137,19 +121,14 @@ class DPFineTuner:
         checkpoint_seconds: float = 60.0,
         progress: Progress | None = None,
     ) -> None:
-        if not callable(optimizer) and optimizer not in OPTIMIZERS:
-            known = ", ".join(OPTIMIZERS)
-            raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {optimizer!r}")
-        if piece < 1:
-            raise ConfigurationError(f"piece: expected at least 1 row, got {piece}")
         self.records = records_of(data, workers)
         budget = Budget(epsilon, delta, adjacency, noise_multiplier)
         self.plan = plan(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
-        self.clipping = clipping or AutoSClipping()
-        self.mode: Mode = mode or ("hooks" if self.clipping.per_layer else "ghost")
+        clipping = clipping or AutoSClipping()
+        mode = mode or ("hooks" if clipping.per_layer else "ghost")
+        self.how = Training(clipping, optimizer, lr, loss, mode, piece, seed)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.optimizer, self.lr, self.loss, self.piece = optimizer, lr, loss, piece
-        self.trainable, self.pretrained, self.seed = trainable, pretrained, seed
+        self.trainable, self.pretrained = trainable, pretrained
         self.checkpoint, self.checkpoint_seconds, self.progress = checkpoint, checkpoint_seconds, progress
         self._start = model
 
@@ -161,7 +140,7 @@ class DPFineTuner:
             records=self.plan.records,
             delta=self.plan.budget.delta,
             phases=(self.plan.phase(),),
-            clipping=repr(self.clipping),
+            clipping=repr(self.how.clipping),
             expected_batch_size=self.plan.expected_batch_size,
             trained=self._trained(),
             pretrained=self.pretrained,
@@ -189,11 +168,10 @@ class DPFineTuner:
             torch.cuda.reset_peak_memory_stats(self.device)
         with ExitStack() as stack:
             progress = self.progress or stack.enter_context(progress_bar())
-            skipped = self._train_head(model, progress) if self._only_head(model) else self._train(model, progress)
+            skipped = self._train(model, progress)
         if skipped:
             _warn(f"{skipped} gradients of single examples were not finite and did not count; look at the data")
-        if self.trainable == "lora":
-            model = merge_lora(model)
+        model = restore(model)
         model.requires_grad_(True).eval()
         memory = (
             torch.cuda.max_memory_allocated(self.device)
@@ -216,102 +194,51 @@ class DPFineTuner:
         """A copy of the model with what trains requiring gradients, on the device."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
-            model = prepare(self._start, self.trainable, mode=self.mode).to(self.device)
+            if self.how.seed is not None:
+                torch.manual_seed(self.how.seed)
+            model = prepare(self._start, self.trainable, mode=self.how.mode).to(self.device)
             x, _ = next(self.records.pieces([list(range(min(3, len(self.records))))]))
             parts = x if isinstance(x, tuple) else (x,)
             rows = tuple(torch.randn_like(p) if p.is_floating_point() else p for p in parts)
             if len(rows[0]) > 1:
-                check_rows(model, tuple(row.to(self.device) for row in rows), mode=self.mode)
+                check_rows(model, tuple(row.to(self.device) for row in rows), mode=self.how.mode)
+                self._check_labels(model, tuple(row.to(self.device) for row in rows))
         return train_mode(model)
 
-    def _only_head(self, model: nn.Module) -> bool:
-        """Whether a linear layer alone trains, in a way that has a closed form."""
-        return (
-            linear_that_trains(model) is not None
-            and self.loss is cross_entropy
-            and self.optimizer in ("adam", "sgd")
-            and not self.clipping.per_layer
-            and isinstance(self.records, InMemory)
-            and isinstance(self.records.x, Tensor)
-            and not torch.distributed.is_initialized()
-        )
-
-    def _train_head(self, model: nn.Module, progress: Progress) -> int:
-        """Train the head in place; returns how many examples were skipped."""
-        train_head(
-            model,
-            cast(InMemory, self.records),
-            self.plan,
-            clipping=self.clipping,
-            optimizer=cast(HeadOptimizer, self.optimizer),
-            lr=self.lr,
-            seed=self.seed,
-            cache=None if self.checkpoint is None else Path(f"{self.checkpoint}.features"),
-            progress=progress,
-        )
-        return 0
+    def _check_labels(self, model: nn.Module, rows: tuple[torch.Tensor, ...]) -> None:
+        """Class indices that the model has outputs for, where the loss is cross-entropy."""
+        if self.how.loss is not cross_entropy or not isinstance(self.records, InMemory):
+            return
+        with torch.no_grad():
+            outputs, y = model(*rows), self.records.y
+        if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0 or int(y.max()) >= outputs.shape[-1]:
+            raise InputError(
+                f"y: expected class indices from 0 to {outputs.shape[-1] - 1}, the model's outputs, got {y.dtype} of"
+                f" shape {tuple(y.shape)} from {y.min().item():g} to {y.max().item():g}; for another task pass loss="
+            )
 
     def _train(self, model: nn.Module, progress: Progress) -> int:
-        """Take all steps, in place; returns how many examples were skipped."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
-        coins = Coins.from_seed(self.seed)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        make = self.optimizer if callable(self.optimizer) else partial(OPTIMIZERS[self.optimizer], lr=self.lr)
-        optimizer = make(parameters)
-        step = make_step(
-            model,
-            optimizer,
-            clipping=self.clipping,
-            noise_multiplier=self.plan.noise_multiplier,
-            expected_batch_size=self.plan.expected_batch_size,
-            loss=self.loss,
-            mode=self.mode,
-            generator=fresh_generator(self.device),
-            distributed=distributed,
-        )
-        saver = Saver(
-            self.checkpoint,
-            self._purpose(),
-            self.checkpoint_seconds,
-            model,
-            optimizer,
-            lambda: step.optimizer.skipped,
-        )
-        try:
-            start, step.optimizer.skipped = saver.resume()
-            if share.rank:
-                saver.path = None
-            run(
-                step,
-                model,
-                self.records,
-                self.plan,
-                shared_coins(coins, self.device) if distributed else coins,
-                start=start,
-                piece=self.piece,
-                share=share,
-                seed=self.seed,
-                saver=saver,
-                progress=progress if share.rank == 0 else None,
-            )
-        finally:
-            step.close()
-        return step.optimizer.skipped
-
-    def _purpose(self) -> dict[str, Any]:
-        """What a checkpoint must agree with to be continued."""
-        return {
+        """Train in place; returns how many examples were skipped."""
+        if has_closed_form(model, self.records, self.how):
+            cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
+            train_head(model, cast(InMemory, self.records), self.plan, self.how, cache=cache, progress=progress)
+            return 0
+        purpose = {
             "model": model_digest(self._start).hex(),
             "data": self.records.digest(),
             "statement": self.statement.to_dict(),
-            "optimizer": getattr(self.optimizer, "__qualname__", self.optimizer),
-            "lr": self.lr,
-            "loss": getattr(self.loss, "__qualname__", repr(self.loss)),
-            "seed": self.seed,
+            **self.how.purpose(),
         }
+        return train_network(
+            model,
+            self.records,
+            self.plan,
+            self.how,
+            checkpoint=self.checkpoint,
+            checkpoint_seconds=self.checkpoint_seconds,
+            purpose=purpose,
+            progress=progress,
+        )
 
 
 def _warn(message: str) -> None:

@@ -9,14 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from safexplain.dp.clipping import Clipping
 from safexplain.dp.features import features, linear_head
 from safexplain.dp.gaussian import fresh_generator
 from safexplain.dp.head import Heads, train_heads
 from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.loop import Moment, Progress
 from safexplain.dp.plan import Plan
-from safexplain.dp.records import InMemory
+from safexplain.dp.records import InMemory, Records
+from safexplain.dp.training import Training, cross_entropy
 from safexplain.errors import InputError
 
 
@@ -29,15 +29,25 @@ def linear_that_trains(model: nn.Module) -> str | None:
     return name if name and whole else None
 
 
+def has_closed_form(model: nn.Module, records: Records, how: Training) -> bool:
+    """Whether a linear layer alone trains, on tensors and in a way that has a closed form, in one process."""
+    return (
+        linear_that_trains(model) is not None
+        and how.loss is cross_entropy
+        and how.optimizer in ("adam", "sgd")
+        and not how.clipping.per_layer
+        and isinstance(records, InMemory)
+        and isinstance(records.x, Tensor)
+        and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    )
+
+
 def train_head(
     model: nn.Module,
     records: InMemory,
     plan: Plan,
+    how: Training,
     *,
-    clipping: Clipping,
-    optimizer: HeadOptimizer,
-    lr: float,
-    seed: int | None,
     cache: Path | None,
     progress: Progress,
 ) -> None:
@@ -47,10 +57,7 @@ def train_head(
         model: backbone and a linear head that alone requires gradients, on the device where to train.
         records: one tensor of inputs, and class indices.
         plan: steps, sample rate and noise.
-        clipping: of each example's gradient.
-        optimizer: "sgd" or "adam".
-        lr: learning rate.
-        seed: for reproducible batches and noise; None for secret ones.
+        how: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
         cache: folder for the features.
         progress: told how far the head is.
 
@@ -63,15 +70,15 @@ def train_head(
     head = linear_head(model, head_name)
     device = head.weight.device
     x = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
-    generator = fresh_generator(device) if seed is None else torch.Generator(device).manual_seed(seed)
+    generator = fresh_generator(device) if how.seed is None else torch.Generator(device).manual_seed(how.seed)
     recipe = HeadRecipe(
         classes=head.out_features,
         steps=plan.steps,
         sample_rate=plan.sample_rate,
         expected_batch_size=plan.expected_batch_size,
-        clipping=clipping,
-        lr=lr,
-        optimizer=optimizer,
+        clipping=how.clipping,
+        lr=how.lr,
+        optimizer=cast(HeadOptimizer, how.optimizer),
         bias=head.bias is not None,
     )
     bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()

@@ -18,6 +18,7 @@ from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from torch import nn
 from torch.optim import Optimizer
 
+from safexplain.dp import layer_rules as layer_rules  # corrects rules in Opacus' registry
 from safexplain.dp.clipping import Clipping
 from safexplain.dp.ghost import GhostHooks
 from safexplain.dp.optimizers import ClippedOptimizer, DistributedClippedOptimizer

@@ -25,10 +25,14 @@ PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
     " (Abascal, Wu, Oprea and Ullman 2023, arXiv 2306.01181)"
 )
-PUBLIC = "the number of records, the expected batch size, the architecture and the list of classes are public"
+PUBLIC = "the options of the training, the architecture, the list of classes and all bounds are public constants"
+COUNTED = (
+    "the number of records is public, as the sample rate is computed from it; added or removed then means that a real"
+    " record or an empty one stood in its place"
+)
 SAMPLED = {
-    "poisson": "each record joined each batch by its own coin, and batches stay hidden",
-    "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
+    "poisson": f"each record joined each batch by its own coin, and batches stay hidden; {COUNTED}",
+    "fixed-size": f"each batch was a uniformly random subset of fixed size, and batches stay hidden; {COUNTED}",
     "full-batch": "every record was in every batch",
 }
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
@@ -47,7 +51,8 @@ class PrivacyStatement:
         records: n, of the data actually trained on.
         delta: in [1e-12, 1) for the Gaussian mechanism; 0 for a pure guarantee.
         phases: the steps of the Gaussian mechanism, one after another, on the same records.
-        pure_epsilon: epsilon of a mechanism without delta, under substitution and under add/remove; or None.
+        pure_epsilon: of a mechanism without delta, under substitution; or None.
+        pure_add_remove: the same under add/remove and zero-out; None: no better bound than `pure_epsilon` is known.
         clipping: how one record's share of a sum was bounded.
         expected_batch_size: the public constant that sums were divided by; sample rates must be this over `records`.
         trained: which parameters were trained.
@@ -63,6 +68,7 @@ class PrivacyStatement:
     delta: float
     phases: tuple[Steps, ...] = ()
     pure_epsilon: float | None = None
+    pure_add_remove: float | None = None
     clipping: str = ""
     expected_batch_size: float | None = None
     trained: str = "all parameters"
@@ -77,6 +83,11 @@ class PrivacyStatement:
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):
             raise ConfigurationError(
                 f"a pure guarantee has a finite epsilon above 0 and delta 0, got {self.pure_epsilon}, {self.delta}"
+            )
+        if self.pure_add_remove is not None and not 0 < self.pure_add_remove <= (self.pure_epsilon or 0):
+            raise ConfigurationError(
+                f"pure_add_remove: expected above 0 and at most pure_epsilon {self.pure_epsilon}, got"
+                f" {self.pure_add_remove}"
             )
         if self.phases:
             check_delta(self.delta)
@@ -93,7 +104,8 @@ class PrivacyStatement:
     def epsilons(self) -> Epsilons:
         """Under every adjacency, computed from the parameters."""
         if self.pure_epsilon is not None:
-            return Epsilons(self.pure_epsilon, self.pure_epsilon, self.pure_epsilon, 0.0)
+            present = self.pure_epsilon if self.pure_add_remove is None else self.pure_add_remove
+            return Epsilons(present, self.pure_epsilon, present, 0.0)
         return composed(self.phases, self.delta)
 
     @property

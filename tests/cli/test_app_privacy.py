@@ -1,4 +1,4 @@
-"""A model trained with differential privacy, audited: its guarantee stands in certificate and report, and is verified."""
+"""A model trained with differential privacy, audited: its guarantee stands in certificate and report."""
 
 from __future__ import annotations
 

@@ -247,8 +247,8 @@ def test_lora_gives_back_a_plain_model():
 
 
 def test_per_layer_clipping_takes_hooks():
-    assert tuner(clipping=PerLayerClipping(1.0)).mode == "hooks"
-    assert tuner().mode == "ghost"
+    assert tuner(clipping=PerLayerClipping(1.0)).how.mode == "hooks"
+    assert tuner().how.mode == "ghost"
 
 
 def test_batch_normalisation_is_replaced_and_said():
@@ -289,6 +289,13 @@ def test_impossible_options_are_refused_before_training(options, error, message)
 def test_a_loss_that_is_a_mean_is_refused():
     with pytest.raises(ConfigurationError, match="one number for each"):
         tuner(loss=lambda out, y: functional.cross_entropy(out, y)).fit()
+
+
+@pytest.mark.parametrize("y", [torch.arange(60), torch.rand(60), torch.zeros(60, 2).long(), -torch.ones(60).long()])
+@pytest.mark.parametrize("trainable", ["all", "head"])
+def test_labels_that_the_model_has_no_output_for_are_refused(y, trainable):
+    with pytest.raises(InputError, match="class indices from 0 to 1"):
+        tuner(records=(data()[0], y), trainable=trainable).fit()
 
 
 def test_a_weak_delta_warns():

@@ -42,7 +42,15 @@ def own_loop(distributed: bool) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
     model, optimizer, loader, privacy = make_private(
-        model, optimizer, loader, epsilon=None, noise_multiplier=0.5, delta=1e-5, epochs=2, clipping=FlatClipping(), seed=5
+        model,
+        optimizer,
+        loader,
+        epsilon=None,
+        noise_multiplier=0.5,
+        delta=1e-5,
+        epochs=2,
+        clipping=FlatClipping(),
+        seed=5,
     )
     for _ in range(2):
         for inputs, targets in loader:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from safexplain.dp import PrivacyStatement, Steps
+from safexplain.dp import Epsilons, PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError, InputError
 
 DP_SGD = PrivacyStatement(
@@ -18,13 +18,14 @@ DP_SGD = PrivacyStatement(
     expected_batch_size=500,
     pretrained=True,
 )
-PURE = PrivacyStatement("objective perturbation", records=500, delta=0.0, pure_epsilon=0.5)
+PURE = PrivacyStatement("objective perturbation", records=500, delta=0.0, pure_epsilon=0.5, pure_add_remove=0.3)
 
 
 def test_both_epsilons_follow_from_the_parameters():
     assert DP_SGD.epsilons.add_remove == pytest.approx(4.476, abs=1e-3)
     assert DP_SGD.epsilons.substitute == pytest.approx(10.0, abs=1e-3)
-    assert (PURE.epsilons.substitute, PURE.epsilons.delta) == (0.5, 0.0)
+    assert PURE.epsilons == Epsilons(0.3, 0.5, 0.3, 0.0)
+    assert PrivacyStatement("x", 5, 0.0, pure_epsilon=0.5).epsilons == Epsilons(0.5, 0.5, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("statement", [DP_SGD, PURE], ids=["gaussian", "pure"])
@@ -83,6 +84,8 @@ def test_the_sample_rate_must_come_from_the_data_trained_on():
         {"phases": (Steps(1.0, 1.0, 1),), "pure_epsilon": 1.0},
         {"pure_epsilon": 1.0},
         {"pure_epsilon": 0.0, "delta": 0.0},
+        {"pure_epsilon": 1.0, "pure_add_remove": 2.0, "delta": 0.0},
+        {"phases": (Steps(1.0, 1.0, 1),), "pure_add_remove": 0.5},
         {"phases": (Steps(1.0, 1.0, 1),), "records": 0},
         {"phases": (Steps(1.0, 1.0, 1),), "delta": 0.0},
     ],

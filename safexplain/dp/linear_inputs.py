@@ -1,0 +1,81 @@
+"""What a private linear model takes from its user, checked, and its records, bounded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+INSIDE = 1 - 1e-9
+"""Rows are scaled to this norm, not to 1, so that rounding cannot carry one outside of the unit ball."""
+
+
+def check_positive(name: str, value: Any, *, or_zero: bool = False) -> float:
+    """The value as a number, if it is finite and above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}")
+    if not (0 < value < math.inf or (or_zero and value == 0)):
+        raise ConfigurationError(f"{name}: expected a finite number above 0, got {value!r}")
+    return float(value)
+
+
+def check_bound(norm_bound: Any) -> float:
+    """The public bound on the norm of a row, which is never read off the data."""
+    if norm_bound is None:
+        raise ConfigurationError(
+            "norm_bound is missing: the noise is for records of bounded norm, and a bound read off the data would"
+            " itself tell about one record. Give a number that follows from public knowledge, such as"
+            " sqrt(n_features) times the largest value that a feature can take; longer rows are shortened to it"
+        )
+    return check_positive("norm_bound", norm_bound)
+
+
+def check_classes(classes: Any) -> NDArray[Any]:
+    """(k,) the public list of classes, sorted, which is never read off the data."""
+    if classes is None:
+        raise ConfigurationError(
+            "classes is missing: which labels occur would itself tell about one record. Give the public list of all"
+            " classes, such as classes=[0, 1], whether or not they all occur"
+        )
+    given = np.asarray(classes)
+    found: NDArray[Any] = np.unique(given)
+    if given.ndim != 1 or len(found) < 2 or len(found) != len(given):
+        raise ConfigurationError(f"classes: expected a list of at least two different labels, got {classes!r}")
+    return found
+
+
+def positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) places of the labels in the list of classes.
+
+    Raises:
+        InputError: a label that is not in the list.
+    """
+    place = {label: i for i, label in enumerate(classes.tolist())}
+    found = [place.get(label, -1) for label in labels.tolist()]
+    if -1 in found:
+        raise InputError(
+            f"expected labels out of classes={classes.tolist()}, got {labels.tolist()[found.index(-1)]!r}, and such"
+            f" labels in {found.count(-1)} of {len(found)} rows; add them to the public list, or leave these rows out"
+        )
+    return np.asarray(found, dtype=np.int64)
+
+
+def in_unit_ball(rows: NDArray[np.float64], bound: float, constant: float) -> NDArray[np.float64]:
+    """(n, n_features + 1) rows shortened to the bound, a constant column beside them, scaled to norm at most 1."""
+    with np.errstate(over="ignore"):  # a norm beyond float64 is infinite, and its row becomes 0
+        norms: NDArray[np.float64] = np.hypot.reduce(rows, axis=1)
+    column = np.full((len(rows), 1), constant)
+    joined = np.concatenate([rows / np.maximum(norms, bound)[:, None], column], axis=1)
+    return np.asarray(joined * (INSIDE / math.hypot(1.0, constant)))
+
+
+def noise_generator(random_state: Any) -> np.random.Generator:
+    """Source of noise; without a random_state from the operating system, never NumPy's global one."""
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return np.random.default_rng(random_state)
+    return np.random.default_rng(check_random_state(random_state).randint(0, 2**32, size=4, dtype=np.uint32))

@@ -1,0 +1,150 @@
+"""How a network trains, whatever the budget: the choices, and the training itself by per-example gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from safexplain.dp.batches import Coins, shared_coins
+from safexplain.dp.checkpoint import Saver
+from safexplain.dp.clipping import Clipping
+from safexplain.dp.gaussian import fresh_generator
+from safexplain.dp.loop import Progress, Share, run
+from safexplain.dp.make_step import Mode, make_step
+from safexplain.dp.per_sample import Loss
+from safexplain.dp.plan import Plan
+from safexplain.dp.records import Records
+from safexplain.errors import ConfigurationError
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example, (rows, classes) and (rows,) -> (rows,)."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The choices that do not enter the guarantee, and the clipping rule, which bounds each example.
+
+    Args:
+        clipping: of each example's gradient.
+        optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
+        lr: learning rate of a named optimizer.
+        loss: outputs and targets -> the loss of each example.
+        mode: how per-example gradients are got.
+        piece: most examples in memory at a time.
+        seed: makes batches and noise reproducible; None: secret ones.
+
+    Raises:
+        ConfigurationError: an unknown optimizer, or pieces of less than one row.
+    """
+
+    clipping: Clipping
+    optimizer: OptimizerChoice
+    lr: float
+    loss: Loss
+    mode: Mode
+    piece: int
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
+        if self.piece < 1:
+            raise ConfigurationError(f"piece: expected at least 1 row, got {self.piece}")
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters."""
+        if callable(self.optimizer):
+            return self.optimizer(parameters)
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
+
+    def purpose(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        named = {k: getattr(f, "__qualname__", f) for k, f in (("optimizer", self.optimizer), ("loss", self.loss))}
+        return {**named, "clipping": repr(self.clipping), "lr": self.lr, "seed": self.seed}
+
+
+def train_network(
+    model: nn.Module,
+    records: Records,
+    plan: Plan,
+    how: Training,
+    *,
+    checkpoint: str | Path | None,
+    checkpoint_seconds: float,
+    purpose: dict[str, Any],
+    progress: Progress,
+) -> int:
+    """Train in place by per-example gradients, going on from the checkpoint if there is one.
+
+    Under torch.distributed, each process takes its share of every batch, and the first one saves.
+
+    Args:
+        model: in training mode, what trains requiring gradients, on the device where to train.
+        records: all of the data.
+        plan: steps, sample rate and noise.
+        how: everything else.
+        checkpoint: file; None: none.
+        checkpoint_seconds: between saves.
+        purpose: what the checkpoint must agree with to be continued.
+        progress: told how far it is.
+
+    Returns:
+        How many examples had no finite gradient and did not count.
+
+    Raises:
+        InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+    """
+    device = next(model.parameters()).device
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
+    coins = Coins.from_seed(how.seed)
+    optimizer = how.make_optimizer([p for p in model.parameters() if p.requires_grad])
+    step = make_step(
+        model,
+        optimizer,
+        clipping=how.clipping,
+        noise_multiplier=plan.noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        loss=how.loss,
+        mode=how.mode,
+        generator=fresh_generator(device),
+        distributed=distributed,
+    )
+    saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
+    try:
+        start, step.optimizer.skipped = saver.resume()
+        if share.rank:
+            saver.path = None
+        run(
+            step,
+            model,
+            records,
+            plan,
+            shared_coins(coins, device) if distributed else coins,
+            start=start,
+            piece=how.piece,
+            share=share,
+            seed=how.seed,
+            saver=saver,
+            progress=None if share.rank else progress,
+        )
+    finally:
+        step.close()
+    return step.optimizer.skipped

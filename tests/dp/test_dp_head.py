@@ -1,0 +1,447 @@
+"""Linear heads by closed-form DP-SGD: the same as Opacus and as autograd, one example at a time."""
+
+import warnings
+
+import opacus.optimizers.optimizer as opacus_optimizer
+import pytest
+import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional as F
+
+import safexplain.dp.head as head
+from safexplain.dp.clipping import AutoSClipping, FlatClipping, PerLayerClipping
+from safexplain.dp.head import Heads, train_heads
+from safexplain.dp.head_batches import common_batches, own_batches
+from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.dp.head_step import Rows, clipped_sum, head_step
+from safexplain.errors import ConfigurationError, InputError
+
+N, D, CLASSES = 60, 7, 4
+RULES = [FlatClipping(0.8), AutoSClipping(0.8, gamma=0.01)]
+
+
+def data(n=N, d=D, classes=CLASSES, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=g, dtype=torch.float64), torch.randint(0, classes, (n,), generator=g)
+
+
+def recipe(**changes):
+    return HeadRecipe(**{
+        "classes": CLASSES, "steps": 20, "sample_rate": 0.3, "expected_batch_size": 18, "clipping": FlatClipping(0.8),
+        "lr": 0.3, **changes,
+    })  # fmt: skip
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def slow_sum(theta, x, labels, clipping):
+    """Clipped gradients of one run by autograd, one example at a time."""
+    total = torch.zeros_like(theta)
+    for row, label in zip(x, labels, strict=True):
+        t = theta.clone().requires_grad_()
+        logits = t @ row
+        if len(t) == 1:
+            loss = F.binary_cross_entropy_with_logits(logits[0], label.to(row.dtype))
+        else:
+            loss = F.cross_entropy(logits[None], label[None])
+        (gradient,) = torch.autograd.grad(loss, t)
+        total += gradient * (1.0 if clipping is None else clipping.factors(gradient.norm()[None])[0])
+    return total
+
+
+class ExactOptimizer(DPOptimizer):
+    """Opacus with the clipping rule as it is written, without the 1e-6 that it adds to the norm."""
+
+    clipping = None
+
+    def clip_and_accumulate(self):
+        """Of Opacus, with other factors."""
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in self.grad_samples], 1).norm(dim=1)
+        for p in self.params:
+            p.summed_grad = torch.einsum("i,i...", self.clipping.factors(norms), self._get_flat_grad_sample(p))
+
+
+def by_opacus(kind, x, y, made_by, batches, noises, monkeypatch):
+    """The weights and the bias that Opacus' optimizer gives on these batches with this noise."""
+    linear = nn.Linear(D, CLASSES).double()
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    model = GradSampleModule(linear)
+    pieces = iter([part for noise in noises for part in (noise[0, :, :D], noise[0, :, D])])
+    monkeypatch.setattr(opacus_optimizer, "_generate_noise", lambda **_: next(pieces))
+    sgd = torch.optim.SGD(model.parameters(), lr=made_by.lr, momentum=made_by.momentum)
+    inner = sgd if made_by.optimizer == "sgd" else torch.optim.Adam(model.parameters(), lr=made_by.lr)
+    optimizer = kind(
+        inner, noise_multiplier=1.0, max_grad_norm=made_by.clipping.bound,
+        expected_batch_size=made_by.expected_batch_size,
+    )  # fmt: skip
+    optimizer.clipping = made_by.clipping
+    for index in batches:
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            F.cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
+    return linear.weight.detach(), linear.bias.detach()
+
+
+def recorded(monkeypatch):
+    """The batches and the noise of the next `train_heads`."""
+    batches, noises, draw, sample = [], [], head.gaussian, head.own_batches
+
+    def gaussian(*arguments, **options):
+        noises.append(draw(*arguments, **options))
+        return noises[-1].clone()
+
+    def own(*arguments):
+        for index, weight in sample(*arguments):
+            batches.append(index)
+            yield index, weight
+
+    monkeypatch.setattr(head, "gaussian", gaussian)
+    monkeypatch.setattr(head, "own_batches", own)
+    return batches, noises
+
+
+@pytest.mark.parametrize("clipping", RULES)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 0.05}])
+def test_twenty_steps_are_those_of_opacus_with_the_same_noise_and_batches(clipping, options, monkeypatch):
+    x, y = data()
+    made_by = recipe(clipping=clipping, **options)
+    batches, noises = recorded(monkeypatch)
+    found = train_heads(x, y, made_by, noise_multiplier=1.5, generator=seeded())
+    noises = [1.5 * 0.8 * n for n in noises]
+    weight, bias = by_opacus(ExactOptimizer, x, y, made_by, batches, noises, monkeypatch)
+    assert len(batches) == len(noises) == 20
+    assert (found.weight[0] - weight).abs().max() <= 1e-9
+    assert (found.bias[0] - bias).abs().max() <= 1e-9
+    assert weight.abs().max() > 0.1
+
+
+def test_opacus_own_optimizer_differs_by_its_constant_only(monkeypatch):
+    x, y = data()
+    batches, noises = recorded(monkeypatch)
+    found = train_heads(x, y, recipe(), noise_multiplier=1.5, generator=seeded())
+    weight, _ = by_opacus(DPOptimizer, x, y, recipe(), batches, [1.2 * n for n in noises], monkeypatch)
+    assert 0 < (found.weight[0] - weight).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("clipping", [*RULES, None])
+@pytest.mark.parametrize("outputs", [CLASSES, 1])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_the_clipped_sum_is_that_of_autograd_one_example_at_a_time(clipping, outputs, bias, own):
+    x, y = data(classes=max(outputs, 2))
+    theta = torch.randn(3, outputs, D + bias, generator=seeded(), dtype=torch.float64)
+    rows, index = Rows.of(x, y, bias=bias), torch.randint(0, N, (3, 20), generator=seeded(1))
+    weight = torch.rand(3, 20, generator=seeded(2)) < 0.7
+    if not own:
+        index = index[0]
+    found = clipped_sum(theta, rows.take(index), weight, clipping)
+    for run in range(3):
+        chosen = (index[run] if own else index)[weight[run]]
+        slow = slow_sum(theta[run], rows.x[chosen], y[chosen], clipping)
+        assert (found[run] - slow).abs().max() < 1e-12
+        assert slow.abs().max() > 0.1
+
+
+def test_each_contribution_stays_within_the_bound_and_reaches_it():
+    x, y = data()
+    theta = 3 * torch.randn(1, CLASSES, D + 1, generator=seeded(), dtype=torch.float64)
+    for clipping in RULES:
+        norms = [
+            clipped_sum(theta, Rows.of(x[i : i + 1], y[i : i + 1], bias=True), None, clipping).norm() for i in range(N)
+        ]
+        assert max(norms) <= clipping.bound * (1 + 1e-12)
+        assert max(norms) > 0.99 * clipping.bound
+
+
+def test_an_example_without_a_finite_gradient_contributes_nothing_and_spares_the_others():
+    x, y = data(n=5)
+    theta = torch.ones(2, CLASSES, D + 1, dtype=torch.float64)
+    rows = Rows.of(x, y, bias=True)
+    broken = Rows(torch.where(torch.arange(5)[:, None] == 2, 1e308, rows.x), rows.labels, rows.norms)
+    keep = torch.tensor([True, True, False, True, True])
+    for clipping in RULES:
+        found = clipped_sum(theta, broken, None, clipping)
+        assert torch.equal(found.isfinite(), torch.ones_like(found, dtype=torch.bool))
+        assert torch.allclose(found, clipped_sum(theta, rows, keep.expand(2, 5), clipping), atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.8])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_batches_are_poisson_samples_at_the_stated_rate(rate, runs):
+    n, steps = 40, 3000
+    counts, together, sizes = torch.zeros(n), 0, []
+    for index, weight in own_batches(rate, torch.ones(runs, n, dtype=torch.bool), steps, seeded()):
+        inside = torch.zeros(runs, n, dtype=torch.bool)
+        for run in range(runs):
+            if index is None:
+                inside[run] = weight[run]
+            else:
+                rows = index if index.dim() == 1 else index[run]
+                inside[run, rows if weight is None else rows[weight[run]]] = True
+        counts += inside[0]
+        together += int(inside[0, 0] & inside[0, 1])
+        sizes.append(int(inside[0].sum()))
+    sizes = torch.tensor(sizes, dtype=torch.float64)
+    sd = (rate * (1 - rate) / steps) ** 0.5
+    assert ((counts / steps - rate).abs() < 5 * sd).all()
+    assert abs(together / steps - rate**2) < 5 * sd
+    assert sizes.var().item() == pytest.approx(n * rate * (1 - rate), rel=0.15)
+    assert not ((counts / steps - 0.5 * rate).abs() < 5 * sd).all(), "another rate would be seen"
+
+
+def test_a_rate_of_one_takes_every_row_and_draws_nothing():
+    generator = seeded()
+    before = generator.get_state()
+    members = torch.tensor([[True, False, True], [True, True, True]])
+    assert [i for i, _ in own_batches(1.0, members, 4, generator)] == [None] * 4
+    assert all(torch.equal(w, members) for _, w in own_batches(1.0, members, 4, generator))
+    assert all(w is None for _, w in own_batches(1.0, members[1:], 4, generator))
+    assert torch.equal(before, generator.get_state())
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.7, 1.0])
+def test_only_members_are_ever_in_a_batch(rate):
+    members = torch.rand(4, 30, generator=seeded(3)) < 0.5
+    for batches in (own_batches, common_batches):
+        seen = torch.zeros(4, 30, dtype=torch.bool)
+        for index, weight in batches(rate, members, 200, seeded()):
+            for run in range(4):
+                inside = torch.arange(30) if index is None else index if index.dim() == 1 else index[run]
+                seen[run, inside[weight[run]]] = True
+        assert torch.equal(seen, members)
+
+
+def test_runs_share_batches_only_when_asked_to():
+    members = torch.ones(3, 50, dtype=torch.bool)
+    index, weight = next(common_batches(0.3, members, 1, seeded()))
+    assert index.dim() == 1
+    assert weight is None
+    own, weight = next(own_batches(0.3, members, 1, seeded()))
+    first, second = (set(own[r][weight[r]].tolist()) for r in range(2))
+    assert first != second
+
+
+@pytest.mark.parametrize("float_safe", [True, False])
+@pytest.mark.parametrize("clipping", RULES)
+def test_noise_has_the_stated_scale_whatever_the_batch(float_safe, clipping):
+    x, y = data(n=4, d=40)
+    made_by = recipe(steps=1, sample_rate=1e-9, expected_batch_size=5, lr=1.0, clipping=clipping)
+    found = train_heads(x, y, made_by, noise_multiplier=2.0, runs=200, float_safe=float_safe, generator=seeded())
+    every = torch.cat([found.weight.flatten(), found.bias.flatten()])
+    expected = 2.0 * 0.8 / 5
+    assert len(every) == 200 * CLASSES * 41
+    assert every.std().item() == pytest.approx(expected, rel=0.02)
+    assert abs(every.mean().item()) < 5 * expected / len(every) ** 0.5
+    assert every.std().item() != pytest.approx(expected / 0.8, rel=0.02), (
+        "noise without the clipping bound would be seen"
+    )
+
+
+def test_each_run_has_its_own_noise_multiplier():
+    x, y = data(n=4, d=500)
+    made_by = recipe(steps=1, sample_rate=1e-9, expected_batch_size=1, lr=1.0, clipping=FlatClipping(1.0))
+    found = train_heads(x, y, made_by, noise_multiplier=[0.0, 1.0, 3.0], runs=3, generator=seeded())
+    assert found.weight[0].abs().max() == 0
+    assert found.weight[1:].std((1, 2)).tolist() == pytest.approx([1.0, 3.0], rel=0.06)
+
+
+def test_an_empty_batch_takes_the_noise_step():
+    x, y = data(n=3)
+    theta = torch.zeros(2, CLASSES, D + 1, dtype=torch.float64)
+    noise = torch.randn(theta.shape, generator=seeded(), dtype=torch.float64)
+    for index in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
+        found = head_step(theta, Rows.of(x, y, bias=True).take(index), None, noise.clone(), RULES[0], 2)
+        assert torch.equal(found, noise / 2)
+
+
+def test_the_divisor_is_the_expected_size_and_not_the_drawn_one():
+    x, y = data()
+    theta, rows = torch.zeros(1, CLASSES, D + 1, dtype=torch.float64), Rows.of(x, y, bias=True)
+    for count in (1, 10, N):
+        batch = rows.take(torch.arange(count))
+        total = clipped_sum(theta, batch, None, RULES[0])
+        found = head_step(theta, batch, None, None, RULES[0], 8)
+        assert torch.allclose(found, total / 8)
+
+
+def test_runs_are_independent_of_each_other():
+    x, y = data()
+    heads = train_heads(x, y, recipe(lr=0.1), noise_multiplier=1.0, runs=300, generator=seeded()).weight.flatten(1)
+    centred = heads - heads.mean(0)
+    correlation = (centred @ centred.T) / (centred.norm(dim=1)[:, None] * centred.norm(dim=1))
+    neighbours = correlation.diagonal(1)
+    assert neighbours.mean().abs() < 0.06
+    assert neighbours.abs().max() < 0.95
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.8, 1.0])
+@pytest.mark.parametrize("shared", [True, False])
+def test_non_members_never_influence_a_run(rate, shared):
+    x, y = data()
+    members = torch.rand(5, N, generator=seeded(3)) < 0.5
+    members[:, 0] = False
+    members[:4, 1] = False
+    members[4, 1] = True
+    options = {"noise_multiplier": 1.0, "runs": 5, "membership": members, "shared_batches": shared}
+    made_by = recipe(sample_rate=rate)
+    before = train_heads(x, y, made_by, generator=seeded(), **options)
+    x[0], y[0] = 1e6, (y[0] + 1) % CLASSES
+    x[1], y[1] = -30.0, (y[1] + 1) % CLASSES
+    after = train_heads(x, y, made_by, generator=seeded(), **options)
+    assert torch.equal(before.weight[:4], after.weight[:4])
+    assert torch.equal(before.bias[:4], after.bias[:4])
+    assert not torch.equal(before.weight[4], after.weight[4]), "the run that trains on row 1 changes"
+
+
+def test_membership_is_the_same_as_training_on_those_rows_alone():
+    x, y = data()
+    members = torch.rand(3, N, generator=seeded(3)) < 0.5
+    made_by = recipe(sample_rate=1.0)
+    together = train_heads(x, y, made_by, noise_multiplier=0.0, runs=3, membership=members)
+    for run in range(3):
+        alone = train_heads(x[members[run]], y[members[run]], made_by, noise_multiplier=0.0)
+        assert torch.allclose(together.weight[run], alone.weight[0], atol=1e-12)
+
+
+def test_without_noise_or_clipping_it_is_ordinary_training():
+    x, y = data()
+    made_by = recipe(sample_rate=1.0, expected_batch_size=N, clipping=None, steps=50, l2=0.01, momentum=0.5)
+    found = train_heads(x, y, made_by, noise_multiplier=0.0)
+    linear = nn.Linear(D, CLASSES).double()
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.3, momentum=0.5, weight_decay=0.01)
+    for _ in range(50):
+        optimizer.zero_grad()
+        F.cross_entropy(linear(x), y).backward()
+        optimizer.step()
+    assert torch.allclose(found.weight[0], linear.weight.detach(), atol=1e-12)
+    assert torch.allclose(found.bias[0], linear.bias.detach(), atol=1e-12)
+
+
+def test_many_blocks_of_runs_give_what_one_block_gives(monkeypatch):
+    x, y = data()
+    made_by = recipe(sample_rate=0.5, expected_batch_size=30)
+    wide = train_heads(x, y, made_by, noise_multiplier=0.0, runs=1, generator=seeded())
+    monkeypatch.setitem(head._BLOCK, "cpu", 1)
+    ticks = []
+    narrow = train_heads(x, y, made_by, noise_multiplier=0.0, runs=3, generator=seeded(), tick=ticks.append)
+    assert torch.allclose(wide.weight[0], narrow.weight[0], atol=1e-12)
+    assert not torch.allclose(narrow.weight[0], narrow.weight[1], atol=1e-3)
+    assert ticks == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+def test_one_logit_separates_two_classes_with_one_vector():
+    x, _ = data(n=300, d=3)
+    y = (x[:, 0] > 0).long()
+    made_by = recipe(classes=2, one_logit=True, steps=60, sample_rate=0.5, expected_batch_size=150, lr=2.0)
+    found = train_heads(x, y, made_by, noise_multiplier=1.0, generator=seeded())
+    assert found.weight.shape == (1, 1, 3)
+    assert found.probabilities(x).shape == (1, 300, 2)
+    assert torch.allclose(found.probabilities(x).sum(-1), torch.ones(1, 300, dtype=torch.float64))
+    assert (found.probabilities(x)[0].argmax(1) == y).double().mean() > 0.9
+
+
+def test_training_starts_where_it_is_told_to_and_leaves_that_alone():
+    x, y = data()
+    start = Heads(torch.randn(1, CLASSES, D, dtype=torch.float64), torch.randn(1, CLASSES, dtype=torch.float64))
+    before = start.weight.clone()
+    found = train_heads(x, y, recipe(lr=1e-9), noise_multiplier=1.0, runs=2, initial=start)
+    assert torch.allclose(found.weight, before.expand(2, -1, -1), atol=1e-6)
+    assert torch.equal(start.weight, before)
+
+
+def test_logits_are_those_of_a_linear_layer():
+    x, _ = data()
+    heads = Heads(torch.randn(2, CLASSES, D, dtype=torch.float64), torch.randn(2, CLASSES, dtype=torch.float64))
+    for run in range(2):
+        assert torch.allclose(heads.logits(x)[run], F.linear(x, heads.weight[run], heads.bias[run]))
+    assert torch.allclose(heads.probabilities(x), heads.logits(x).softmax(-1))
+
+
+def test_the_same_generator_gives_the_same_heads_and_none_gives_others():
+    x, y = data()
+    first, second = (train_heads(x, y, recipe(), noise_multiplier=1.0, generator=seeded(5)) for _ in range(2))
+    assert torch.equal(first.weight, second.weight)
+    state = torch.get_rng_state()
+    first, second = (train_heads(x, y, recipe(), noise_multiplier=1.0) for _ in range(2))
+    assert not torch.equal(first.weight, second.weight)
+    assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
+
+
+def test_precision_is_that_of_the_features_and_at_least_single():
+    x, y = data()
+    for given, expected in ((torch.float64,) * 2, (torch.float32,) * 2, (torch.float16, torch.float32)):
+        assert train_heads(x.to(given), y, recipe(), noise_multiplier=1.0).weight.dtype == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": 1}, {"classes": 2.0}, {"steps": 0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"lr": 0.0},
+        {"expected_batch_size": 0}, {"optimizer": "lbfgs"}, {"momentum": 1.0}, {"momentum": 0.9, "optimizer": "adam"},
+        {"l2": -1.0}, {"one_logit": True}, {"clipping": PerLayerClipping(1.0)},
+    ],
+)  # fmt: skip
+def test_a_recipe_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(ConfigurationError):
+        recipe(**changes)
+
+
+def test_noise_without_clipping_is_refused():
+    x, y = data()
+    with pytest.raises(ConfigurationError, match="clipping"):
+        train_heads(x, y, recipe(clipping=None), noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf"), [1.0, 2.0]])
+def test_noise_that_makes_no_sense_is_refused(sigma):
+    x, y = data()
+    with pytest.raises(ConfigurationError, match="noise_multiplier"):
+        train_heads(x, y, recipe(), noise_multiplier=sigma, runs=3)
+
+
+def test_data_that_cannot_be_used_is_refused_in_words():
+    x, y = data()
+    wrong = {
+        "features": [(x[0], y), (x * float("nan"), y)],
+        "labels": [(x, y[:-1]), (x, y.double()), (x, y + 1), (x, y - 1)],
+    }
+    for name, cases in wrong.items():
+        for features, labels in cases:
+            with pytest.raises(InputError, match=name):
+                train_heads(features, labels, recipe(), noise_multiplier=1.0)
+    for membership in (torch.ones(2, N - 1, dtype=torch.bool), torch.ones(2, N)):
+        with pytest.raises(InputError, match="membership"):
+            train_heads(x, y, recipe(), noise_multiplier=1.0, runs=2, membership=membership)
+    start = Heads(torch.zeros(1, CLASSES, D + 1), torch.zeros(1, CLASSES))
+    with pytest.raises(InputError, match="initial"):
+        train_heads(x, y, recipe(), noise_multiplier=1.0, initial=start)
+
+
+def test_weights_that_diverge_are_an_error_and_not_a_result():
+    x, y = data()
+    with pytest.raises(InputError, match="learning rate"):
+        train_heads(x.float(), y, recipe(lr=3e38, momentum=0.9), noise_multiplier=50.0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_the_same_heads():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    x, y = data()
+    made_by = recipe(sample_rate=1.0, expected_batch_size=N)
+    on_cpu = train_heads(x, y, made_by, noise_multiplier=0.0, runs=2)
+    on_gpu = train_heads(x.cuda(), y, made_by, noise_multiplier=0.0, runs=2)
+    assert torch.allclose(on_cpu.weight, on_gpu.weight.cpu(), atol=1e-10)
+    noisy = train_heads(x.cuda(), y, recipe(), noise_multiplier=1.0, runs=2)
+    assert noisy.weight.isfinite().all()
+    with pytest.raises(InputError, match="generator"):
+        train_heads(x.cuda(), y, recipe(), noise_multiplier=1.0, generator=seeded())

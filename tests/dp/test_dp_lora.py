@@ -1,0 +1,125 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("timm")
+pytest.importorskip("torchvision")
+
+from dp_nets import build, images
+
+from safexplain.dp.lora import LoRALinear, add_lora, merge_lora
+from safexplain.dp.modules import prepare
+from safexplain.errors import InputError
+
+
+def scramble(model):
+    """Adapters far from zero."""
+    generator = torch.Generator().manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, LoRALinear):
+            module.lora_b.weight.data.normal_(generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "beit"])
+def test_adapters_change_nothing_at_first_and_something_once_trained(name):
+    model, (x, _) = build(name).eval(), images()
+    with torch.no_grad():
+        before = model(x)
+        add_lora(model)
+        torch.testing.assert_close(model(x), before)
+        moved = prepare(build(name), "lora").eval()
+        assert not torch.allclose(scramble(moved)(x), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "torchvision_vit"])
+def test_merging_keeps_the_output_and_gives_the_old_names_back(name):
+    plain = prepare(build(name), ["*"] if name == "torchvision_vit" else None)
+    model, (x, _) = copy.deepcopy(plain), images()
+    add_lora(model, rank=4, alpha=2.0)
+    scramble(model).eval()
+    with torch.no_grad():
+        before = model(x)
+        merged = merge_lora(model)
+        assert float((merged(x) - before).abs().max() / before.abs().max()) < 1e-6
+    assert [type(m) for m in merged.modules()] == [type(m) for m in plain.modules()]
+    assert {k: v.shape for k, v in merged.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
+    build_again = plain.load_state_dict(merged.state_dict())
+    assert not build_again.missing_keys
+    assert any(
+        not torch.equal(a, b) for a, b in zip(merged.state_dict().values(), build(name).parameters(), strict=False)
+    )
+
+
+def test_a_timm_checkpoint_takes_the_merged_weights():
+    model, (x, _) = scramble(prepare(build("vit_tiny"), "lora")).eval(), images()
+    fresh = build("vit_tiny", seed=9).eval()
+    with torch.no_grad():
+        before = model(x)
+        fresh.load_state_dict(merge_lora(model).state_dict())
+        torch.testing.assert_close(fresh(x), before)
+
+
+def test_the_formula_is_that_of_the_paper():
+    layer = LoRALinear(nn.Linear(5, 3), rank=2, alpha=6.0)
+    layer.lora_b.weight.data.normal_()
+    x = torch.randn(7, 4, 5)
+    right = x @ layer.weight.T + layer.bias + 3.0 * x @ (layer.lora_b.weight @ layer.lora_a.weight).T
+    torch.testing.assert_close(layer(x), right)
+
+
+def test_names_are_the_adapters_and_the_base_is_frozen():
+    model = build("vit_tiny")
+    names = add_lora(model, targets=["qkv", "blocks.1.mlp.*"])
+    assert {name.rpartition(".lora_")[0] for name in names} == {
+        "blocks.0.attn.qkv",
+        "blocks.1.attn.qkv",
+        "blocks.1.mlp.fc1",
+        "blocks.1.mlp.fc2",
+    }
+    assert len(names) == 8
+    assert set(names) < {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not model.blocks[0].attn.qkv.weight.requires_grad
+    assert model.blocks[0].attn.proj.weight.requires_grad
+
+
+def test_adapters_are_drawn_from_the_generator_alone():
+    def draw(seed):
+        model = nn.Sequential(nn.Linear(6, 6))
+        add_lora(model, targets=["0"], generator=torch.Generator().manual_seed(seed))
+        return model[0].lora_a.weight
+
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    base = nn.Linear(6, 6)
+    torch.set_rng_state(state)
+    layer = LoRALinear(base, generator=torch.Generator())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert layer.lora_a.weight.abs().max() <= 1 / 6**0.5  # as nn.Linear starts
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_adapters_follow_device_and_type():
+    layer = LoRALinear(nn.Linear(3, 4, bias=False, dtype=torch.float64))
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert layer.bias is None
+    assert layer.merged().bias is None
+    torch.testing.assert_close(merge_lora(layer).weight, layer.weight)
+
+
+def test_no_target_lists_the_linear_layers():
+    with pytest.raises(InputError, match=r"Linear layers here: 0, 1\."):
+        add_lora(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+
+
+def test_attention_that_would_pass_adapters_by_is_refused():
+    with pytest.raises(InputError, match=r"encoder_layer_0\.self_attention.*prepare"):
+        add_lora(build("torchvision_vit"))
+
+
+def test_rank_is_at_least_one():
+    with pytest.raises(InputError, match="rank"):
+        add_lora(build("vit_tiny"), rank=0)

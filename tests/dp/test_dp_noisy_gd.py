@@ -1,0 +1,124 @@
+"""Noisy gradient descent: clipped per record over all classes, noise on the sum, and nothing else read off the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+from sklearn.linear_model import LogisticRegression
+
+from safexplain.dp import noisy_gd
+from safexplain.dp.noisy_gd import NoisyGradientDescent, clipped_gradient_sum, float_safe_normal, noisy_gradient_descent
+from safexplain.errors import ConfigurationError
+
+
+def problem(n=30, p=4, k=3, seed=0):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, p))
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1)
+    return features, rng.integers(0, k, n), rng.normal(size=(2, k, p)) * 3
+
+
+def slow_sum(features, labels, weights, bound):
+    """One run, one record at a time."""
+    total, norms = np.zeros_like(weights), []
+    for x, label in zip(features, labels, strict=True):
+        scores = np.exp(weights @ x - (weights @ x).max())
+        residual = scores / scores.sum() - np.eye(len(weights))[label]
+        gradient = np.array([[r * v for v in x] for r in residual])
+        norm = np.sqrt((gradient**2).sum())
+        norms.append(min(norm, bound))
+        total += gradient * min(1.0, bound / norm)
+    return total, norms
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("k", [2, 5])
+def test_the_sum_is_that_of_a_loop_over_records(bound, k):
+    features, labels, weights = problem(k=k)
+    found = clipped_gradient_sum(features, labels, weights, bound)
+    for run in range(2):
+        np.testing.assert_allclose(found[run], slow_sum(features, labels, weights[run], bound)[0], atol=1e-13)
+
+
+def test_clipping_is_exercised_both_ways():
+    norms = slow_sum(*problem()[:2], problem()[2][0], 0.3)[1]
+    assert 0 < sum(norm < 0.3 for norm in norms) < 30
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e3, 1e6])
+def test_one_record_moves_the_sum_by_at_most_the_bound_and_a_substitution_by_twice(scale):
+    features, labels, weights = problem()
+    whole = clipped_gradient_sum(features, labels, weights * scale, 0.3)
+    without = clipped_gradient_sum(features[1:], labels[1:], weights * scale, 0.3)
+    changed = features.copy()
+    changed[0] *= -1
+    other = clipped_gradient_sum(changed, labels, weights * scale, 0.3)
+    assert (np.linalg.norm((whole - without).reshape(2, -1), axis=1) <= 0.3 * (1 + 1e-9)).all()
+    assert (np.linalg.norm((whole - other).reshape(2, -1), axis=1) <= 0.6 * (1 + 1e-9)).all()
+
+
+def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatch):
+    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
+    features, labels, _ = problem(n=400, p=3, k=3)
+    descent = NoisyGradientDescent(1e-9, steps=3000, max_grad_norm=2.0, logit_noise=1.0)
+    weights, _ = noisy_gradient_descent(features, labels, 3, descent, np.random.default_rng(0))
+    exact = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10, max_iter=1000).fit(features, labels)
+    centred = weights[0] - weights[0].mean(axis=0)
+    np.testing.assert_allclose(centred, exact.coef_ - exact.coef_.mean(axis=0), atol=1e-3)
+
+
+def test_noise_has_the_stated_size_on_every_weight():
+    """One record of zeros has no gradient: what comes out is the noise, averaged over the second half."""
+    steps, nu = 100, 2.0
+    descent = NoisyGradientDescent(50.0, steps=steps, logit_noise=nu)
+    weights, _ = noisy_gradient_descent(np.zeros((1, 3)), np.zeros(1, int), 2, descent, np.random.default_rng(0), 4000)
+    walks = np.arange(steps // 2, steps) + 1
+    share = np.minimum.outer(walks, walks).mean() / steps
+    assert weights.std() == pytest.approx(nu * np.sqrt(share), rel=0.02)
+
+
+def test_the_number_of_records_enters_only_where_the_step_is_capped():
+    descent = NoisyGradientDescent(100.0)
+    assert descent.step_size(np.array([10.0])) == descent.step_size(np.array([1000.0]))
+    tiny = NoisyGradientDescent(1e-3)
+    assert tiny.step_size(np.array([1000.0])) == noisy_gd.LARGEST_STEP / 1000
+
+
+def test_a_hidden_number_of_records_is_one_more_noisy_release():
+    rng = np.random.default_rng(0)
+    features, labels, _ = problem(n=500)
+    hidden = NoisyGradientDescent(20.0, steps=1, private_count=True)
+    told = noisy_gradient_descent(features, labels, 3, hidden, rng, runs=4000)[1]
+    assert hidden.releases == 2
+    assert kstest((told - 500) / 20, "norm").pvalue > 0.01
+    known = NoisyGradientDescent(20.0, steps=1)
+    assert known.releases == 1
+    assert (noisy_gradient_descent(features, labels, 3, known, rng, runs=2)[1] == 500).all()
+
+
+def test_a_noised_number_of_records_is_at_least_one():
+    hidden = NoisyGradientDescent(1000.0, steps=1, private_count=True)
+    told = noisy_gradient_descent(*problem(n=2)[:2], 3, hidden, np.random.default_rng(0), runs=100)[1]
+    assert told.min() == 1
+
+
+def test_noise_is_standard_normal():
+    assert kstest(float_safe_normal(np.random.default_rng(1), (20_000,)), "norm").pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"steps": 2.5},
+        {"steps": True},
+        {"steps": "100"},
+        {"max_grad_norm": 0.0},
+        {"logit_noise": np.inf},
+        {"noise_multiplier": 0},
+    ],
+)
+def test_parameters_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        NoisyGradientDescent(**{"noise_multiplier": 1.0, **wrong})
