@@ -179,6 +179,110 @@ def _confirmed(figures: dict[str, Any]) -> list[str]:
     ]
 
 
+# ------------------------------------------------------------------------------------------------- dp_attacks.json
+
+DP_SHOWN = (
+    "LikelihoodRatio on l1",
+    "LRT (Huang et al.) on l1",
+    "LabelLikelihoodRatio on label",
+    "LikelihoodRatio on loss",
+    "JointLikelihoodRatio on l1+loss",
+)
+"""Attacks whose AUC is shown, averaged over all targets."""
+
+
+def _budget(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def dp_leakage(found: dict[str, Any]) -> str:
+    """Accuracy beside leakage, for each task, explainer and epsilon."""
+    rows = []
+    for task, result in found["results"].items():
+        for name, cell in result["cells"].items():
+            explainer, _, epsilon = name.partition(" ")
+            budget, right = result["budgets"][epsilon], result["accuracy"][epsilon]
+            means = cell["means"]
+            found_at = means[DP_SHOWN[0]]["tpr at 0.01"]
+            rows.append((
+                f"{task}, {explainer}",
+                _budget(budget["add_remove"]),
+                _budget(budget["substitute"]),
+                f"{right['members']['mean']:.1%}",
+                f"{right['non_members']['mean']:.1%}",
+                *(f"{means[a]['auc']['value']:.3f}" for a in DP_SHOWN),
+                f"{found_at['value']:.1%} [{found_at['low']:.1%}, {found_at['high']:.1%}]",
+                cell["verdict"],
+            ))  # fmt: skip
+    header = ("task, explainer", "epsilon, added or removed", "substituted", "accuracy on members", "on others",
+              "L1-LRT AUC", "as published", "label", "loss", "l1 + loss", "L1-LRT, TPR at 1 %", "verdict")  # fmt: skip
+    return markdown(header, rows)
+
+
+def dp_accounting(found: dict[str, Any]) -> str:
+    """What the published epsilons are worth."""
+    rows = [
+        (
+            f"{r['data']}, {r['epochs']} epochs",
+            f"{r['claimed']:g}",
+            f"{r['sigma']:.3f}",
+            f"{r['add_remove']:.2f}",
+            f"{r['substitute']:.2f}",
+        )
+        for r in found["accounting_of_the_paper"]
+        if r["sigma_by"] == "Opacus, PRV"
+    ]
+    header = ("run", "claimed", "noise multiplier", "true epsilon, added or removed", "substituted")
+    return markdown(header, rows)
+
+
+# ------------------------------------------------------------------------------------------------------ benchmarks
+
+
+def dp_epsilons(found: dict[str, Any]) -> str:
+    """Time of accounting beside dp-accounting's."""
+    rows = [
+        (
+            name,
+            f"{r['pair_ms']:.0f}",
+            f"{r['dp_accounting_ms']:.0f}",
+            f"{r['times_as_fast']:.0f}",
+            f"{r['calibration_ms']:.0f}",
+            " / ".join(f"{e:.4f}" for e in r["epsilon"]),
+            " / ".join(f"{e:.4f}" for e in r["dp_accounting_epsilon"]),
+        )
+        for name, r in found["results"].items()
+    ]
+    header = (
+        "setting",
+        "pair, ms",
+        "dp-accounting, ms",
+        "times as fast",
+        "calibration, ms",
+        "epsilons",
+        "its epsilons",
+    )
+    return markdown(header, rows)
+
+
+def dp_finetuning(found: dict[str, Any]) -> str:
+    """Time and memory of a step beside Opacus."""
+    rows = [
+        (name, f"{r['ms_median']:.0f}", f"{r['ms_shortest']:.0f}", f"{r['ratio_to_opacus_ghost']:.2f}",
+         f"{r['peak_mib']:.0f}") for name, r in found["results"].items()
+    ]  # fmt: skip
+    return markdown(("one step", "ms, median", "shortest", "ratio to Opacus, ghost", "peak MiB"), rows)
+
+
+def dp_head(found: dict[str, Any]) -> str:
+    """Time of a head beside Opacus."""
+    rows = [
+        (name, f"{1e3 * r['processor_seconds_median']:.0f}", f"{r['times_faster_median']:.1f}")
+        for name, r in found["results"].items()
+    ]
+    return markdown(("one run of 500 steps", "processor ms a run", "times as fast"), rows)
+
+
 PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_table: scores": ("attack_table", attack_scores),
     "attack_table: comparison": ("attack_table", attack_comparison),
@@ -188,6 +292,11 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "third_party: sentences": ("third_party", sentences),
     "recommended: selection": ("recommended", recommended_selection),
     "recommended: confirmation": ("recommended", recommended_confirmation),
+    "dp_attacks: leakage": ("dp_attacks", dp_leakage),
+    "dp_attacks: accounting": ("dp_attacks", dp_accounting),
+    "dp_epsilons": ("dp_epsilons", dp_epsilons),
+    "dp_finetuning": ("dp_finetuning", dp_finetuning),
+    "dp_head": ("dp_head", dp_head),
 }
 """Name of a place in the README -> (result, what makes the text from it)."""
 
