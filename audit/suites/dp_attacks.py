@@ -214,10 +214,11 @@ def show(task: str, found: dict[str, Any]) -> str:
                 name, swap, f"{budget['sigma']:.2f}", f"{right['members']['mean']:.1%}",
                 f"{right['non_members']['mean']:.1%}", between(l1["auc"], ".3f"), between(l1["tpr at 0.001"], ".2%"),
                 between(l1["tpr at 0.01"], ".2%"), f"{promised(budget['nominal'] or math.inf, 0.01):.1%}",
-                between(label["auc"], ".3f"), between(loss["auc"], ".3f"), between(loss["tpr at 0.01"], ".2%"),
+                between(label["auc"], ".3f"), between(label["tpr at 0.01"], ".2%"),
+                between(loss["auc"], ".3f"), between(loss["tpr at 0.01"], ".2%"),
             ))  # fmt: skip
         header = ("epsilon", "swap", "sigma", "train", "test", "L1-LRT AUC", "TPR at .1 %", "at 1 %", "promised",
-                  "label AUC", "loss AUC", "loss at 1 %")  # fmt: skip
+                  "label AUC", "at 1 %", "loss AUC", "at 1 %")  # fmt: skip
         tables.append(f"{task}, {explainer}, means over targets\n{table(header, rows)}")
     for name, each in found["cells"].items():
         rows = [(f"{a['attack']} on {a['signal']}", auc(a), *rates(a)) for a in each["attacks"]]

@@ -16,6 +16,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import safexplain.audit.summaries
 import safexplain.dp.features
 from safexplain.audit import Signals
 from safexplain.audit.summaries import SUMMARIES, summarise
+from safexplain.dp import head, head_batches, head_optimizer, head_step
 from safexplain.dp.accounting import epsilons
 from safexplain.dp.calibration import noise_multiplier
 from safexplain.dp.clipping import AutoSClipping
@@ -43,8 +45,9 @@ Arrays = dict[str, NDArray[Any]]
 CLASSES = 10
 DELTA = 1e-5
 EXPLAINERS = ("InputXGradient", "Saliency")
-CODE = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.features)
-"""What decides the summaries of an explanation, given the weights."""
+TRAINING = (sys.modules[__name__], head, head_batches, head_optimizer, head_step)
+EXPLAINING = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.features)
+"""What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,30 @@ def train(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], progr
     return Heads(torch.cat(weights), torch.cat(biases))
 
 
+def trained(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], folder: Path, progress: Progress) -> Heads:
+    """`train`, or what it stored: trained again, heads may differ in the last bit, and their explanations with them."""
+    where = hashlib.sha256(seen.cpu().numpy().tobytes() + np.packbits(pool.membership).tobytes()).hexdigest()
+    what = [asdict(size), [b.sigma for b in budgets], pool.digest(), where, seen.device.type, digests(TRAINING)]
+    path = folder / f"heads-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.npz"
+    if not path.is_file():
+        heads = train(size, pool, seen, budgets, progress)
+        save(path, {"weight": heads.weight.cpu().numpy(), "bias": heads.bias.cpu().numpy()})
+    with np.load(path, allow_pickle=False) as file:
+        return Heads(*(torch.from_numpy(file[name]).to(seen.device) for name in ("weight", "bias")))
+
+
+def digests(modules: Sequence[ModuleType]) -> list[str]:
+    """Of their sources."""
+    return [hashlib.sha256(Path(str(m.__file__)).read_bytes()).hexdigest() for m in modules]
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """All or nothing."""
+    partial = path.with_suffix(".partial.npz")
+    np.savez(partial, **arrays)
+    partial.replace(path)
+
+
 def explained(model: nn.Module, heads: Heads, x: Tensor) -> Arrays:
     """Summaries of both explanations of the predicted class's probability: "EXPLAINER SUMMARY" -> (heads, n).
 
@@ -228,12 +255,12 @@ def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
     torch.set_num_threads(1)
     folder, device = options.cache / "dp_heads", torch.device(options.device)
     pool, budgets = Pool.of(size, options.data), tuple(Budget.of(e, size) for e in nominal)
-    nets, digests = third_party(options.data, (size.net,))
+    nets, files = third_party(options.data, (size.net,))
     d = nets[size.net].convs[-1].in_channels
     model = Classifier(nets[size.net], size.side, d).to(device).eval()
     progress = Progress("heads: ")
     seen = features(model, "head", pool.x, batch_size=100, cache=folder, progress=progress).to(device)
-    heads = train(size, pool, seen, budgets, progress)
+    heads = trained(size, pool, seen, budgets, folder, progress)
     scalars = parts(model, heads, pool, folder, progress) | predicted(heads, seen, pool.y)
     right = scalars["label"] == pool.y.numpy()
     signals, accuracy = {}, {}
@@ -249,15 +276,14 @@ def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
             values |= {s: scalars[s][own] for s in ("label", "loss", "margin")}
             meta = {"explainer": explainer, "population": pool.digest(), "subject": budget.name}
             signals[explainer, budget.name] = Signals(pool.membership, values, meta=meta, inputs=pool.x.numpy())
-    about = {"data": pool.source, "weights": digests, "features": d, "members": pool.membership.sum(1).tolist()}
+    about = {"data": pool.source, "weights": files, "features": d, "members": pool.membership.sum(1).tolist()}
     return Released(budgets, signals, accuracy, about)
 
 
 def parts(model: nn.Module, heads: Heads, pool: Pool, folder: Path, progress: Progress, rows: int = 200) -> Arrays:
     """`explained` for the whole pool, a file for each `rows` images."""
     weights = hashlib.sha256(heads.weight.cpu().numpy().tobytes() + heads.bias.cpu().numpy().tobytes()).hexdigest()
-    code = [hashlib.sha256(Path(str(m.__file__)).read_bytes()).hexdigest() for m in CODE]
-    what = json.dumps([weights, model_digest(model.net).hex(), model.side, pool.digest(), code, rows])
+    what = json.dumps([weights, model_digest(model.net).hex(), model.side, pool.digest(), digests(EXPLAINING), rows])
     key, device = hashlib.sha256(what.encode()).hexdigest()[:32], heads.weight.device
     found = []
     for start in range(0, len(pool.x), rows):
@@ -265,9 +291,7 @@ def parts(model: nn.Module, heads: Heads, pool: Pool, folder: Path, progress: Pr
         if not path.is_file():
             batches = pool.x[start : start + rows].split(50)
             each = [explained(model, heads, batch.to(device)) for batch in batches]
-            partial = path.with_suffix(".partial.npz")
-            np.savez(partial, **{name: np.concatenate([e[name] for e in each], axis=1) for name in each[0]})
-            partial.replace(path)
+            save(path, {name: np.concatenate([e[name] for e in each], axis=1) for name in each[0]})
         with np.load(path, allow_pickle=False) as file:
             found.append(dict(file))
         progress("explaining", min(start + rows, len(pool.x)), len(pool.x))

@@ -204,7 +204,8 @@ def _dp_head(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     )
     return [
         (
-            "a head on cached features (500 x 768 x 10) in closed form, over Opacus' PrivacyEngine: alone, and as one of 17",
+            "a head on cached features (500 x 768 x 10) in closed form, over Opacus' PrivacyEngine: alone, and as one"
+            " of 17",
             f"{one:.0f} and {many:.0f} times as fast",
             "python audit/benchmarks/dp_head.py",
         )

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from safexplain.dp.attention import PerSampleAttention
 from safexplain.dp.layer_rules import FreshGroupNorm, FreshLinear
 from safexplain.dp.lora import merge_lora
+from safexplain.errors import PrivacyWarning
 
 __all__ = [
     "BatchNormReplacedWarning",
@@ -40,7 +41,7 @@ _TORCHS = {dp: torchs for torchs, dp in _RECURRENT.items()}
 _PLAIN = {"timm.layers.norm.LayerNorm": nn.LayerNorm, "timm.layers.linear.Linear": nn.Linear}
 
 
-class BatchNormReplacedWarning(UserWarning):
+class BatchNormReplacedWarning(PrivacyWarning):
     """Batch normalisation was replaced: pretrained statistics are lost, and accuracy has to be learned anew."""
 
 
