@@ -18,9 +18,11 @@ A second table is about the paper's accounting. Its code computes q from 50,000 
 for Poisson samples (the batches were shuffled), with the noise that this accountant asks for and with what Opacus'
 function gives.
 
-Tasks: "heads", linear heads on a frozen MobileNet (`dp_heads.py`), for a CPU.
+Tasks: "heads", linear heads on a frozen MobileNet (`dp_heads.py`), for a CPU; "network", whole networks fine-tuned
+(`dp_networks.py`), needs a GPU for the full size. The results of each are kept beside those of the other.
 
     python audit/suites/dp_attacks.py [--task heads] [--device cpu] [--data DIR] [--out FILE] [--quick]
+    python audit/suites/dp_attacks.py --task network --device cuda [--net NAME]
 """
 
 from __future__ import annotations
@@ -32,18 +34,20 @@ import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import dp_heads
+import dp_networks
 import numpy as np
 import torch
 from attack_table import HUANG, estimate, rounded
 from cells import FPRS, auc, found_by, rates, written
 from common import Parts, Progress, destination, finish, parser, provenance, table, write_json
-from dp_heads import DELTA, Released
+from dp_heads import DELTA, Released, Size
+from dp_nets import SIDES
 from recommended import resampled_rates
 from scipy.stats import beta
 
@@ -91,16 +95,21 @@ NOISE_BY = ("this accountant", "Opacus, PRV", "Opacus, RDP")
 EXPECTED = {"CIFAR-10": (1.19, 2.46, 5.09, 19.6), "CIFAR-100": (1.23, 2.55, 5.18, 16.6)}
 """Add/remove epsilon of the claimed ones with the noise of Opacus' PRV accountant, to within 2 %."""
 
-TASKS: dict[str, Callable[[Namespace], Released]] = {}
+Task = Callable[[Size, Sequence[float], Namespace], Released]
+
+TASKS: dict[str, tuple[Task, Size, Size]] = {
+    "heads": (dp_heads.run, Size(), dp_heads.QUICK),
+    "network": (dp_networks.run, dp_networks.FULL, dp_networks.QUICK),
+}
+"""What trains and explains, its size, and the size with --quick."""
 
 
-def heads(options: Namespace) -> Released:
-    size = dp_heads.QUICK if options.quick else dp_heads.Size()
-    given = {k: v for k in ("models", "pool") if (v := getattr(options, k)) is not None}
-    return dp_heads.run(replace(size, **given), EPSILONS, options)
-
-
-TASKS["heads"] = heads
+def size_of(options: Namespace) -> Size:
+    """Of the chosen task, changed as the options say."""
+    _, full, quick = TASKS[options.task]
+    given = {k: v for k in ("models", "pool", "net") if (v := getattr(options, k)) is not None}
+    side = {"side": SIDES[options.net]} if options.net and not options.quick else {}
+    return replace(quick if options.quick else full, **given, **side)
 
 
 def misaccounted() -> list[dict[str, Any]]:
@@ -176,7 +185,7 @@ def means(signals: Signals, rows: list[Row], resamples: int) -> dict[str, Any]:
 def measure(task: str, released: Released, options: Namespace) -> dict[str, Any]:
     """Every explainer at every epsilon: {"budgets": ..., "cells": {"EXPLAINER EPSILON": ...}}."""
     stored = Parts(options.cache / "dp_attacks", Path(__file__), Path(dp_heads.__file__))
-    resamples, cells = dp_heads.QUICK.resamples if options.quick else dp_heads.Size().resamples, {}
+    resamples, cells = size_of(options).resamples, {}
     for (explainer, name), signals in released.signals.items():
         progress = Progress(f"{task} {explainer} epsilon {name}: ")
         cells[f"{explainer} {name}"] = stored.get(
@@ -305,19 +314,20 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--device", default="cpu")
     p.add_argument("--models", type=int, help="that take turns as the target (default 17)")
     p.add_argument("--pool", type=int, help="examples (default 4000)")
+    p.add_argument("--net", choices=tuple(SIDES), help="pretrained network; heads take a MobileNet")
     options = p.parse_args(argv)
     start, out = time.perf_counter(), destination(options)
     torch.set_num_threads(1)
     accounted = misaccounted()
     print(show_misaccounted(accounted), flush=True)
-    released = TASKS[options.task](options)
+    size = size_of(options)
+    released = TASKS[options.task][0](size, EPSILONS, options)
     found = measure(options.task, released, options)
     print(f"\n{show(options.task, found)}\n")
     found["sentences"] = sentences(found)
     found["targets_missed"] = wrong = [] if options.quick else missed(found) + missed_accounting(accounted)
-    size = asdict(dp_heads.QUICK if options.quick else dp_heads.Size())
     run = provenance(time.perf_counter() - start, options.device)
-    results = earlier(out, options.quick) | {options.task: found | {"size": size, "run": run}}
+    results = earlier(out, options.quick) | {options.task: found | {"size": asdict(size), "run": run}}
     report = {
         "suite": "dp_attacks",
         "quick": options.quick,

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from common import Progress, load
+from dp_released import EXPLAINERS as EXPLAINERS
+from dp_released import Released, released
 from numpy.typing import NDArray
 from third_party import third_party
 from torch import Tensor, nn
@@ -29,8 +31,8 @@ from torch.nn import functional as F
 
 import safexplain.audit.summaries
 import safexplain.dp.features
-from safexplain.audit import Signals
-from safexplain.audit.summaries import SUMMARIES, summarise
+from safexplain.audit.summaries import SUMMARIES as SUMMARIES
+from safexplain.audit.summaries import summarise
 from safexplain.dp import head, head_batches, head_optimizer, head_step
 from safexplain.dp.accounting import epsilons
 from safexplain.dp.calibration import noise_multiplier
@@ -44,7 +46,6 @@ Arrays = dict[str, NDArray[Any]]
 
 CLASSES = 10
 DELTA = 1e-5
-EXPLAINERS = ("InputXGradient", "Saliency")
 TRAINING = (sys.modules[__name__], head, head_batches, head_optimizer, head_step)
 EXPLAINING = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.features)
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
@@ -233,23 +234,6 @@ def predicted(heads: Heads, seen: Tensor, y: Tensor) -> Arrays:
     return {name: numbers.cpu().numpy() for name, numbers in found.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Released:
-    """What all models of a task release.
-
-    Args:
-        budgets: in order.
-        signals: (explainer, name of the budget) -> signals of its models.
-        accuracy: name of the budget -> "members" and "non_members", one number a model.
-        about: what is recorded of the task.
-    """
-
-    budgets: tuple[Budget, ...]
-    signals: dict[tuple[str, str], Signals]
-    accuracy: dict[str, dict[str, list[float]]]
-    about: dict[str, Any]
-
-
 def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
     """Features, heads and explanations; each is kept in the cache folder, from which a run resumes."""
     torch.set_num_threads(1)
@@ -262,22 +246,8 @@ def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
     seen = features(model, "head", pool.x, batch_size=100, cache=folder, progress=progress).to(device)
     heads = trained(size, pool, seen, budgets, folder, progress)
     scalars = parts(model, heads, pool, folder, progress) | predicted(heads, seen, pool.y)
-    right = scalars["label"] == pool.y.numpy()
-    signals, accuracy = {}, {}
-    for i, budget in enumerate(budgets):
-        own = slice(i * size.models, (i + 1) * size.models)
-        each = list(zip(right[own], pool.membership, strict=True))
-        accuracy[budget.name] = {
-            "members": [float(r[m].mean()) for r, m in each],
-            "non_members": [float(r[~m].mean()) for r, m in each],
-        }
-        for explainer in EXPLAINERS:
-            values = {s: scalars[f"{explainer} {s}"][own] for s in SUMMARIES}
-            values |= {s: scalars[s][own] for s in ("label", "loss", "margin")}
-            meta = {"explainer": explainer, "population": pool.digest(), "subject": budget.name}
-            signals[explainer, budget.name] = Signals(pool.membership, values, meta=meta, inputs=pool.x.numpy())
     about = {"data": pool.source, "weights": files, "features": d, "members": pool.membership.sum(1).tolist()}
-    return Released(budgets, signals, accuracy, about)
+    return released(budgets, scalars, pool, about)
 
 
 def parts(model: nn.Module, heads: Heads, pool: Pool, folder: Path, progress: Progress, rows: int = 200) -> Arrays:

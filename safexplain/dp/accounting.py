@@ -23,6 +23,9 @@ from safexplain.dp.adjacency import Adjacency, Sampling, check_adjacency, check_
 from safexplain.dp.pairs import grid_interval, one_step, typical_loss
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
+ROUNDING = 5e-16
+"""By how much a step's rounding in the Fourier transforms may lower delta; taken off the delta that is asked for."""
+
 VACUOUS = 500.0
 """Epsilons above are given as infinite: they would promise nothing, and their exponentials overflow."""
 
@@ -124,7 +127,8 @@ def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
         ConfigurationError: delta is out of range.
     """
     check_delta(delta)
-    add_remove, substitute = (epsilon_of(phases, delta, a) for a in ("add_remove", "substitute"))
+    add_remove = epsilon_of(phases, delta, "add_remove")
+    substitute = max(epsilon_of(phases, delta, "substitute"), add_remove)  # it is never less, but for rounding
     fixed = any(p.sampling == "fixed-size" and p.sample_rate < 1 for p in phases)
     return Epsilons(add_remove, substitute, substitute if fixed else add_remove, float(delta))
 
@@ -141,7 +145,13 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> f
         return float(get_epsilon_gaussian(1 / (distance * (2 if adjacency == "substitute" else 1)), delta))
     if any(typical_loss(p.noise_multiplier, p.sample_rate, p.steps, p.sampling) > VACUOUS for p in phases):
         return math.inf
-    epsilon = float(_loss(tuple(phases), adjacency).get_epsilon_for_delta(delta))
+    slack = ROUNDING * sum(p.steps for p in phases)
+    if slack > delta / 10:
+        raise ConfigurationError(
+            f"delta {delta:g} is too small for {sum(p.steps for p in phases):,} steps: rounding alone could cost"
+            f" {slack:.1g}; use at least {10 * slack:.1g}"
+        )
+    epsilon = float(_loss(tuple(phases), adjacency).get_epsilon_for_delta(delta - slack))
     return max(epsilon, 0.0) if epsilon <= VACUOUS else math.inf
 
 

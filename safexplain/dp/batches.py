@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,26 +58,41 @@ class PoissonBatchSampler(Sampler[list[int]]):
         records: size of the data set.
         sample_rate: q, in (0, 1].
         coins: the randomness; secret by default.
+        on_start: called before the first batch of each epoch.
         rank: of this process.
         processes: how many share each batch.
     """
 
     def __init__(
-        self, records: int, sample_rate: float, *, coins: Coins | None = None, rank: int = 0, processes: int = 1
+        self,
+        records: int,
+        sample_rate: float,
+        *,
+        coins: Coins | None = None,
+        on_start: Callable[[], None] | None = None,
+        rank: int = 0,
+        processes: int = 1,
     ) -> None:
         self.records, self.sample_rate = records, sample_rate
         self.rank, self.processes = rank, processes
-        self._coins = coins or Coins()
+        self._coins, self._on_start = coins or Coins(), on_start
         self.step = 0
 
     def __len__(self) -> int:
         return math.ceil(1 / self.sample_rate - 1e-9)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._on_start:
+            self._on_start()
         for _ in range(len(self)):
             batch = self._coins.batch(self.step, self.records, self.sample_rate)
             self.step += 1
-            yield batch[self.rank :: self.processes].tolist()
+            yield share_of(batch, self.rank, self.processes).tolist()
+
+
+def share_of(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.int64]:
+    """The records of a batch that one of several processes computes: always the same one for a record."""
+    return np.asarray(batch[batch % processes == rank])
 
 
 def shared_coins(coins: Coins, device: torch.device) -> Coins:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dp_accounting import get_sigma_gaussian
 from scipy.optimize import brentq
 
 from safexplain.dp.accounting import Steps, check_delta, epsilon_of
@@ -75,6 +76,8 @@ def steps_within(
 ) -> int:
     """The most steps, up to ten million, that spend at most `target_epsilon`; 0 if one step spends more.
 
+    Beyond 10,000 steps it is found to one part in 5,000, downwards.
+
     Args:
         target_epsilon: the budget, above 0.
         noise_multiplier: as for `epsilons`.
@@ -94,15 +97,37 @@ def steps_within(
         spent = epsilon_of([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, adjacency)
         return spent <= target_epsilon
 
-    enough, too_many = 0, 1
-    while within(too_many):
-        enough, too_many = too_many, too_many * 2
-        if enough >= MOST_STEPS:
-            return MOST_STEPS
-    while too_many - enough > 1:
+    if not within(1):
+        return 0
+    enough, too_many = _around(within, _likely_steps(target_epsilon, noise_multiplier, sample_rate, delta, adjacency))
+    if enough >= MOST_STEPS:
+        return MOST_STEPS
+    while too_many - enough > max(enough // 5000 if enough > 10_000 else 0, 1):
         middle = (enough + too_many) // 2
         enough, too_many = (middle, too_many) if within(middle) else (enough, middle)
     return enough
+
+
+def _likely_steps(target: float, sigma: float, q: float, delta: float, adjacency: Adjacency) -> int:
+    """By the central limit theorem: many steps are about one Gaussian (Dong, Roth and Su 2019, arXiv 1905.02383)."""
+    distance = 1 / get_sigma_gaussian(target, delta)
+    each = q * math.sqrt(math.expm1(min(sigma**-2, 700.0))) * (2 if adjacency == "substitute" else 1)
+    return max(1, min(int((distance / each) ** 2), MOST_STEPS))
+
+
+def _around(within: Callable[[int], bool], guess: int) -> tuple[int, int]:
+    """A number of steps within the budget and a larger one that is not, near the guess; at most `MOST_STEPS`."""
+    factor = 1.05
+    enough = too_many = guess
+    while enough > 1 and not within(enough):
+        too_many, enough, factor = enough, max(int(enough / factor), 1), factor * factor
+    if too_many > enough:
+        return enough, too_many
+    while within(too_many):
+        enough, too_many, factor = too_many, max(int(too_many * factor), too_many + 1), factor * factor
+        if enough >= MOST_STEPS:
+            break
+    return enough, too_many
 
 
 def _check_target(target: float) -> None:

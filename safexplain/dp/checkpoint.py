@@ -76,7 +76,8 @@ class Checkpoint:
                 raise ValueError("written by another version of safexplain")
             found = cls(**content)
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            raise InputError(f"cannot read the checkpoint {path}: {error}; delete it to start anew") from None
+            told = str(error).partition("\n")[0]
+            raise InputError(f"cannot read the checkpoint {path}: {told}; delete it to start anew") from None
         different = sorted(k for k in purpose.keys() | found.purpose.keys() if purpose.get(k) != found.purpose.get(k))
         if different:
             told = "; ".join(f"{k}: {found.purpose.get(k)!r:.60} then, {purpose.get(k)!r:.60} now" for k in different)
@@ -84,6 +85,22 @@ class Checkpoint:
                 f"the checkpoint {path} is of another training ({told}); use another path, or delete it to start anew"
             )
         return found
+
+
+def _writable(path: Path) -> Path:
+    """The path, once it is seen that a file can be written beside it.
+
+    Raises:
+        InputError: it cannot.
+    """
+    trial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise InputError(f"cannot write the checkpoint {path}: {error.strerror or error}") from None
+    return path
 
 
 class Saver:
@@ -107,7 +124,7 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         skipped: Callable[[], int],
     ) -> None:
-        self.path, self.purpose, self.seconds = path, purpose, seconds
+        self.path, self.purpose, self.seconds = None if path is None else _writable(Path(path)), purpose, seconds
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer, self.skipped = optimizer, skipped
         self.taken, self._whole, self._saved = 0, True, time.monotonic()
@@ -138,11 +155,11 @@ class Saver:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Save when interrupted, unless in the middle of a step."""
+        """Save when interrupted, unless in the middle of a step or because the training diverged."""
         try:
             yield
-        except KeyboardInterrupt:
-            if self._whole:
+        except (Exception, KeyboardInterrupt) as error:
+            if self._whole and not isinstance(error, InputError):
                 self.save()
             raise
 

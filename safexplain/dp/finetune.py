@@ -17,6 +17,7 @@ from safexplain.dp.adjacency import Adjacency
 from safexplain.dp.clipping import AutoSClipping, Clipping
 from safexplain.dp.finetune_head import has_closed_form, train_head
 from safexplain.dp.loop import Progress, progress_bar
+from safexplain.dp.loss_checks import check_classes, check_loss, outputs_of
 from safexplain.dp.make_step import Mode
 from safexplain.dp.modules import prepare, train_mode
 from safexplain.dp.parameters import Trainable, select
@@ -28,7 +29,7 @@ from safexplain.dp.row_checks import check_rows
 from safexplain.dp.statement import PrivacyStatement
 from safexplain.dp.training import OptimizerChoice, Training, cross_entropy, train_network
 from safexplain.dp.weights import weights_digest
-from safexplain.errors import InputError, PrivacyWarning
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.identity import model_digest
 
 MECHANISM = (
@@ -121,13 +122,15 @@ class DPFineTuner:
         checkpoint_seconds: float = 60.0,
         progress: Progress | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.records = records_of(data, workers)
         budget = Budget(epsilon, delta, adjacency, noise_multiplier)
         self.plan = plan(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
         clipping = clipping or AutoSClipping()
-        mode = mode or ("hooks" if clipping.per_layer else "ghost")
+        mode = mode or ("hooks" if getattr(clipping, "per_layer", False) else "ghost")
         self.how = Training(clipping, optimizer, lr, loss, mode, piece, seed)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = _device(device)
         self.trainable, self.pretrained = trainable, pretrained
         self.checkpoint, self.checkpoint_seconds, self.progress = checkpoint, checkpoint_seconds, progress
         self._start = model
@@ -144,6 +147,7 @@ class DPFineTuner:
             expected_batch_size=self.plan.expected_batch_size,
             trained=self._trained(),
             pretrained=self.pretrained,
+            seeded=self.how.seed is not None,
         )
 
     def fit(self) -> DPFineTuned:
@@ -197,25 +201,17 @@ class DPFineTuner:
             if self.how.seed is not None:
                 torch.manual_seed(self.how.seed)
             model = prepare(self._start, self.trainable, mode=self.how.mode).to(self.device)
-            x, _ = next(self.records.pieces([list(range(min(3, len(self.records))))]))
+            x, y = next(self.records.pieces([list(range(min(3, len(self.records))))]))
             parts = x if isinstance(x, tuple) else (x,)
-            rows = tuple(torch.randn_like(p) if p.is_floating_point() else p for p in parts)
-            if len(rows[0]) > 1:
-                check_rows(model, tuple(row.to(self.device) for row in rows), mode=self.how.mode)
-                self._check_labels(model, tuple(row.to(self.device) for row in rows))
+            rows = tuple((torch.randn_like(p) if p.is_floating_point() else p).to(self.device) for p in parts)
+            outputs = outputs_of(model, rows)
+            if self.how.loss is cross_entropy and isinstance(self.records, InMemory):
+                check_classes(outputs, self.records.y)
+            if len(y) > 1:
+                check_rows(model, rows, mode=self.how.mode)
+                trained = [p for p in model.parameters() if p.requires_grad]
+                check_loss(self.how.loss, outputs, y.to(self.device), trained)
         return train_mode(model)
-
-    def _check_labels(self, model: nn.Module, rows: tuple[torch.Tensor, ...]) -> None:
-        """Class indices that the model has outputs for, where the loss is cross-entropy."""
-        if self.how.loss is not cross_entropy or not isinstance(self.records, InMemory):
-            return
-        with torch.no_grad():
-            outputs, y = model(*rows), self.records.y
-        if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0 or int(y.max()) >= outputs.shape[-1]:
-            raise InputError(
-                f"y: expected class indices from 0 to {outputs.shape[-1] - 1}, the model's outputs, got {y.dtype} of"
-                f" shape {tuple(y.shape)} from {y.min().item():g} to {y.max().item():g}; for another task pass loss="
-            )
 
     def _train(self, model: nn.Module, progress: Progress) -> int:
         """Train in place; returns how many examples were skipped."""
@@ -239,6 +235,19 @@ class DPFineTuner:
             purpose=purpose,
             progress=progress,
         )
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        told = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"device: {name} cannot be used ({told}); expected cpu, or cuda on a machine with a GPU"
+        ) from None
+    return torch.device(name)
 
 
 def _warn(message: str) -> None:

@@ -37,7 +37,9 @@ def own_batches(sample_rate: float, members: Tensor, steps: int, generator: torc
     together = max(1, _AT_ONCE // (runs * n))
     for start in range(0, steps, together):
         count = min(together, steps - start)
-        drawn = torch.rand(count, runs, n, generator=generator, device=members.device) < sample_rate
+        drawn = (
+            torch.rand(count, runs, n, generator=generator, device=members.device, dtype=torch.float64) < sample_rate
+        )
         drawn &= members
         yield from ((None, chosen) for chosen in drawn) if dense else _gathered(drawn)
 

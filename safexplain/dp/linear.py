@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -152,7 +153,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         scale = math.hypot(1.0, constant)  # back to rows as they come
         self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
         self.classes_ = classes
-        self.privacy_ = privacy
+        self.privacy_ = replace(privacy, seeded=self.random_state is not None)
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:

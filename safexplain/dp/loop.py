@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
-from safexplain.dp.batches import Coins
+from safexplain.dp.batches import Coins, share_of
 from safexplain.dp.checkpoint import Saver
 from safexplain.dp.per_sample import PerSampleStep
 from safexplain.dp.plan import Plan
@@ -98,7 +98,7 @@ def run(
     device = next(model.parameters()).device
 
     def rows(t: int) -> NDArray[np.int64]:
-        return coins.batch(t, plan.records, plan.sample_rate)[share.rank :: share.processes]
+        return share_of(coins.batch(t, plan.records, plan.sample_rate), share.rank, share.processes)
 
     def wanted() -> Iterator[list[int]]:
         for t in range(start, plan.steps):

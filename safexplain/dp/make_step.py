@@ -85,6 +85,10 @@ def make_step(
 
 def _check_model(model: nn.Module, params: Sequence[nn.Parameter]) -> None:
     """Raise unless each example's gradient can be had and the optimizer holds just the trainable parameters."""
+    if narrow := sorted({str(p.dtype) for p in params if p.dtype not in (torch.float32, torch.float64)}):
+        raise ConfigurationError(
+            f"{', '.join(narrow)} parameters are too coarse for the clip bound to hold: train in model.float()"
+        )
     if any(hasattr(p, "grad_sample") for p in params):
         raise ConfigurationError("the model is prepared for per-example gradients already: close() that step first")
     if errors := GradSampleHooks.validate(model, strict=False):

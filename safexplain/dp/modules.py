@@ -128,5 +128,10 @@ def _has_fixed_statistics(module: nn.Module) -> bool:
     return any(True for _ in module.buffers(recurse=False)) and not trains(module, recurse=True)
 
 
+def is_pinned(module: nn.Module) -> bool:
+    """Whether `prepare` keeps this module in evaluation mode."""
+    return _stay_in_eval in module._forward_pre_hooks.values()
+
+
 def _stay_in_eval(module: nn.Module, _: Any) -> None:
     module.training = False

@@ -80,6 +80,13 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         kept = [p.grad_sample for p in self.params if p.grad_sample is not None]
         return max((len(g) if isinstance(g, list) else 1 for g in kept), default=1)
 
+    def drop_accumulated(self) -> None:
+        """Forget a logical batch that was left unfinished, as when a loop over its pieces was broken off."""
+        for p in self.params:
+            p.grad_sample = p.summed_grad = None
+        self._step_skip_queue.clear()
+        self._is_last_step_skipped = False
+
     def clip_and_accumulate(self) -> None:
         """Add the clipped gradient of every example in `grad_sample` to `summed_grad`; zeros where there is none.
 

@@ -38,6 +38,9 @@ ERROR = 3e-4
 CELLS = 1_000_000
 """Most intervals that the losses of one step may be split into; finer would be slow and need much memory."""
 
+COMPOSED_CELLS = 4_000_000
+"""Intervals that the losses of all steps together are split into, at most about."""
+
 TAIL = 9.0
 """Losses of noise beyond so many standard deviations (probability 1e-19) count as infinite."""
 
@@ -77,7 +80,11 @@ def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampl
     total_sd = _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[1] * math.sqrt(steps)
     total = typical_loss(noise_multiplier, sample_rate, steps, sampling) + 4 * total_sd
     allowed = ERROR * max(min(total, 1.0), total / 10)
-    finest = max(1e-7, sum(_largest_losses(sample_rate, _distance(noise_multiplier, sampling))) / CELLS)
+    finest = max(
+        1e-7,
+        20 * total_sd / COMPOSED_CELLS,
+        sum(_largest_losses(sample_rate, _distance(noise_multiplier, sampling))) / CELLS,
+    )
     return max(min(math.sqrt(2 * allowed * total_sd / steps), max(1.0, total) / 50), finest)
 
 

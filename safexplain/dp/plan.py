@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from safexplain.amounts import check_number
 from safexplain.dp.accounting import Steps, check_delta, epsilon_of
 from safexplain.dp.adjacency import Adjacency, Sampling, check_adjacency
 from safexplain.dp.calibration import noise_multiplier as calibrated
 from safexplain.dp.calibration import steps_within
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,12 @@ class Budget:
         check_delta(self.delta)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ConfigurationError("give epsilon (the noise is then calibrated), or noise_multiplier, or both")
+        for name in ("epsilon", "noise_multiplier"):
+            if (value := getattr(self, name)) is not None and not isinstance(value, int | float | np.number):
+                raise ConfigurationTypeError(f"{name}: expected a number or None, got {value!r}")
+        for name in ("epsilon", "delta", "noise_multiplier"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(value))
         if self.epsilon is not None and not 0 < self.epsilon < math.inf:
             raise ConfigurationError(
                 f"epsilon: expected a finite number above 0, got {self.epsilon!r}; for training without a guarantee"
@@ -98,6 +107,10 @@ def plan(
     Warns:
         WeakDeltaWarning: delta is at least one over `records`.
     """
+    check_number("batch_size", batch_size)
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None:
+            check_number(name, value)
     if not 0 < batch_size <= records:
         raise ConfigurationError(
             f"batch_size: expected at most the {records:,} records and more than 0, got {batch_size:g}; it is the"

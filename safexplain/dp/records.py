@@ -45,8 +45,8 @@ def records_of(data: Any, workers: int = 0) -> Records:
         data = data.tensors if len(data.tensors) == 2 else (tuple(data.tensors[:-1]), data.tensors[-1])
     if isinstance(data, tuple | list) and len(data) == 2:
         x, y = data
-        inputs = tuple(map(torch.as_tensor, x)) if isinstance(x, tuple) else torch.as_tensor(x)
-        return InMemory(inputs, torch.as_tensor(y))
+        inputs = tuple(_tensor("x", part) for part in x) if isinstance(x, tuple) else _tensor("x", x)
+        return InMemory(inputs, _tensor("y", y))
     if isinstance(data, DataLoader):
         raise InputError(
             "data: expected the data set, got a DataLoader, whose batches are not Poisson samples; pass loader.dataset,"
@@ -57,6 +57,18 @@ def records_of(data: Any, workers: int = 0) -> Records:
     raise InputError(
         f"data: expected a pair (x, y) of tensors or a map-style torch Dataset with records, got {type(data).__name__}"
     )
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"data: {name} must be numbers, a tensor or an array of one type, got {type(values).__name__}"
+            f" ({str(error).splitlines()[0]}); encode texts and categories first"
+        ) from None
 
 
 class InMemory:

@@ -137,8 +137,8 @@ def _first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
 
 def _loss(outputs: list[Tensor]) -> Tensor:
     """A sum over rows of a function in which every output has a weight of its own."""
-    parts = [(o.flatten(1) * torch.arange(1, o[0].numel() + 1, device=o.device).cos()).sum() for o in outputs]
-    return torch.stack(parts).sum()
+    flat = [o.reshape(len(o), -1) for o in outputs]
+    return torch.stack([(o * torch.arange(1, o.shape[1] + 1, device=o.device).cos()).sum() for o in flat]).sum()
 
 
 def _changed(rows: Tensor, other: Tensor) -> Tensor:

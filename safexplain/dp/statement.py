@@ -35,6 +35,10 @@ SAMPLED = {
     "fixed-size": f"each batch was a uniformly random subset of fixed size, and batches stay hidden; {COUNTED}",
     "full-batch": "every record was in every batch",
 }
+SEEDED = (
+    "batches and noise come from a seed that the user gave: there is no guarantee towards who knows it, or sees two"
+    " trainings with it"
+)
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
 TOLERANCE = 2e-3
 """Versions of the accountant may differ by so much in a stated epsilon, absolutely and relatively."""
@@ -57,6 +61,7 @@ class PrivacyStatement:
         expected_batch_size: the public constant that sums were divided by; sample rates must be this over `records`.
         trained: which parameters were trained.
         pretrained: whether training started from weights that had seen other data.
+        seeded: whether batches and noise came from a seed that the user gave.
         weights: `safexplain.dp.weights.weights_digest` of the trained model; "" before training.
 
     Raises:
@@ -73,6 +78,7 @@ class PrivacyStatement:
     expected_batch_size: float | None = None
     trained: str = "all parameters"
     pretrained: bool = False
+    seeded: bool = False
     weights: str = ""
 
     def __post_init__(self) -> None:
@@ -117,7 +123,7 @@ class PrivacyStatement:
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the guarantee."""
         sampled = dict.fromkeys(SAMPLED[p.sampling] for p in self.phases)
-        return (PUBLIC, *sampled, RANDOMNESS)
+        return (PUBLIC, *sampled, SEEDED if self.seeded else RANDOMNESS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
@@ -197,6 +203,7 @@ class PrivacyStatement:
             "Delta": f"{self.delta:g}",
             "Epsilon, one record added or removed": _epsilon(spent.add_remove),
             "Epsilon, one record substituted": _epsilon(spent.substitute),
+            "Warning": SEEDED if self.seeded else "",
         }
         return {name: value for name, value in rows.items() if value}
 

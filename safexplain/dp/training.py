@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from safexplain.amounts import check_number
 from safexplain.dp.batches import Coins, shared_coins
 from safexplain.dp.checkpoint import Saver
 from safexplain.dp.clipping import Clipping
@@ -20,7 +22,7 @@ from safexplain.dp.make_step import Mode, make_step
 from safexplain.dp.per_sample import Loss
 from safexplain.dp.plan import Plan
 from safexplain.dp.records import Records
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -32,8 +34,18 @@ OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (rows, classes) and (rows,) -> (rows,)."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+    """The loss of each example, (rows, classes) and (rows,) -> (rows,).
+
+    Raises:
+        InputError: the outputs are no tensor of scores of classes, or the targets no class indices.
+    """
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        raise InputError(
+            f"cross-entropy needs outputs (rows, classes) and class indices (rows,), got"
+            f" {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__} and {targets.dtype}"
+            f" {tuple(targets.shape)}; for another task pass loss="
+        )
+    return functional.cross_entropy(outputs, targets.long(), reduction="none")
 
 
 @dataclass(frozen=True)
@@ -65,8 +77,16 @@ class Training:
         if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
-        if self.piece < 1:
-            raise ConfigurationError(f"piece: expected at least 1 row, got {self.piece}")
+        if not hasattr(self.clipping, "factors"):
+            raise ConfigurationTypeError(
+                f"clipping: expected a rule such as AutoSClipping() or FlatClipping(1.0), got {self.clipping!r}"
+            )
+        if not isinstance(self.piece, int | np.integer) or self.piece < 1:
+            raise ConfigurationError(f"piece: expected a whole number of at least 1 row, got {self.piece!r}")
+        if self.seed is not None and not isinstance(self.seed, int | np.integer):
+            raise ConfigurationTypeError(f"seed: expected a whole number or None, got {self.seed!r}")
+        object.__setattr__(self, "lr", check_number("lr", self.lr, above=0.0))
+        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of these parameters."""
@@ -130,6 +150,8 @@ def train_network(
     saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
     try:
         start, step.optimizer.skipped = saver.resume()
+        if distributed:
+            _check_same_start(start, device)
         if share.rank:
             saver.path = None
         run(
@@ -148,3 +170,16 @@ def train_network(
     finally:
         step.close()
     return step.optimizer.skipped
+
+
+def _check_same_start(start: int, device: torch.device) -> None:
+    """All processes take up the training at the same step."""
+    mine = torch.tensor([start], device=device)
+    least, most = mine.clone(), mine
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    if int(least) != int(most):
+        raise InputError(
+            f"the processes would go on from steps {int(least)} to {int(most)}: every one must see the same checkpoint"
+            " file, on a folder that they share"
+        )

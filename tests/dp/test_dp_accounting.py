@@ -231,3 +231,18 @@ def test_a_delta_of_one_over_the_records_warns():
 def test_both_epsilons_are_said_together():
     assert "4.476" in str(epsilons(5.5728, 0.25, 500, 1e-5))
     assert "10.000" in str(epsilons(5.5728, 0.25, 500, 1e-5))
+
+
+def test_a_delta_below_what_rounding_could_cost_is_refused():
+    with pytest.raises(ConfigurationError, match="too small for 1,000,000 steps"):
+        epsilons(5, 1e-3, 1_000_000, 1e-12)
+
+
+@pytest.mark.parametrize("mu", [0.3, 4.0])
+def test_many_steps_at_a_small_delta_stay_an_upper_bound(mu):
+    """Batches of nearly all records, by the discretised way, against the closed form of full batches."""
+    sigma = math.sqrt(20_000) / mu
+    exact = epsilons(sigma, 1.0, 20_000, 1e-10)
+    found = epsilons(sigma, 1 - 1e-15, 20_000, 1e-10)
+    assert exact.add_remove <= found.add_remove < exact.add_remove * 1.01
+    assert exact.substitute <= found.substitute < exact.substitute * 1.01

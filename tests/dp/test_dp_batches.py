@@ -58,6 +58,7 @@ def test_processes_share_one_batch():
     whole = list(PoissonBatchSampler(50, 0.02, coins=Coins.from_seed(5)))
     assert [sorted(a + b) for a, b in zip(*shares, strict=True)] == whole
     assert any(not batch for batch in shares[0])
+    assert {record % 2 for batch in shares[1] for record in batch} == {1}, "a record is always the same process's"
     assert len(whole) == len(shares[0]) == 50
 
 

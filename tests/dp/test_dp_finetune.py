@@ -7,6 +7,7 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -14,9 +15,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
-from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons
+from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
 from safexplain.dp.batches import Coins
 from safexplain.dp.loop import Moment
+from safexplain.dp.loss_checks import check_loss
 from safexplain.dp.weights import weights_digest
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
 
@@ -294,8 +296,118 @@ def test_a_loss_that_is_a_mean_is_refused():
 @pytest.mark.parametrize("y", [torch.arange(60), torch.rand(60), torch.zeros(60, 2).long(), -torch.ones(60).long()])
 @pytest.mark.parametrize("trainable", ["all", "head"])
 def test_labels_that_the_model_has_no_output_for_are_refused(y, trainable):
-    with pytest.raises(InputError, match="class indices from 0 to 1"):
+    with pytest.raises(InputError, match=r"class indices \(rows,\) from 0 to 1"):
         tuner(records=(data()[0], y), trainable=trainable).fit()
+
+
+def mixing(outputs, y):
+    each = functional.cross_entropy(outputs, y, reduction="none")
+    return each / each.detach().mean()
+
+
+def by_size(outputs, y):
+    return functional.cross_entropy(outputs, y, reduction="none") / len(y)
+
+
+@pytest.mark.parametrize("loss", [mixing, by_size], ids=["mean", "size"])
+def test_a_loss_that_mixes_examples_is_refused(loss):
+    with pytest.raises(ConfigurationError, match="depends on the other examples"):
+        tuner(loss=loss).fit()
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_penalty_in_the_loss_is_refused(mode):
+    model = net()
+    made = tuner(model, mode=mode)
+    trained = {}
+
+    def penalised(outputs, y):
+        penalty = sum(p.square().sum() for p in trained["model"].parameters()) if trained else 0.0
+        return functional.cross_entropy(outputs, y, reduction="none") + penalty
+
+    ready = prepare(model)
+    trained["model"] = ready
+    with pytest.raises(ConfigurationError, match="weight_decay"):
+        check_loss(penalised, ready(data()[0][:3]), data()[1][:3], list(ready.parameters()))
+    assert made.how.mode == mode
+
+
+def test_a_lone_linear_layer_that_is_not_the_last_is_no_head():
+    """The closed form is of the classifier; any other layer trains by hooks, to the same model as ever."""
+    x, y = data(400)
+    done = tuner(records=(x, y), trainable=["0"], epsilon=100.0, batch_size=40, steps=150).fit()
+    assert float((done.model(x).argmax(1) == y).float().mean()) > 0.8
+    scaled = nn.Sequential(*net(), nn.Softplus())
+    other = tuner(scaled, trainable=["2"], records=(x, y), epsilon=100.0, batch_size=40, steps=150).fit()
+    assert float((other.model(x).argmax(1) == y).float().mean()) > 0.8
+
+
+def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(tmp_path):
+    tuner(checkpoint=tmp_path / "new" / "run.pt").fit()
+    assert (tmp_path / "new" / "run.pt").exists()
+    (tmp_path / "file").write_text("")
+    seen = []
+    with pytest.raises(InputError, match="cannot write the checkpoint"):
+        tuner(checkpoint=tmp_path / "file" / "run.pt", progress=seen.append).fit()
+    assert seen == []
+
+
+def test_a_callback_that_fails_loses_nothing(tmp_path):
+    def fail(moment):
+        if moment.step == 5:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tuner(checkpoint=tmp_path / "run.pt", progress=fail).fit()
+    seen = []
+    tuner(checkpoint=tmp_path / "run.pt", progress=lambda m: seen.append(m.step)).fit()
+    assert seen[0] == 6
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    options = {"lr": np.float64(0.05), "seed": np.int64(1), "epsilon": np.float32(8), "batch_size": np.int64(15)}
+    done = tuner(**options, checkpoint=tmp_path / "run.pt").fit()
+    again = tuner(**options, checkpoint=tmp_path / "run.pt").fit()
+    assert torch.equal(weights(done.model), weights(again.model))
+
+
+def test_a_seed_is_stated():
+    assert any("seed that the user gave" in line for line in tuner(seed=1).statement.assumptions)
+    assert not any("seed that the user gave" in line for line in tuner(seed=None).statement.assumptions)
+    assert "Warning" in tuner(seed=1).statement.rows()
+
+
+def test_half_precision_is_refused():
+    x, y = data()
+    with pytest.raises(ConfigurationError, match=r"model\.float"):
+        tuner(net().bfloat16(), records=(x.bfloat16(), y)).fit()
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
+def test_labels_of_any_integer_type_are_class_indices(kind):
+    x, y = data()
+    assert torch.equal(weights(tuner(records=(x, y.to(kind))).fit().model), weights(tuner().fit().model))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"records": (data()[0].double(), data()[1])}, InputError, "model cannot take rows of torch.float64"),
+        ({"records": (data(d=5)[0], data()[1])}, InputError, r"model cannot take rows of torch.float32 \(5,\)"),
+        ({"records": (data()[0], ["a"] * 60)}, InputError, "y must be numbers"),
+        ({"model": "resnet"}, InputError, "expected a torch.nn.Module, got str"),
+        ({"clipping": 1.0}, ConfigurationError, r"FlatClipping\(1.0\)"),
+        ({"epsilon": "8"}, ConfigurationError, "epsilon: expected a number"),
+        ({"batch_size": "3"}, ConfigurationError, "batch_size"),
+        ({"steps": None, "epochs": math.nan}, ConfigurationError, "epochs"),
+        ({"piece": 2.5}, ConfigurationError, "piece"),
+        ({"lr": -1}, ConfigurationError, "lr"),
+        ({"device": "gpu"}, ConfigurationError, "device: gpu cannot be used"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words(options, error, message):
+    with pytest.raises(error, match=message):
+        tuner(**options).fit()
 
 
 def test_a_weak_delta_warns():

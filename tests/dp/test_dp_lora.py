@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
-from dp_nets import build, images
+from dp_zoo import build, images
 
 from safexplain.dp.lora import LoRALinear, add_lora, merge_lora
 from safexplain.dp.modules import prepare

@@ -14,7 +14,7 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
 import timm
-from dp_nets import awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients, watched
+from dp_zoo import awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients, watched
 
 from safexplain.dp.attention import PerSampleAttention
 from safexplain.dp.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients

@@ -10,7 +10,7 @@ pytest.importorskip("torchvision")
 
 import timm
 import torchvision
-from dp_nets import NETS, TINY, awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients
+from dp_zoo import NETS, TINY, awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients
 
 from safexplain.dp.lora import LoRALinear
 from safexplain.dp.modules import prepare

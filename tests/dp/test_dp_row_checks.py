@@ -8,7 +8,7 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
 import timm
-from dp_nets import NETS, build, images, mlp
+from dp_zoo import NETS, build, images, mlp
 from opacus.grad_sample import GradSampleModule, register_grad_sampler
 from test_dp_modules import Attention, Weighed, conv_net, used
 
