@@ -90,6 +90,11 @@ class PoissonBatchSampler(Sampler[list[int]]):
             yield share_of(batch, self.rank, self.processes).tolist()
 
 
+def seed_of(seed: int, step: int) -> int:
+    """A seed of 64 bits for the noise from one step on, so that no two steps of a seeded training share noise."""
+    return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0])
+
+
 def share_of(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.int64]:
     """The records of a batch that one of several processes computes: always the same one for a record."""
     return np.asarray(batch[batch % processes == rank])

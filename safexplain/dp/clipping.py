@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from safexplain.amounts import check_number, keep_number
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
 class Clipping(Protocol):
@@ -135,6 +135,14 @@ class AutoSClipping:
     def factors(self, norms: Tensor) -> Tensor:
         """The C / (norm + gamma) of norms of shape (batch,), 0 where the norm is not finite."""
         return _where_finite(norms, self.max_grad_norm / (norms + self.gamma))
+
+
+def check_clipping(clipping: object) -> None:
+    """Raise ConfigurationTypeError unless it is a clipping rule."""
+    if not hasattr(clipping, "factors"):
+        raise ConfigurationTypeError(
+            f"clipping: expected a rule such as AutoSClipping() or FlatClipping(1.0), got {clipping!r}"
+        )
 
 
 def _where_finite(norms: Tensor, factors: Tensor) -> Tensor:

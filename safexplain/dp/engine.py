@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from safexplain.dp.adjacency import Adjacency
-from safexplain.dp.batches import Coins, PoissonBatchSampler, shared_coins
+from safexplain.dp.batches import Coins, PoissonBatchSampler, seed_of, shared_coins
 from safexplain.dp.clipping import AutoSClipping, Clipping
 from safexplain.dp.finetune import MECHANISM
 from safexplain.dp.modules import is_pinned
@@ -172,7 +172,7 @@ def make_private(
         clipping=clipping,
         noise_multiplier=planned.noise_multiplier,
         expected_batch_size=planned.expected_batch_size,
-        generator=None if seed is None else torch.Generator(device).manual_seed(seed),
+        generator=None if seed is None else torch.Generator(device).manual_seed(seed_of(seed, steps_taken)),
     )
     if planned.steps < planned.wanted:
         warnings.warn(
@@ -192,6 +192,7 @@ def make_private(
             "processes": torch.distributed.get_world_size(),
         }
     batches = PoissonBatchSampler(planned.records, planned.sample_rate, **share)
+    batches.step = steps_taken
     return PrivateTraining(GradSampleModule(model), private, _over(loader, batches), privacy)
 
 

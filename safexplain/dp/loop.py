@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
-from safexplain.dp.batches import Coins, share_of
+from safexplain.dp.batches import Coins, seed_of, share_of
 from safexplain.dp.checkpoint import Saver
 from safexplain.dp.per_sample import PerSampleStep
 from safexplain.dp.plan import Plan
@@ -156,9 +156,8 @@ def _to(x: Inputs, device: torch.device) -> Inputs:
 
 
 def _reseed(generator: torch.Generator, seed: int, step: int) -> None:
-    state = np.random.SeedSequence([seed % 2**64, step]).generate_state(2, np.uint64)
-    generator.manual_seed(int(state[0]))
-    torch.manual_seed(int(state[1]))
+    generator.manual_seed(seed_of(seed, step))
+    torch.manual_seed(seed_of(seed + 1, step))
 
 
 def _check_finite(model: nn.Module) -> None:

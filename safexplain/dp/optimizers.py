@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from safexplain.amounts import check_number
-from safexplain.dp.clipping import Clipping
+from safexplain.dp.clipping import Clipping, check_clipping
 from safexplain.dp.gaussian import fresh_generator, gaussian
 from safexplain.errors import ConfigurationError, RefusedError
 
@@ -56,6 +56,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         float_safe: bool = True,
         **options: Any,
     ) -> None:
+        check_clipping(clipping)
         check_number("noise_multiplier", noise_multiplier, minimum=0.0)
         if expected_batch_size is not None:
             check_number("expected_batch_size", expected_batch_size, above=0.0)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from safexplain.amounts import check_number
 from safexplain.dp.batches import Coins, shared_coins
 from safexplain.dp.checkpoint import Saver
-from safexplain.dp.clipping import Clipping
+from safexplain.dp.clipping import Clipping, check_clipping
 from safexplain.dp.gaussian import fresh_generator
 from safexplain.dp.loop import Progress, Share, run
 from safexplain.dp.make_step import Mode, make_step
@@ -77,10 +77,7 @@ class Training:
         if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
-        if not hasattr(self.clipping, "factors"):
-            raise ConfigurationTypeError(
-                f"clipping: expected a rule such as AutoSClipping() or FlatClipping(1.0), got {self.clipping!r}"
-            )
+        check_clipping(self.clipping)
         if not isinstance(self.piece, int | np.integer) or self.piece < 1:
             raise ConfigurationError(f"piece: expected a whole number of at least 1 row, got {self.piece!r}")
         if self.seed is not None and not isinstance(self.seed, int | np.integer):

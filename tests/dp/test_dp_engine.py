@@ -180,6 +180,10 @@ def test_a_loop_that_goes_on_counts_what_was_spent_before():
     train(model, optimizer, loader, 1)
     assert privacy.steps == 10
     assert privacy.statement.epsilons.substitute > 2.9
+    first, later = (
+        make_private(*parts(), epsilon=3.0, delta=1e-5, epochs=2, seed=0, steps_taken=s).loader for s in (0, 5)
+    )
+    assert [x.tolist() for x, _ in first] != [x.tolist() for x, _ in later]
     with pytest.raises(BudgetSpent):
         train(model, optimizer, loader, 1)
 
