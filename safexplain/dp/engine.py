@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from safexplain.dp.adjacency import Adjacency
 from safexplain.dp.batches import Coins, PoissonBatchSampler, seed_of, shared_coins
 from safexplain.dp.clipping import AutoSClipping, Clipping
-from safexplain.dp.finetune import MECHANISM
 from safexplain.dp.modules import is_pinned
 from safexplain.dp.optimizers import ClippedOptimizer, DistributedClippedOptimizer
 from safexplain.dp.plan import Budget, Plan, plan
@@ -79,18 +78,14 @@ class Privacy:
     @property
     def statement(self) -> PrivacyStatement:
         """The guarantee of what was trained so far."""
-        return PrivacyStatement(
-            mechanism=MECHANISM,
-            records=self.plan.records,
-            delta=self.plan.budget.delta,
-            phases=(self.plan.phase(self.steps),),
-            clipping=repr(self.clipping),
-            expected_batch_size=self.plan.expected_batch_size,
+        stated = self.plan.statement(
+            self.steps,
+            clipping=self.clipping,
             trained="all parameters that require gradients",
             pretrained=self.pretrained,
             seeded=self.seeded,
-            weights=weights_digest(self.model),
         )
+        return replace(stated, weights=weights_digest(self.model))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,10 +32,6 @@ from safexplain.dp.weights import weights_digest
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.identity import model_digest
 
-MECHANISM = (
-    "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise (Abadi et al. 2016, arXiv 1607.00133)"
-)
-
 
 @dataclass(frozen=True, eq=False)
 class DPFineTuned:
@@ -138,13 +134,8 @@ class DPFineTuner:
     @property
     def statement(self) -> PrivacyStatement:
         """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
-        return PrivacyStatement(
-            mechanism=MECHANISM,
-            records=self.plan.records,
-            delta=self.plan.budget.delta,
-            phases=(self.plan.phase(),),
-            clipping=repr(self.how.clipping),
-            expected_batch_size=self.plan.expected_batch_size,
+        return self.plan.statement(
+            clipping=self.how.clipping,
             trained=self._trained(),
             pretrained=self.pretrained,
             seeded=self.how.seed is not None,

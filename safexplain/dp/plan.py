@@ -12,7 +12,13 @@ from safexplain.dp.accounting import Steps, check_delta, epsilon_of
 from safexplain.dp.adjacency import Adjacency, Sampling, check_adjacency
 from safexplain.dp.calibration import noise_multiplier as calibrated
 from safexplain.dp.calibration import steps_within
+from safexplain.dp.clipping import Clipping
+from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
+
+MECHANISM = (
+    "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise (Abadi et al. 2016, arXiv 1607.00133)"
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,30 @@ class Plan:
         q = self.sample_rate
         taken = self.steps if steps is None else steps
         return Steps(self.noise_multiplier, q, taken, "full-batch" if q == 1 else "poisson")
+
+    def statement(
+        self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
+    ) -> PrivacyStatement:
+        """What the first `steps` steps guarantee, or all; without the digest of the weights.
+
+        Args:
+            steps: taken; None: as planned.
+            clipping: the rule.
+            trained: which parameters, in words.
+            pretrained: whether the starting weights have seen other data.
+            seeded: whether batches and noise came from a seed that the user gave.
+        """
+        return PrivacyStatement(
+            mechanism=MECHANISM,
+            records=self.records,
+            delta=self.budget.delta,
+            phases=(self.phase(steps),),
+            clipping=repr(clipping),
+            expected_batch_size=self.expected_batch_size,
+            trained=trained,
+            pretrained=pretrained,
+            seeded=seeded,
+        )
 
     def spent(self, steps: int) -> float:
         """Epsilon under the budget's adjacency after so many steps."""
