@@ -93,7 +93,7 @@ def _writable(path: Path) -> Path:
     Raises:
         InputError: it cannot.
     """
-    trial = path.with_name(path.name + ".partial")
+    trial = path.with_name(f"{path.name}.{os.getpid()}.trial")  # several processes may look at once
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
