@@ -107,6 +107,7 @@ def audit_model(
     make_folder(folder)
     population = Population.of(data.x, data.y)
     target = loaded.model.to(effort.device)
+    privacy = _privacy(effort.privacy, target)
     notes += _fit_notes(target, population, data, effort)
     shadows = _references(loaded, population, effort, folder, notes, progress).behind(target, data.member)
     plan = Plan(
@@ -124,7 +125,7 @@ def audit_model(
         subject={source.model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}},
         materials={f"data {data.source} sha256": data.sha256},
         notes=tuple(notes),
-        privacy=_privacy(effort.privacy, target),
+        privacy=privacy,
     )
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and loaded.fresh is not None:

@@ -18,7 +18,6 @@ from safexplain.dp.clipping import AutoSClipping, Clipping
 from safexplain.dp.finetune_head import has_closed_form, train_head
 from safexplain.dp.loop import Progress, progress_bar
 from safexplain.dp.loss_checks import check_classes, check_loss, outputs_of
-from safexplain.dp.make_step import Mode
 from safexplain.dp.modules import prepare, train_mode
 from safexplain.dp.parameters import Trainable, select
 from safexplain.dp.per_sample import Loss
@@ -28,6 +27,7 @@ from safexplain.dp.replacements import restore
 from safexplain.dp.row_checks import check_rows
 from safexplain.dp.statement import PrivacyStatement
 from safexplain.dp.training import OptimizerChoice, Training, cross_entropy, train_network
+from safexplain.dp.unsupported import Mode
 from safexplain.dp.weights import weights_digest
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.identity import model_digest

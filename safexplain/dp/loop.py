@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -97,6 +98,7 @@ def run(
     """
     device = next(model.parameters()).device
 
+    @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
     def rows(t: int) -> NDArray[np.int64]:
         return share_of(coins.batch(t, plan.records, plan.sample_rate), share.rank, share.processes)
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
@@ -23,9 +23,8 @@ from safexplain.dp.clipping import Clipping
 from safexplain.dp.ghost import GhostHooks
 from safexplain.dp.optimizers import ClippedOptimizer, DistributedClippedOptimizer
 from safexplain.dp.per_sample import GhostStep, HooksStep, Loss, PerSampleStep
+from safexplain.dp.unsupported import Mode
 from safexplain.errors import ConfigurationError
-
-Mode = Literal["hooks", "functorch", "ghost"]
 
 
 def make_step(

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from safexplain.dp.optimizers import ClippedOptimizer
+from safexplain.dp.records import Inputs
 from safexplain.errors import ConfigurationError, RefusedError
-
-Inputs = Tensor | tuple[Tensor, ...]
-"""Inputs of the model, each of shape (batch, ...); a tuple is passed as positional arguments."""
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Model outputs and targets -> the loss of each example, shape (batch,)."""

@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from safexplain.errors import InputError
 
 Inputs = Tensor | tuple[Tensor, ...]
+"""Inputs of a model, each of shape (rows, ...); a tuple is passed as positional arguments."""
+
 Piece = tuple[Inputs, Tensor]
-"""Inputs (rows, ...) and targets (rows, ...); a tuple of inputs goes to the model as positional arguments."""
+"""Inputs, and targets of shape (rows, ...)."""
 
 
 class Records(Protocol):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from safexplain.dp.modules import train_mode
 from safexplain.dp.parameters import has_rule
-from safexplain.dp.rows import Inputs, awake, few, mixes_samples, run, wrong_gradients
+from safexplain.dp.records import Inputs
+from safexplain.dp.rows import awake, few, mixes_samples, run, wrong_gradients
 from safexplain.dp.unsupported import Mode, hooked_modules
 from safexplain.errors import InputError
 

@@ -12,13 +12,11 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from safexplain.dp.modules import train_mode
+from safexplain.dp.records import Inputs
 from safexplain.dp.unsupported import hooked_modules
 from safexplain.errors import InputError
 
-__all__ = ["Inputs", "awake", "few", "mixes_samples", "run", "wrong_gradients"]
-
-Inputs = Tensor | tuple[Tensor, ...]
-"""Inputs of a model, each of shape (batch, ...); a tuple is passed as positional arguments."""
+__all__ = ["awake", "few", "mixes_samples", "run", "wrong_gradients"]
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:

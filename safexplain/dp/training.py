@@ -18,10 +18,11 @@ from safexplain.dp.checkpoint import Saver
 from safexplain.dp.clipping import Clipping, check_clipping
 from safexplain.dp.gaussian import fresh_generator
 from safexplain.dp.loop import Progress, Share, run
-from safexplain.dp.make_step import Mode, make_step
+from safexplain.dp.make_step import make_step
 from safexplain.dp.per_sample import Loss
 from safexplain.dp.plan import Plan
 from safexplain.dp.records import Records
+from safexplain.dp.unsupported import Mode
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
