@@ -25,6 +25,9 @@ from safexplain.errors import InputError
 
 _TRAINING_CODE = ("cache.py", "recipe.py", "shadows.py", "training.py")
 
+DEEPEST = 16
+"""Levels of nested values that are followed; an object within itself has no end."""
+
 
 class Undigestable(Exception):
     """A callable depends on something whose identity across runs cannot be told."""
@@ -107,7 +110,7 @@ def digest(*parts: Any) -> str:
 
 
 def _feed(h: Any, value: Any, depth: int) -> None:
-    if depth > 6:
+    if depth > DEEPEST:
         raise Undigestable("too deeply nested")
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()

@@ -37,6 +37,7 @@ def statement(
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
     privacy: Mapping[str, Any] | None = None,
+    canaries: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
@@ -51,6 +52,7 @@ def statement(
         environment: versions of safexplain, captum and torch, seed, device.
         notes: caveats a reader must know.
         privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
+        canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
     """
     content = {
         "_type": STATEMENT_TYPE,
@@ -68,8 +70,9 @@ def statement(
             "notes": list(notes),
         },
     }
-    if privacy is not None:
-        content["predicate"]["privacy"] = dict(privacy)  # type: ignore[index]
+    for name, block in (("privacy", privacy), ("canaries", canaries)):
+        if block is not None:
+            content["predicate"][name] = dict(block)  # type: ignore[index]
     content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
     return content
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from safexplain.audit import strict_json
+from safexplain.audit.canaries.finding import Finding
 from safexplain.audit.certificate import (
     CONFIGURATION,
     PREDICATE_TYPE,
@@ -24,6 +25,7 @@ from safexplain.audit.judgement import Judgement, Verdict
 from safexplain.audit.recount import recount
 from safexplain.audit.signature import Key, is_envelope, payload_of, verify_envelope
 from safexplain.audit.statement_fields import (
+    canaries_of,
     check_names,
     explainer_of,
     notes_of,
@@ -67,6 +69,7 @@ class Certificate:
         notes: caveats.
         privacy: the guarantee of the model's training, or None; who trained the model states it, no audit can check
             that the training was as stated.
+        canaries: what canaries found about a training like the model's, or None.
         signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
@@ -84,6 +87,7 @@ class Certificate:
     environment: Mapping[str, str]
     notes: tuple[str, ...]
     privacy: PrivacyStatement | None
+    canaries: Finding | None
     signature: Literal["valid", "unchecked", "none"]
     statement: Mapping[str, Any]
 
@@ -136,7 +140,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
             raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{older}")
     check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
     predicate = object_of(content, "predicate")
-    check_names(predicate, "predicate", _FIELDS, optional={"privacy"})
+    check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries"})
     for _, value in strict_json.inside(content):
         if isinstance(value, dict) and (named := sorted(SECRETS & {name.lower() for name in value})):
             raise CertificateError(f"it holds a field {named[0]!r}: certificates are public; make a new secret")
@@ -154,7 +158,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
     subject, utility, notes = subject_of(content["subject"]), utility_of(predicate["utility"]), notes_of(predicate)
-    privacy = privacy_of(predicate)
+    privacy, canaries = privacy_of(predicate), canaries_of(predicate)
     if predicate["checksum"] != checksum(content):
         raise CertificateError("it was changed after it was written: the checksum is another")
     return Certificate(
@@ -171,6 +175,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         environment=environment,
         notes=notes,
         privacy=privacy,
+        canaries=canaries,
         signature=signature,
         statement=content,
     )

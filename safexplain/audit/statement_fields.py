@@ -6,11 +6,23 @@ import re
 from collections.abc import Mapping, Set
 from typing import Any
 
+from safexplain.audit.canaries.finding import Finding
+from safexplain.audit.canaries.read import finding_of
 from safexplain.audit.certificate import MODEL_DIGEST
 from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import CertificateError, InputError
 
-__all__ = ["check_names", "explainer_of", "notes_of", "object_of", "privacy_of", "subject_of", "texts_of", "utility_of"]
+__all__ = [
+    "canaries_of",
+    "check_names",
+    "explainer_of",
+    "notes_of",
+    "object_of",
+    "privacy_of",
+    "subject_of",
+    "texts_of",
+    "utility_of",
+]
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
 
@@ -72,6 +84,16 @@ def privacy_of(predicate: Mapping[str, Any]) -> PrivacyStatement | None:
         return PrivacyStatement.from_dict(predicate["privacy"])
     except InputError as error:
         raise CertificateError(f"privacy: {error}") from None
+
+
+def canaries_of(predicate: Mapping[str, Any]) -> Finding | None:
+    """What canaries found about the model's training, its bound computed again; None where none were trained."""
+    if "canaries" not in predicate:
+        return None
+    try:
+        return finding_of(predicate["canaries"])
+    except InputError as error:
+        raise CertificateError(f"canaries: {error}") from None
 
 
 def object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 import safexplain
 from safexplain.audit import Queries, Recipe, Signals, certify
 from safexplain.cli.audit_model import Effort, Source, audit_model
+from safexplain.cli.canaries import canaries_command
 from safexplain.cli.console import (
     WORDS,
     attack_table,
@@ -101,6 +102,7 @@ def audit_command(
     max_excess: MaxExcess = None,
     attacks: Attacks = None,
     privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None,
+    canaries: Annotated[Path | None, typer.Option(help="canaries.json of an audit of that training.")] = None,
     force: Force = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -122,6 +124,7 @@ def audit_command(
         classes=parse_classes(classes),
         force=force,
         privacy=privacy,
+        canaries=canaries,
     )
     source = Source(
         model,
@@ -203,6 +206,7 @@ def demo_command(
     return _show(outcome, json_, quiet)
 
 
+app.command("canaries")(canaries_command)
 app.command("verify")(verify_command)
 app.command("sign")(sign_command)
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,24 +90,41 @@ def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
     return lambda: models.get_model(name, weights=None, **given)
 
 
-def _function(module_name: str, name: str, num_classes: int | None) -> Callable[[], Any]:
+def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
+    """A function by name, found as `python -m` would find it, the current directory first.
+
+    Args:
+        spec: `package.module:function`.
+        what: the option that names it, for error messages.
+        forms: what the option may be, for error messages.
+
+    Raises:
+        InputError: there is none.
+    """
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise InputError(f"{what} {spec!r} is not understood; expected {forms}")
     try:
         with current_directory_importable():
             function: Any = importlib.import_module(module_name)
             for part in name.split("."):
                 function = getattr(function, part)
-            parameters = inspect.signature(function).parameters
+            inspect.signature(function)
     except AttributeError:
-        raise InputError(f"module {module_name} has no function {name!r}; expected {ARCH_FORMS}") from None
+        raise InputError(f"module {module_name} has no function {name!r}; expected {forms}") from None
     except ModuleNotFoundError as error:
         raise InputError(
-            f"module {error.name} of --arch {module_name}:{name} is not found from the current directory; "
+            f"module {error.name} of {what} {spec} is not found from the current directory; "
             "run from the directory that python -m would need"
         ) from None
     except Exception as error:  # any error of a stranger's code
-        raise InputError(
-            f"--arch {module_name}:{name} cannot be imported: {type(error).__name__}: {one_line(error)}"
-        ) from None
+        raise InputError(f"{what} {spec} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
+    return cast(Callable[..., Any], function)
+
+
+def _function(module_name: str, name: str, num_classes: int | None) -> Callable[[], Any]:
+    function = imported(f"{module_name}:{name}", "--arch", ARCH_FORMS)
+    parameters = inspect.signature(function).parameters
     given = {"num_classes": num_classes} if "num_classes" in parameters and num_classes is not None else {}
 
     def construct() -> Any:

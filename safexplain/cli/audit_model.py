@@ -11,6 +11,8 @@ from torch import nn
 
 from safexplain.audit import Policy, Population, Queries, Recipe, Shadows, train_shadows
 from safexplain.audit.cache import ModelCache
+from safexplain.audit.canaries.finding import Finding
+from safexplain.audit.canaries.read import load_finding
 from safexplain.audit.certificate import MODEL_DIGEST
 from safexplain.audit.scoring import FEWEST_FOR_NULL
 from safexplain.audit.shadows import Progress, named
@@ -68,6 +70,7 @@ class Effort:
     force: bool = False
     notes: tuple[str, ...] = field(default=())
     privacy: Path | None = None
+    canaries: Path | None = None
 
 
 def audit_model(
@@ -108,6 +111,7 @@ def audit_model(
     population = Population.of(data.x, data.y)
     target = loaded.model.to(effort.device)
     privacy = _privacy(effort.privacy, target)
+    canaries = _canaries(effort.canaries, privacy)
     notes += _fit_notes(target, population, data, effort)
     shadows = _references(loaded, population, effort, folder, notes, progress).behind(target, data.member)
     plan = Plan(
@@ -126,6 +130,7 @@ def audit_model(
         materials={f"data {data.source} sha256": data.sha256},
         notes=tuple(notes),
         privacy=privacy,
+        canaries=canaries,
     )
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and loaded.fresh is not None:
@@ -144,6 +149,21 @@ def _privacy(path: Path | None, target: nn.Module) -> PrivacyStatement | None:
             f" {weights_digest(target)[:16]}... found; give the statement that the training of this model wrote"
         )
     return stated
+
+
+def _canaries(path: Path | None, privacy: PrivacyStatement | None) -> Finding | None:
+    """What canaries found, about the training that the statement is about, and not against it."""
+    if path is None:
+        return None
+    found = load_finding(path)
+    if privacy is not None and found.claim.mechanism not in privacy.phases:
+        raise InputError(
+            f"the canaries {path} are about another training than the privacy statement: {found.claim.mechanism},"
+            f" not {', '.join(map(str, privacy.phases))}; audit the training that was stated"
+        )
+    if privacy is not None and found.keeps_claim is False:
+        raise InputError(f"the canaries {path} refute the privacy statement, which cannot be certified: {found}")
+    return found
 
 
 def _normalised(data: AuditData, mean: tuple[float, ...], std: tuple[float, ...]) -> AuditData:

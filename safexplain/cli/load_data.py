@@ -18,7 +18,7 @@ from safexplain.cli.load_tables import load_tables, whole_numbers
 from safexplain.cli.model_checks import check_model_fits
 from safexplain.errors import InputError
 
-__all__ = ["AuditData", "check_data", "check_model_fits", "load_data"]
+__all__ = ["AuditData", "check_data", "check_model_fits", "load_data", "load_records"]
 
 _SIDES = "--members PATH and --non-members PATH"
 
@@ -70,6 +70,32 @@ def load_data(
     return load_tables([(str(path), raw, None)], label=label, member_column=member_column)
 
 
+def load_records(path: str | Path, *, label: str | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
+
+    Args:
+        path: `.npz` with `x` and `y`, or a table.
+        label: Name of the label column of a table.
+
+    Returns:
+        (n, ...) features and (n,) classes.
+
+    Raises:
+        InputError: as `load_data`.
+        MissingExtraError: as `load_data`.
+    """
+    raw = read_bytes(path, "data")
+    if raw[:4] != b"PK\x03\x04":
+        table = load_tables([(str(path), raw, True)], label=label, member_column="")
+        return table.x, table.y
+    arrays = _read_npz(raw, str(path))
+    _require(arrays, ("x", "y"), str(path))
+    x, y = _as_features(arrays["x"], str(path))[0], _as_labels(arrays["y"], str(path))[0]
+    if len(x) != len(y):
+        raise InputError(f"{path} has {len(x)} rows in x and {len(y)} labels in y; give one label a row")
+    return x, y
+
+
 def _load_sides(
     path: str | Path | None,
     label: str | None,
@@ -93,12 +119,7 @@ def _load_sides(
 
 def _load_npz(raw: bytes, where: str) -> AuditData:
     arrays = _read_npz(raw, where)
-    missing = [name for name in ("x", "y", "member") if name not in arrays]
-    if missing:
-        raise InputError(
-            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(arrays) or 'none'}); "
-            "expected x (n, ...), y (n,) and member (n,)"
-        )
+    _require(arrays, ("x", "y", "member"), where)
     x, is_image = _as_features(arrays["x"], where)
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
@@ -131,6 +152,16 @@ def _read_npz(raw: bytes, where: str) -> dict[str, NDArray[Any]]:
     if not arrays:
         raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
     return arrays
+
+
+def _require(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], where: str) -> None:
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
+        raise InputError(
+            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(arrays) or 'none'}); "
+            f"expected {', '.join(shapes[n] for n in names[:-1])} and {shapes[names[-1]]}"
+        )
 
 
 def _as_features(x: NDArray[Any], where: str) -> tuple[NDArray[np.float32], bool]:

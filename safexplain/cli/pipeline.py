@@ -89,6 +89,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
             environment=environment,
             notes=notes,
             privacy=plan.privacy.to_dict() if plan.privacy else None,
+            canaries=plan.canaries.to_dict() if plan.canaries else None,
         ),
     )
     provenance = {
@@ -104,6 +105,7 @@ def run_pipeline(pools: Sequence[Pool], plan: Plan, folder: Path, progress: Prog
         pictures=_pictures(pools[0], signals, judged.name),
         notes=tuple(notes),
         privacy=plan.privacy,
+        canaries=plan.canaries,
         root_cause=causes,
         root_cause_sentence=cause,
         other_key=None if plan.hardening.noise is None else True,

@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from safexplain.audit import Population, Queries, Shadows
+from safexplain.audit.canaries.finding import Finding
 from safexplain.audit.policy import Policy
 from safexplain.audit.report import Configuration
 from safexplain.cli.release import Method
@@ -69,6 +70,7 @@ class Plan:
         materials: name -> digest, for provenance.
         notes: caveats for the reader.
         privacy: the guarantee of the model's training, if it was differentially private.
+        canaries: what canaries found about that training, if they were trained.
     """
 
     title: str
@@ -86,6 +88,7 @@ class Plan:
     materials: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     privacy: PrivacyStatement | None = None
+    canaries: Finding | None = None
 
 
 @dataclass(frozen=True, eq=False)

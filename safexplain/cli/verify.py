@@ -101,6 +101,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "policy": judgement.policy.to_dict(),
         **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
         "privacy": predicate.get("privacy"),
+        "canaries": predicate.get("canaries"),
         "uses": certificate.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.fired is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
@@ -131,6 +132,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "bound": f"{judgement.bound:.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
         f" non-members and {judgement.references} reference models",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
+        "canaries": str(seen) if (seen := certificate.canaries) else "none were trained",
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
         "controls_not_run": not_run or ["none: all were run"],
         "made_with": f"safexplain {certificate.environment['safexplain']}, captum {certificate.environment['captum']},"

@@ -6,9 +6,10 @@ import resource
 import time
 import warnings
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -31,6 +32,9 @@ from safexplain.dp.unsupported import Mode
 from safexplain.dp.weights import weights_digest
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.identity import model_digest
+
+if TYPE_CHECKING:
+    from safexplain.audit.canaries.finetuner import CanaryResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +162,7 @@ class DPFineTuner:
                 f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.wanted} steps"
                 f" with noise multiplier {self.plan.noise_multiplier:g}: training stops there"
             )
-        model = self._prepared()
+        model = self.prepared()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with ExitStack() as stack:
@@ -176,6 +180,45 @@ class DPFineTuner:
         statement = replace(self.statement, weights=weights_digest(model))
         return DPFineTuned(model, statement, skipped, time.monotonic() - began, memory)
 
+    def again(self, data: Any, *, seed: int) -> DPFineTuner:
+        """The same training, plan and start on other data of the same size, without checkpoint and silent.
+
+        Args:
+            data: as for the constructor.
+            seed: as for the constructor.
+
+        Raises:
+            InputError: there are more records, or fewer.
+        """
+        records = records_of(data)
+        if len(records) != len(self.records):
+            raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
+        other = copy(self)
+        other.records, other.how = records, replace(self.how, seed=seed)
+        other.checkpoint, other.progress = None, lambda moment: None
+        return other
+
+    def audit(self, scenario: str | None = None, **options: Any) -> CanaryResult:
+        """Put the guarantee to the test: train many times, half of the times with one record substituted.
+
+        Where a linear head alone trains, the runs are computed side by side, in milliseconds each. Otherwise each takes
+        as long as `fit`.
+
+        Args:
+            scenario: "gradient" (for a head, or in mode "hooks" or "functorch"), "crafted", "mislabelled" or "natural";
+                None: gradient for a head, otherwise mislabelled.
+            **options: of `safexplain.audit.canaries.finetuner.audit_training`; runs, seed, cache, workers and others.
+
+        Returns:
+            Lower bound, both epsilons and a verdict.
+
+        Raises:
+            ConfigurationError, InputError: as `fit`; or a scenario that the model does not allow.
+        """
+        from safexplain.audit.canaries.finetuner import audit_training
+
+        return audit_training(self, scenario, **options)
+
     def _trained(self) -> str:
         """Which parameters train, in words."""
         if self.trainable == "lora":
@@ -185,8 +228,12 @@ class DPFineTuner:
         chosen = self.trainable if isinstance(self.trainable, str) else ", ".join(map(str, self.trainable))
         return f"{chosen}: {count:,} of {sum(sizes.values()):,} parameters"
 
-    def _prepared(self) -> nn.Module:
-        """A copy of the model with what trains requiring gradients, on the device."""
+    def prepared(self) -> nn.Module:
+        """A copy of the model as it goes into training: layers replaced, and only what trains requires gradients.
+
+        Raises:
+            InputError: the model or the loss cannot be trained with DP on these records.
+        """
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             if self.how.seed is not None:

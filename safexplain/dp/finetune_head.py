@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -56,16 +57,25 @@ def gives_the_output(model: nn.Module, name: str, like: Tensor) -> bool:
     return len(seen) == 1 and isinstance(output, Tensor) and torch.equal(output, seen[0])
 
 
-def train_head(
-    model: nn.Module,
-    records: InMemory,
-    plan: Plan,
-    how: Training,
-    *,
-    cache: Path | None,
-    progress: Progress,
-) -> None:
-    """Train the head in place, from its present weights.
+@dataclass(frozen=True, eq=False)
+class HeadProblem:
+    """What remains of a training when the backbone is frozen.
+
+    Args:
+        layer: that trains.
+        x: (n, d) its inputs, on its device.
+        recipe: of the training.
+        initial: where it starts.
+    """
+
+    layer: nn.Linear
+    x: Tensor
+    recipe: HeadRecipe
+    initial: Heads
+
+
+def head_problem(model: nn.Module, records: InMemory, plan: Plan, how: Training, *, cache: Path | None) -> HeadProblem:
+    """Compute the features.
 
     Args:
         model: backbone and a linear head that alone requires gradients, on the device where to train.
@@ -73,18 +83,15 @@ def train_head(
         plan: steps, sample rate and noise.
         how: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
         cache: folder for the features.
-        progress: told how far the head is.
 
     Raises:
-        InputError: features that are not finite or depend on other rows, or labels that the head has no output for.
+        InputError: another model, or features that are not finite or depend on other rows.
     """
     head_name = linear_that_trains(model)
     if head_name is None:
         raise InputError("expected a model in which one nn.Linear alone requires gradients")
     head = linear_head(model, head_name)
     device = head.weight.device
-    x = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
-    generator = fresh_generator(device) if how.seed is None else torch.Generator(device).manual_seed(how.seed)
     recipe = HeadRecipe(
         classes=head.out_features,
         steps=plan.steps,
@@ -96,12 +103,35 @@ def train_head(
         bias=head.bias is not None,
     )
     bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
+    x = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
+    return HeadProblem(head, x, recipe, Heads(head.weight.detach()[None], bias[None]))
+
+
+def train_head(
+    model: nn.Module, records: InMemory, plan: Plan, how: Training, *, cache: Path | None, progress: Progress
+) -> None:
+    """Train the head in place, from its present weights; arguments and errors as for `head_problem`.
+
+    Args:
+        model: as there.
+        records: as there.
+        plan: as there.
+        how: as there.
+        cache: as there.
+        progress: told how far the head is.
+
+    Raises:
+        InputError: also for labels that the head has no output for.
+    """
+    problem = head_problem(model, records, plan, how, cache=cache)
+    head, device = problem.layer, problem.x.device
+    generator = fresh_generator(device) if how.seed is None else torch.Generator(device).manual_seed(how.seed)
     trained = train_heads(
-        x,
+        problem.x,
         records.y,
-        recipe,
+        problem.recipe,
         noise_multiplier=plan.noise_multiplier,
-        initial=Heads(head.weight.detach()[None], bias[None]),
+        initial=problem.initial,
         generator=generator,
         tick=lambda share: progress(Moment(plan, round(share * plan.steps), math.nan)),
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats as distributions
 from sklearn.metrics import roc_auc_score
 
-from safexplain.audit.stats import auc_interval, clopper_pearson, epsilon_lower_bound, roc, tpr_at_fpr
+from safexplain.audit.stats import auc_interval, clopper_pearson, epsilon_from_errors, roc, tpr_at_fpr
 from safexplain.errors import InputError
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5), st.just(-math.inf))
@@ -216,7 +216,7 @@ def randomized_response(epsilon, delta, trials, rng, repeats):
 def test_the_epsilon_bound_exceeds_the_truth_in_at_most_5_percent_of_experiments(epsilon, delta):
     trials, repeats = 300, 1500
     counts = randomized_response(epsilon, delta, trials, np.random.default_rng(1), repeats)
-    bounds = [epsilon_lower_bound(int(fp), trials, int(fn), trials, delta=delta) for fp, fn in counts]
+    bounds = [epsilon_from_errors(int(fp), trials, int(fn), trials, delta) for fp, fn in counts]
     assert np.mean(np.array(bounds) > epsilon) <= 0.05 + 0.01
     assert min(bounds) >= 0
 
@@ -233,14 +233,14 @@ def test_the_estimate_without_its_intervals_would_not_pass():
 def test_with_many_samples_the_epsilon_bound_is_close_to_the_truth(epsilon, delta):
     trials = 4_000_000
     errors = round(trials * (1 - delta) / (1 + math.exp(epsilon)))
-    bound = epsilon_lower_bound(errors, trials, errors, trials, delta=delta)
+    bound = epsilon_from_errors(errors, trials, errors, trials, delta)
     assert epsilon - 0.01 < bound < epsilon
 
 
 def test_either_side_of_the_trade_off_counts():
-    assert epsilon_lower_bound(0, 1000, 900, 1000) == pytest.approx(epsilon_lower_bound(900, 1000, 0, 1000))
-    assert epsilon_lower_bound(0, 1000, 900, 1000) > 2
-    assert epsilon_lower_bound(500, 1000, 500, 1000) == 0
+    assert epsilon_from_errors(0, 1000, 900, 1000, 0.0) == pytest.approx(epsilon_from_errors(900, 1000, 0, 1000, 0.0))
+    assert epsilon_from_errors(0, 1000, 900, 1000, 0.0) > 2
+    assert epsilon_from_errors(500, 1000, 500, 1000, 0.0) == 0
 
 
 # ------------------------------------------------------------------------------------------------------- errors
@@ -265,9 +265,9 @@ def test_either_side_of_the_trade_off_counts():
         (lambda: clopper_pearson(0, 0), "trials >= 1"),
         (lambda: clopper_pearson(1, 2, 1.0), "confidence"),
         (lambda: clopper_pearson(1, 2, 0.0), "confidence"),
-        (lambda: epsilon_lower_bound(1, 2, 1, 2, delta=1.0), "delta"),
-        (lambda: epsilon_lower_bound(1, 2, 1, 2, delta=-0.1), "delta"),
-        (lambda: epsilon_lower_bound(3, 2, 1, 2), "successes"),
+        (lambda: epsilon_from_errors(1, 2, 1, 2, 1.0), "delta"),
+        (lambda: epsilon_from_errors(1, 2, 1, 2, -0.1), "delta"),
+        (lambda: epsilon_from_errors(3, 2, 1, 2, 0.0), "successes"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, message):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from objective_oracle import log_density, newton
 
-from safexplain.audit.stats import epsilon_lower_bound
+from safexplain.audit.stats import epsilon_from_errors
 from safexplain.dp import linear
 from safexplain.dp.calibration import noise_multiplier
 from safexplain.dp.linear import DPLogisticRegression
@@ -37,7 +37,7 @@ def lower_bound(first, second, delta=0.0):
     def bound(threshold, part):
         on_first, on_second = first[part], second[part]
         accused, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
-        return epsilon_lower_bound(accused, len(on_second), missed, len(on_first), delta=delta)
+        return epsilon_from_errors(accused, len(on_second), missed, len(on_first), delta)
 
     levels = np.concatenate([np.geomspace(1e-3, 0.5, 60), 1 - np.geomspace(1e-3, 0.5, 60)])
     chosen = slice(None, half)

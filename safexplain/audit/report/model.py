@@ -14,6 +14,7 @@ from safexplain.errors import InputError
 
 if TYPE_CHECKING:
     from safexplain.audit.ablation import Ablation
+    from safexplain.audit.canaries.finding import Finding
     from safexplain.audit.protocol import AuditResult
     from safexplain.audit.utility import Utility
 
@@ -97,6 +98,7 @@ class ReportData:
         root_cause: what the attacks find in versions of the native map; None or empty: left out.
         root_cause_sentence: what follows; "": the sentence of `ablation.sentence`.
         privacy: the guarantee of the model's training; None: none is stated.
+        canaries: what canaries found about that training; None: none were trained.
         other_key: whether the reference models answered with another noise key than the target; None: there is none.
 
     Raises:
@@ -112,6 +114,7 @@ class ReportData:
     root_cause: tuple[Ablation, ...] | None = None
     root_cause_sentence: str = ""
     privacy: PrivacyStatement | None = None
+    canaries: Finding | None = None
     other_key: bool | None = None
 
     def __post_init__(self) -> None:

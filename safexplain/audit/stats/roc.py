@@ -1,4 +1,4 @@
-"""Statistics of membership attacks: ROC, rates at a false-positive rate, exact intervals. NumPy and SciPy only.
+"""ROC curves of membership attacks, and rates at a false-positive rate.
 
 One orientation everywhere: a higher score says "member", a positive is a member, and
 
@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 from scipy import stats as distributions
 
+from safexplain.audit.stats.intervals import clopper_pearson
 from safexplain.errors import InputError
 
 
@@ -180,50 +180,6 @@ def auc_interval(curve: RocCurve, confidence: float = 0.95) -> tuple[float, floa
     z = distributions.norm.ppf(0.5 + confidence / 2) * np.sqrt(spread) / (auc * (1 - auc))
     logit = np.log(auc / (1 - auc))
     return float(1 / (1 + np.exp(-(logit - z)))), float(1 / (1 + np.exp(-(logit + z))))
-
-
-def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided interval of a binomial proportion (Clopper & Pearson, Biometrika 1934).
-
-    Its coverage is at least `confidence` for every true proportion, since each tail is inverted by itself.
-
-    Raises:
-        InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).
-    """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise InputError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
-    tail = (1 - confidence) / 2
-    low = special.betaincinv(successes, trials - successes + 1, tail) if successes > 0 else 0.0
-    high = special.betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
-    return float(low), float(high)
-
-
-def epsilon_lower_bound(
-    false_positives: int,
-    non_members: int,
-    false_negatives: int,
-    members: int,
-    *,
-    delta: float = 0.0,
-    confidence: float = 0.95,
-) -> float:
-    """Lower bound on epsilon of any (epsilon, delta)-DP mechanism that yields these attack errors.
-
-    From FPR + e^eps FNR >= 1 - delta and its mirror image (Kairouz, Oh & Viswanath, arXiv 1311.0776, Theorem 2.1), each
-    error at its Clopper-Pearson upper limit with half of 1 - confidence (one-sided, so that both hold together). The
-    threshold must have been fixed without looking at the counted examples, and these must be independent.
-
-    Raises:
-        InputError: counts out of range, or delta outside of [0, 1).
-    """
-    if not 0 <= delta < 1:
-        raise InputError(f"delta lies in [0, 1), got {delta!r}")
-    fpr = clopper_pearson(false_positives, non_members, confidence)[1]
-    fnr = clopper_pearson(false_negatives, members, confidence)[1]
-    ratios = [(1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr]
-    return float(max(0.0, np.log(max(max(ratios), 1.0))))
 
 
 def _weighted_variance(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:

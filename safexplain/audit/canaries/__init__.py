@@ -1,0 +1,1 @@
+"""Canaries: does a differentially private training keep the epsilon that it claims, if one record is substituted?"""

@@ -1,0 +1,153 @@
+"""Canaries for what a `DPFineTuner` would train: its heads side by side, other models one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.networks import LinearHead
+from safexplain.audit.canaries.probe import CanaryProbe
+from safexplain.audit.canaries.result import CanaryResult
+from safexplain.audit.canaries.run import Threshold, run_canaries
+from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.shadows import Progress, silent
+from safexplain.audit.stats.bound_methods import BoundMethod
+from safexplain.dp.features import features
+from safexplain.dp.finetune import DPFineTuner
+from safexplain.dp.finetune_head import has_closed_form, head_problem, linear_that_trains
+from safexplain.dp.records import InMemory
+from safexplain.errors import InputError
+
+__all__ = ["CanaryResult", "audit_training"]
+
+
+def audit_training(
+    tuner: DPFineTuner,
+    scenario: str | None = None,
+    *,
+    runs: int = 1000,
+    every: int | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    method: BoundMethod = "pld",
+    threshold: Threshold = "auto",
+    confidence: float = 0.95,
+    seed: int = 0,
+    workers: int = 1,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> CanaryResult:
+    """Put a tuner's guarantee to the test: train many times, half of the times with one record substituted.
+
+    Args:
+        tuner: whose model, data, plan and options are taken.
+        scenario: "gradient" (for a head, or in mode "hooks" or "functorch"), "crafted", "mislabelled" or "natural";
+            None: gradient where a linear head alone trains, otherwise mislabelled.
+        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
+        every: for a head, audit after each so many steps too.
+        auxiliary: (x, y) of records that are not trained on, for "natural".
+        method: of `safexplain.audit.stats.epsilon_lower_bound`.
+        threshold: see `run_canaries`.
+        confidence: of the bound.
+        seed: of everything random in the audit.
+        workers: processes, where runs are trained one after another.
+        cache: folder for features and finished runs, from which an interrupted audit goes on.
+        progress: told stage, done and total.
+
+    Raises:
+        ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
+    """
+    claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
+    model = tuner.prepared()
+    if has_closed_form(model, tuner.records, tuner.how):
+        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+        return run_canaries(
+            setting,
+            scenario or "gradient",
+            runs=runs,
+            every=every,
+            method=method,
+            threshold=threshold,
+            confidence=confidence,
+            seed=seed,
+            device=tuner.device,
+            cache=cache,
+            progress=progress,
+        )
+    if every is not None:
+        raise InputError(
+            "every: earlier steps can be audited where a linear head alone trains, whose runs are computed side by"
+            " side; leave it out"
+        )
+    probe = CanaryProbe(
+        _train(tuner),
+        _data(tuner),
+        claim=claim,
+        scenario=scenario or "mislabelled",
+        model=model,
+        auxiliary=auxiliary,
+        runs=runs,
+        seed=seed,
+        workers=workers,
+        cache=cache,
+        version=repr(sorted({**tuner.how.purpose(), "trained": tuner.statement.trained}.items())),
+        method=method,
+        threshold=None if isinstance(threshold, str) else threshold,
+        confidence=confidence,
+    )
+    return probe.run(progress=progress)
+
+
+def _adjacency(tuner: DPFineTuner) -> Any:
+    adjacency = tuner.plan.budget.adjacency
+    return "add_remove" if adjacency == "zero_out" else adjacency
+
+
+def _head_setting(
+    tuner: DPFineTuner,
+    model: nn.Module,
+    claim: Claim,
+    auxiliary: tuple[Tensor, Tensor] | None,
+    cache: str | Path | None,
+) -> Setting:
+    """The head on its features."""
+    records = tuner.records
+    if not isinstance(records, InMemory):
+        raise InputError("expected data in memory, a pair (x, y) of tensors")
+    folder = None if cache is None else Path(cache) / "features"
+    problem = head_problem(model, records, tuner.plan, tuner.how, cache=folder)
+    others = None
+    if auxiliary is not None:
+        seen = features(model, linear_that_trains(model) or "", auxiliary[0], cache=folder)
+        others = (seen.to(problem.x), auxiliary[1].to(problem.x.device).long())
+    start = problem.initial.weight[0]
+    if problem.recipe.bias:
+        start = torch.cat([start, problem.initial.bias[0][:, None]], 1)
+    network = LinearHead(problem.x.shape[1], problem.recipe.classes, problem.recipe.bias)
+    return Setting(
+        f"head of {type(model).__name__}, {network.parameters:,} parameters",
+        problem.x,
+        records.y.to(problem.x.device).long(),
+        problem.recipe,
+        claim,
+        auxiliary=others,
+        initial=start.flatten(),
+    )
+
+
+def _train(tuner: DPFineTuner) -> Callable[[Any, torch.Generator], nn.Module]:
+    """Trains as the tuner would, on other data and with the generator's seed."""
+
+    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
+        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
+
+    return train
+
+
+def _data(tuner: DPFineTuner) -> Any:
+    records = tuner.records
+    return (records.x, records.y) if isinstance(records, InMemory) else getattr(records, "dataset", None)

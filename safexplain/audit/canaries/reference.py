@@ -1,0 +1,189 @@
+"""What the adversary of a canary knows beforehand: trainings of their own, without noise, on the same data.
+
+Algorithms 2 to 5 of arXiv 2511.21804: a training without clipping finds the record that the model is least sure of and
+the parameters under which gradients are compared; one with clipping finds the parameter that moves least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from safexplain.audit.canaries.checks import at_least_single, check_data, check_target
+from safexplain.audit.canaries.model import Model
+from safexplain.audit.shadows import Progress, silent
+from safexplain.dp.head_batches import common_batches
+from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.dp.head_step import Rows
+from safexplain.errors import ConfigurationError, InputError
+
+__all__ = ["Reference", "reference", "true_class_probability"]
+
+_LOOKS = 100
+"""How often the confidence is read in a training, unless told."""
+_ROWS = 2**14
+"""Records whose confidence is read together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the reference trainings found.
+
+    Args:
+        theta: (P,) parameters at the end of the training without clipping.
+        target: row of the record whose true class had the least probability, on average over that training; or the one
+            that was asked for.
+        confidence: (n,) that average for each record.
+        bound: clipping bound C of the recipe; None: it does not clip.
+        movement: (P,) sum over the steps of the clipped training of how far each parameter moved, its absolute value;
+            None: not asked for.
+        drift: (steps + 1,) what the parameter that moves least has moved by after each step of that training, 0 first;
+            None: not asked for, or by Adam, whose steps are as long as without noise only where there is none.
+    """
+
+    theta: Tensor
+    target: int
+    confidence: Tensor
+    bound: float | None = None
+    movement: Tensor | None = None
+    drift: Tensor | None = None
+
+    @property
+    def least_moving(self) -> int:
+        """The flat coordinate of the parameter that moves least.
+
+        Raises:
+            ConfigurationError: there was no clipped training.
+        """
+        if self.movement is None:
+            raise ConfigurationError(
+                "a gradient canary needs the clipped training: give the recipe a clipping and call reference with"
+                " movement=True"
+            )
+        return int(self.movement.argmin())
+
+
+def reference(
+    network: Model,
+    x: Tensor,
+    y: Tensor,
+    recipe: HeadRecipe,
+    *,
+    generator: torch.Generator,
+    initial: Tensor | None = None,
+    target: int | None = None,
+    every: int | None = None,
+    movement: bool | None = None,
+    progress: Progress = silent,
+) -> Reference:
+    """Train without noise, once as it is and once with clipping, with the recipe's optimizer, batches and steps.
+
+    The clipped training leaves the target out: its gradient is not there in the worlds of a gradient canary.
+
+    Args:
+        network: the shape of the model.
+        x: (n, ...) inputs, on the device and in the precision to compute in; half precision is raised to float32.
+        y: (n,) labels.
+        recipe: of the training that is audited.
+        generator: of sampling and initialisation, on the device of `x`.
+        initial: (P,) where training starts; None: as the network says.
+        target: a row to take as the target; None: the one that the training is least sure of.
+        every: read the confidence at every such step; None: about 100 times.
+        movement: whether to run the clipped training, which only a gradient canary needs; None: if the recipe clips.
+        progress: told about both trainings.
+
+    Raises:
+        InputError: data that cannot be used, or the parameters diverged.
+        ConfigurationError: `movement` of a recipe without clipping, or a value out of range.
+    """
+    check_data(network, x, y)
+    if target is not None:
+        check_target(target, len(x))
+    if movement is None:
+        movement = recipe.clipping is not None
+    elif movement and recipe.clipping is None:
+        raise ConfigurationError("movement is that of a clipped training: give the recipe a clipping")
+    if generator.device.type != x.device.type:
+        raise InputError(f"the generator is on {generator.device}, the data are on {x.device}; make it there")
+    every = max(1, recipe.steps // _LOOKS) if every is None else every
+    if not 1 <= every <= recipe.steps:
+        raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
+    x, y, dense = at_least_single(x), y.long(), x.dim() == 2 and x.is_floating_point()
+    start = network.initial(1, generator, x.device, x.dtype) if initial is None else _on(initial, x).reshape(1, -1)
+    if start.shape[1] != network.parameters:
+        raise InputError(f"initial: expected {network.parameters} parameters, got {start.shape[1]}")
+    rows = Rows.of(x, y, bias=network.bias) if dense else Rows(x, y, y)  # a module does not read the norms
+
+    confidence, looks, theta = torch.zeros(len(x), dtype=torch.float64, device=x.device), 0, start
+    for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
+        progress("reference", step, recipe.steps)
+        if step % every == 0:
+            confidence += true_class_probability(network, theta, x, y)
+            looks += 1
+    confidence /= looks
+    least = int(confidence.argmin()) if target is None else target
+    found = Reference(theta[0], least, confidence, None if recipe.clipping is None else recipe.clipping.bound)
+    if not bool(theta.isfinite().all()):
+        raise InputError("the parameters of the reference training are no longer finite; lower the learning rate")
+    return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
+
+
+def _on(initial: Tensor, x: Tensor) -> Tensor:
+    return initial.to(x) if x.is_floating_point() else initial.to(x.device)
+
+
+def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Probability of the true class of each record under one model, theta (1, P): (n,) float64."""
+    found = []
+    for inputs, labels in zip(torch.split(x, _ROWS), torch.split(y, _ROWS), strict=True):
+        with torch.no_grad():
+            logits = network.logits(theta, inputs)[0].double()
+        if logits.shape[1] == 1:
+            logits = torch.cat([torch.zeros_like(logits), logits], 1)
+        found.append(logits.softmax(1).gather(1, labels[:, None])[:, 0])
+    return torch.cat(found)
+
+
+def _moved(
+    network: Model,
+    rows: Rows,
+    recipe: HeadRecipe,
+    start: Tensor,
+    found: Reference,
+    generator: torch.Generator,
+    progress: Progress,
+) -> Reference:
+    """With the movement and the drift; the training runs twice, as all steps of all parameters can be too much."""
+    state, movement, before = generator.get_state(), torch.zeros_like(start[0]), start[0].clone()
+    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
+        progress("movement", step, recipe.steps)
+        movement += (theta[0] - before).abs()
+        before.copy_(theta[0])
+    found = replace(found, movement=movement)
+    if recipe.optimizer == "adam":
+        return found
+    generator.set_state(state)
+    at, drift = found.least_moving, [torch.zeros_like(start[0, 0])]
+    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
+        progress("drift", step, recipe.steps)
+        drift.append(theta[0, at] - start[0, at])
+    return replace(found, drift=torch.stack(drift))
+
+
+def _training(
+    network: Model, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
+    theta = start.clone()
+    update = recipe.make_update(theta)
+    members = torch.ones(1, len(rows.x), dtype=torch.bool, device=rows.x.device)
+    if left_out is not None:
+        members[0, left_out] = False
+    for index, weight in common_batches(recipe.sample_rate, members, recipe.steps, generator):
+        batch = rows if index is None else Rows(rows.x[index], rows.labels[index], rows.norms[index])
+        total = network.clipped_sum(theta, batch, weight, recipe.clipping)
+        update(total.div_(recipe.expected_batch_size))
+        yield theta

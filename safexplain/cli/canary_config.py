@@ -1,0 +1,242 @@
+"""dp.toml: a training with DP, its data and its claim, as `safexplain canaries --config` reads it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.networks import Activation
+from safexplain.audit.canaries.setting import Setting
+from safexplain.cli.load_data import load_records
+from safexplain.dp.accounting import Steps
+from safexplain.dp.adjacency import Adjacency, Sampling
+from safexplain.dp.calibration import noise_multiplier as calibrated
+from safexplain.dp.clipping import AutoSClipping, Clipping, FlatClipping
+from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+__all__ = ["CanaryConfig", "Data", "Options", "Promise", "Training", "load_canary_config"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Table [data]: the records that are trained on.
+
+    Args:
+        file: .npz with x (n, ...) and y (n,), CSV or Parquet; looked for beside the configuration.
+        label: label column of a table.
+        auxiliary: other records in the same form, from which the natural canary is chosen.
+        classes: how many; 0: as many as the labels of `file` show.
+    """
+
+    file: str
+    label: str = ""
+    auxiliary: str = ""
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """Table [training]: how it is trained.
+
+    Args:
+        steps: of the optimizer.
+        batch_size: expected; over the records it is the sample rate, and what sums are divided by.
+        clip: bound C on the norm of an example's gradient.
+        clipping: "flat" or "auto-s".
+        noise_multiplier: standard deviation of the noise over C; 0: calibrated to the claim's epsilon.
+        optimizer: "sgd" or "adam".
+        lr: learning rate.
+        momentum: of SGD.
+        l2: penalty on the parameters.
+        hidden: widths of hidden layers; none: a linear head.
+        activation: "tanh" or "relu".
+        bias: of a linear head.
+        one_logit: for two classes, one vector of weights.
+        function: "package.module:function", a training of your own instead of all this but steps, batch size and noise.
+    """
+
+    steps: int
+    batch_size: float
+    clip: float = 1.0
+    clipping: str = "flat"
+    noise_multiplier: float = 0.0
+    optimizer: HeadOptimizer = "sgd"
+    lr: float = 0.001
+    momentum: float = 0.0
+    l2: float = 0.0
+    hidden: tuple[int, ...] = ()
+    activation: Activation = "tanh"
+    bias: bool = True
+    one_logit: bool = False
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Table [claim]: what the training is said to keep.
+
+    Args:
+        delta: of the claim.
+        epsilon: as promised; 0: as accounted.
+        adjacency: "substitute" or "add_remove".
+        sampling: "poisson", or "full-batch" for batches of all records.
+    """
+
+    delta: float
+    epsilon: float = 0.0
+    adjacency: Adjacency = "substitute"
+    sampling: Sampling = "poisson"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Table [canaries]: defaults of the command line's options.
+
+    Args:
+        scenario: names or numbers, separated by commas, or "all"; "": gradient, and mislabelled for a function.
+        runs: in both worlds together.
+        every: audit after each so many steps; 0: the released model only.
+        method: of the bound.
+        threshold: "auto", "split" or a number.
+        confidence: of each bound.
+    """
+
+    scenario: str = ""
+    runs: int = 1000
+    every: int = 0
+    method: str = "pld"
+    threshold: str | float = "auto"
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryConfig:
+    """A configuration with its data loaded."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    auxiliary: tuple[Tensor, Tensor] | None
+    classes: int
+    training: Training
+    claim: Claim
+    options: Options
+
+    def setting(self) -> Setting:
+        """What can be trained side by side.
+
+        Raises:
+            ConfigurationError, InputError: options or data that do not fit.
+        """
+        t, m = self.training, self.claim.mechanism
+        if m is None:
+            raise ConfigurationError("the claim names no mechanism")
+        recipe = HeadRecipe(
+            classes=self.classes,
+            steps=t.steps,
+            sample_rate=m.sample_rate,
+            expected_batch_size=t.batch_size,
+            clipping=_clipping(t),
+            lr=t.lr,
+            optimizer=t.optimizer,
+            momentum=t.momentum,
+            l2=t.l2,
+            bias=t.bias,
+            one_logit=t.one_logit,
+        )
+        flat = None if self.auxiliary is None else (self.auxiliary[0].flatten(1), self.auxiliary[1])
+        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, t.hidden, t.activation, flat)
+
+
+def load_canary_config(path: Path) -> CanaryConfig:
+    """Read a configuration and its data.
+
+    Raises:
+        InputError: a file cannot be read.
+        ConfigurationError: a table or name is missing or unknown, or a value is out of range.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the configuration {path}: {error}") from None
+    tables = {"data": Data, "training": Training, "claim": Promise, "canaries": Options}
+    if unknown := content.keys() - tables.keys():
+        raise ConfigurationError(f"{path}: unknown table {sorted(unknown)}; known are {sorted(tables)}")
+    data, training, promise, options = (
+        _table(kind, content.get(name, {}), name, path) for name, kind in tables.items()
+    )
+    x, y = _records(path.parent / data.file, data.label)
+    auxiliary = _records(path.parent / data.auxiliary, data.label) if data.auxiliary else None
+    if data.classes and int(y.max()) >= data.classes:
+        raise InputError(f"{path}: classes = {data.classes}, but {data.file} has labels up to {int(y.max())}")
+    claim = Claim(
+        _mechanism(training, promise, len(x)), promise.delta, promise.epsilon or None, adjacency=promise.adjacency
+    )
+    classes = data.classes or max(2, int(y.max()) + 1)
+    return CanaryConfig(path.stem, x, y, auxiliary, classes, training, claim, options)
+
+
+def _mechanism(training: Training, promise: Promise, records: int) -> Steps:
+    """What is trained, its noise calibrated where it is not given; the sample rate is of the data trained on."""
+    if not 0 < training.batch_size <= records:
+        raise ConfigurationError(
+            f"batch_size: expected more than 0 and at most the {records:,} records, got {training.batch_size:g}"
+        )
+    q = training.batch_size / records
+    sampling: Sampling = "full-batch" if q == 1 else promise.sampling
+    sigma = training.noise_multiplier
+    if not sigma:
+        if not promise.epsilon:
+            raise ConfigurationError("give [training] noise_multiplier, or [claim] epsilon to have it calibrated")
+        sigma = calibrated(promise.epsilon, q, training.steps, promise.delta, promise.adjacency, sampling=sampling)
+    return Steps(sigma, q, training.steps, sampling)
+
+
+def _clipping(training: Training) -> Clipping:
+    if training.clipping not in ("flat", "auto-s"):
+        raise ConfigurationError(f"clipping: expected flat or auto-s, got {training.clipping!r}")
+    return FlatClipping(training.clip) if training.clipping == "flat" else AutoSClipping(training.clip)
+
+
+def _records(path: Path, label: str) -> tuple[Tensor, Tensor]:
+    x, y = load_records(path, label=label or None)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def _table(kind: type[Any], values: Any, name: str, path: Path) -> Any:
+    """One table of the file, each value of the type that its default or annotation has."""
+    if not isinstance(values, Mapping):
+        raise ConfigurationTypeError(f"{path}: [{name}] must be a table, got {values!r:.60}")
+    known = {f.name: f for f in fields(kind)}
+    if unknown := values.keys() - known.keys():
+        raise ConfigurationError(f"{path}: [{name}] has unknown {sorted(unknown)}; known are {sorted(known)}")
+    needed = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    if needed:
+        raise ConfigurationError(f"{path}: [{name}] lacks {', '.join(needed)}")
+    given = {}
+    for key, value in values.items():
+        kinds = _KINDS[str(known[key].type).split("[")[0]]
+        if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
+            raise ConfigurationTypeError(f"{path}: [{name}] {key}: expected {known[key].type}, got {value!r:.60}")
+        given[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)
+
+
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": int | float,
+    "bool": bool,
+    "tuple": list,
+    "str | float": str | int | float,
+    **dict.fromkeys(("HeadOptimizer", "Activation", "Adjacency", "Sampling"), str),
+}
+"""Type as annotated -> types that TOML gives."""

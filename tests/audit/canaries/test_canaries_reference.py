@@ -1,0 +1,273 @@
+"""The reference trainings against loops that train with torch.optim and one record's gradient at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit.canaries.module_network import ModuleNetwork, module_gradients, module_reference
+from safexplain.audit.canaries.networks import MLP, LinearHead
+from safexplain.audit.canaries.reference import reference
+from safexplain.dp.clipping import AutoSClipping, FlatClipping
+from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.errors import ConfigurationError, InputError
+
+N, D, CLASSES, STEPS = 14, 4, 3, 12
+RECIPE = HeadRecipe(CLASSES, STEPS, 1.0, float(N), FlatClipping(0.7), lr=0.3, momentum=0.5)
+NETWORKS = [LinearHead(D, CLASSES), LinearHead(D, CLASSES, bias=False), MLP(D, (5,), CLASSES, "relu")]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(N, D, generator=seeded(1), dtype=torch.float64)
+    return x, torch.arange(N) % CLASSES
+
+
+def slow_losses(network, theta, x, y):
+    """The network written out, from its flat layout."""
+    sizes = [D, *getattr(network, "hidden", ()), CLASSES]
+    for i, (inner, outer) in enumerate(pairwise(sizes)):
+        columns = inner + network.bias
+        weight, theta = theta[: outer * columns].view(outer, columns), theta[outer * columns :]
+        x = (x.relu() if i else x) @ weight[:, :inner].T + (weight[:, inner] if network.bias else 0)
+    return nn.functional.cross_entropy(x, y, reduction="none")
+
+
+def slow_training(network, x, y, start, *, clip=None, left_out=None, optimizer="sgd"):
+    """Parameters before the first and after each step of full-batch training, by torch.optim."""
+    theta = start.clone().requires_grad_()
+    made = torch.optim.Adam([theta], RECIPE.lr) if optimizer == "adam" else torch.optim.SGD([theta], 0.3, momentum=0.5)
+    found = [start]
+    for _ in range(STEPS):
+        total = torch.zeros_like(start)
+        for row in range(N):
+            if row != left_out:
+                loss = slow_losses(network, theta, x[row : row + 1], y[row : row + 1]).sum()
+                gradient = torch.autograd.grad(loss, theta)[0]
+                total += gradient * (1.0 if clip is None else min(1.0, clip / float(gradient.norm())))
+        theta.grad = total / N
+        made.step()
+        found.append(theta.detach().clone())
+    return found
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_target_is_the_record_that_the_training_is_least_sure_of(network, optimizer):
+    x, y = data()
+    recipe = replace(RECIPE, optimizer=optimizer, momentum=0.0 if optimizer == "adam" else 0.5)
+    start = network.initial(1, seeded(), x.device, x.dtype)[0]
+    found = reference(network, x, y, recipe, generator=seeded(), initial=start, every=1)
+    path = slow_training(network, x, y, start, optimizer=optimizer)[1:]
+    confidence = torch.stack([(-slow_losses(network, theta, x, y)).exp() for theta in path]).mean(0)
+    torch.testing.assert_close(found.confidence, confidence)
+    torch.testing.assert_close(found.theta, path[-1])
+    assert found.target == int(confidence.argmin())
+    assert found.bound == 0.7
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_movement_and_drift_are_those_of_a_clipped_training_without_the_target(network):
+    x, y = data()
+    start = network.initial(1, seeded(), x.device, x.dtype)[0]
+    found = reference(network, x, y, RECIPE, generator=seeded(), initial=start)
+    path = torch.stack(slow_training(network, x, y, start, clip=0.7, left_out=found.target))
+    movement = path.diff(dim=0).abs().sum(0)
+    torch.testing.assert_close(found.movement, movement)
+    assert found.least_moving == int(movement.argmin())
+    torch.testing.assert_close(found.drift, path[:, found.least_moving] - start[found.least_moving])
+    with_target = torch.stack(slow_training(network, x, y, start, clip=0.7)).diff(dim=0).abs().sum(0)
+    assert (found.movement - with_target).abs().max() > 1e-3
+
+
+def test_the_drift_is_of_the_batches_that_the_movement_is_of():
+    x, y = data()
+    recipe = replace(RECIPE, sample_rate=0.4, expected_batch_size=0.4 * N)
+    found = reference(LinearHead(D, CLASSES), x, y, recipe, generator=seeded())
+    torch.testing.assert_close(found.drift.diff().abs().sum(), found.movement[found.least_moving])
+    assert found.drift.shape == (STEPS + 1,)
+
+
+def test_confidence_is_read_at_every_step_that_is_asked_for():
+    x, y = data()
+    network = LinearHead(D, CLASSES)
+    path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64))
+    found = reference(network, x, y, RECIPE, generator=seeded(), every=5)
+    expected = torch.stack([(-slow_losses(network, path[t], x, y)).exp() for t in (5, 10)]).mean(0)
+    torch.testing.assert_close(found.confidence, expected)
+
+
+def test_a_target_that_is_asked_for_is_taken_and_left_out():
+    x, y = data()
+    network = LinearHead(D, CLASSES)
+    found = reference(network, x, y, RECIPE, generator=seeded(), target=3)
+    path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64), clip=0.7, left_out=3)
+    torch.testing.assert_close(found.movement, torch.stack(path).diff(dim=0).abs().sum(0))
+    assert found.target == 3
+
+
+def test_one_logit_gives_the_confidence_of_both_classes():
+    x, y = data()
+    recipe = replace(RECIPE, classes=2, one_logit=True)
+    found = reference(LinearHead(D, 2, one_logit=True), x, y % 2, recipe, generator=seeded(), every=STEPS)
+    p = (x @ found.theta[:D] + found.theta[D]).sigmoid()
+    torch.testing.assert_close(found.confidence, torch.where(y % 2 == 1, p, 1 - p))
+
+
+def test_the_clipped_training_is_run_only_where_there_is_clipping_and_it_is_wanted():
+    x, y = data()
+    network = LinearHead(D, CLASSES)
+    for found in (
+        reference(network, x, y, RECIPE, generator=seeded(), movement=False),
+        reference(network, x, y, replace(RECIPE, clipping=None), generator=seeded()),
+    ):
+        assert found.movement is None
+        with pytest.raises(ConfigurationError, match="movement=True"):
+            _ = found.least_moving
+
+
+def test_adam_has_no_drift_to_take_off():
+    x, y = data()
+    recipe = replace(RECIPE, optimizer="adam", momentum=0.0)
+    found = reference(LinearHead(D, CLASSES), x, y, recipe, generator=seeded())
+    assert found.movement is not None
+    assert found.drift is None
+
+
+def test_progress_names_each_training():
+    told = []
+    x, y = data()
+    reference(
+        LinearHead(D, CLASSES), x, y, RECIPE, generator=seeded(), progress=lambda s, done, total: told.append((s, done))
+    )
+    assert [(s, STEPS) for s in ("reference", "movement", "drift")] == [t for t in told if t[1] == STEPS]
+
+
+class Branching(nn.Module):
+    """Reads a number out of its input, which vmap refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, CLASSES).double()
+
+    def forward(self, x):
+        return self.inner(x if float(x.detach().sum()) > 1e9 else x.tanh())
+
+
+def a_convolution() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize(("make", "shape"), [(a_convolution, (1, 4, 4)), (Branching, (D,))])
+def test_gradients_of_a_module_are_those_of_one_record_at_a_time(make, shape):
+    model = make()
+    x, y = torch.randn(5, *shape, dtype=torch.float64), torch.arange(5) % CLASSES
+    x.requires_grad_()
+    found = module_gradients(model, x, y, CLASSES)
+    model.eval()
+    for row in range(5):
+        loss = nn.functional.cross_entropy(model(x[row : row + 1]), y[row : row + 1])
+        one = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        torch.testing.assert_close(found[row], torch.cat([g.flatten() for g in one]))
+    wanted = torch.autograd.grad(torch.cat([g.flatten() for g in one]).square().sum(), x)[0][-1]
+    torch.testing.assert_close(torch.autograd.grad(found[-1].square().sum(), x)[0][-1], wanted)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("clipping", [None, FlatClipping(0.5), AutoSClipping()])
+def test_a_module_is_trained_as_the_same_network(optimizer, clipping):
+    x, y = data()
+    model = nn.Linear(D, CLASSES).double()
+    choices = {"steps": 6, "lr": 0.2, "optimizer": optimizer, "clipping": clipping, "every": 1, "target": 2}
+    found = module_reference(model, x, y, classes=CLASSES, batch_size=5, generator=seeded(7), **choices)
+    recipe = HeadRecipe(CLASSES, 6, 5 / N, 5.0, clipping, lr=0.2, optimizer=optimizer)
+    start = torch.cat([model.weight, model.bias[:, None]], 1).detach().flatten()
+    head = LinearHead(D, CLASSES)
+    other = reference(head, x, y, recipe, generator=seeded(7), initial=start, every=1, target=2)
+
+    def flat(theta):
+        return torch.cat([theta.view(CLASSES, D + 1)[:, :D].flatten(), theta.view(CLASSES, D + 1)[:, D]])
+
+    torch.testing.assert_close(found.theta, flat(other.theta))
+    torch.testing.assert_close(found.confidence, other.confidence)
+    if clipping is None:
+        assert found.movement is None
+    else:
+        torch.testing.assert_close(found.movement, flat(other.movement))
+
+
+def test_a_module_is_left_as_it_was_and_frozen_parameters_are_no_part_of_theta():
+    model = a_convolution().train()
+    model[0].requires_grad_(False)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = torch.randn(6, 1, 4, 4, dtype=torch.float64), torch.arange(6) % CLASSES
+    found = module_reference(model, x, y, classes=CLASSES, steps=2, lr=0.5, batch_size=3, generator=seeded())
+    assert found.theta.shape == (3 + 3 + 12 * CLASSES + CLASSES,)
+    assert model.training
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def spoiled(x, y, what):
+    x, y = x.clone(), y.clone()
+    if what == "NaN":
+        x[3, 1] = torch.nan
+    elif what == "one class":
+        y[:] = 1
+    elif what == "label":
+        y[0] = CLASSES
+    elif what == "columns":
+        x = x[:, 1:]
+    elif what == "lengths":
+        y = y[1:]
+    elif what == "none":
+        x, y = x[:0], y[:0]
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("NaN", "1 of 14 records, the first is row 3; remove or impute"),
+        ("one class", "at least two classes"),
+        ("label", "labels 0 to 2, got 0 to 3"),
+        ("columns", r"\(n, 4\)"),
+        ("lengths", "each of 14 records"),
+        ("none", "at least one record"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(what, says):
+    with pytest.raises(InputError, match=says):
+        reference(LinearHead(D, CLASSES), *spoiled(*data(), what), RECIPE, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"target": N}, InputError, "row from 0 to 13"),
+        ({"every": 0}, ConfigurationError, "1 to 12"),
+        ({"initial": torch.zeros(3)}, InputError, "expected 15 parameters, got 3"),
+        ({"recipe": replace(RECIPE, clipping=None), "movement": True}, ConfigurationError, "give the recipe"),
+        ({"recipe": replace(RECIPE, lr=1e300, clipping=None, l2=1e9)}, InputError, "lower the learning rate"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(arguments, error, says):
+    recipe = arguments.pop("recipe", RECIPE)
+    with pytest.raises(error, match=says):
+        reference(LinearHead(D, CLASSES), *data(), recipe, generator=seeded(), **arguments)
+
+
+def test_a_module_of_other_outputs_or_nothing_to_train_is_refused():
+    x, y = data()
+    with pytest.raises(InputError, match="expected logits of shape"):
+        module_gradients(nn.Linear(D, 2).double(), x, y, CLASSES)
+    with pytest.raises(InputError, match="requires_grad"):
+        ModuleNetwork(nn.Linear(D, 2).requires_grad_(False), 2)

@@ -1,0 +1,188 @@
+"""A claim, the errors of an adversary, and the verdict that follows."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.read import finding_of, load_finding
+from safexplain.audit.canaries.result import CanaryResult, Errors, judge
+from safexplain.audit.canaries.scenario import SCENARIOS, scenario_of
+from safexplain.audit.canaries.scores import Scores
+from safexplain.audit.stats import epsilon_lower_bound
+from safexplain.dp import PrivacyStatement, Steps, epsilons
+from safexplain.errors import ConfigurationError, InputError
+
+FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
+"""Epsilon 10 under substitution, 4.38 under add/remove; bounds of full batches need no composition."""
+
+
+def result(errors: int, runs: int = 2000, claim: Claim = FULL, **changes: Any) -> CanaryResult:
+    """As many errors in each world."""
+    counts = Errors(500, 0.0, errors, runs // 2, errors, runs // 2)
+    fields = {"scenario": "gradient", "method": "pld", "confidence": 0.95, "runs": runs, "seconds": 10.0, **changes}
+    return CanaryResult(claim=claim, errors=(counts,), **fields)
+
+
+@pytest.mark.parametrize(
+    ("errors", "runs", "verdict", "code"),
+    [
+        (0, 2000, "violates the claim: a bug", 1),
+        (185, 2000, "violates add/remove as a claim about records or attributes", 0),
+        (330, 2000, "consistent with substitute", 0),
+        (495, 2000, "inconclusive", 3),
+        (0, 16, "inconclusive", 3),
+    ],
+)
+def test_the_verdict_follows_from_the_bound_and_both_epsilons(errors, runs, verdict, code):
+    found = result(errors, runs)
+    assert found.verdict == verdict
+    assert found.exit_code == code
+    assert f"at least {found.epsilon_lower:.2f}" in found.sentence
+
+
+def test_who_promised_the_smaller_epsilon_for_records_has_not_kept_it():
+    assert result(185).exit_code == 0
+    promised = result(185, claim=replace(FULL, adjacency="add_remove"))
+    assert promised.verdict == result(185).verdict
+    assert promised.keeps_claim is False
+    assert promised.exit_code == 1
+
+
+def test_a_promised_epsilon_goes_before_the_accounted_one():
+    claim = replace(FULL, epsilon=5.0)
+    assert (claim.substitute, claim.add_remove) == (5.0, pytest.approx(4.378, abs=2e-3))
+    assert result(185, claim=claim).verdict == "violates the claim: a bug"
+    assert replace(claim, adjacency="add_remove").add_remove == 5.0
+
+
+def test_without_a_mechanism_an_epsilon_is_audited_alone():
+    claim = Claim(None, 1e-5, epsilon=2.0)
+    found = result(0, claim=claim, method="clopper-pearson")
+    assert (found.epsilon_substitute, found.epsilon_add_remove) == (2.0, None)
+    assert found.verdict == "violates the claim: a bug"
+    with pytest.raises(ConfigurationError, match="pld.*needs the mechanism"):
+        result(0, claim=claim)
+
+
+def test_the_claim_after_fewer_steps_is_smaller():
+    half = FULL.after(250)
+    assert half.substitute < FULL.substitute
+    assert half.substitute == pytest.approx(epsilons(22.3557, 1.0, 250, 1e-5, sampling="full-batch").substitute)
+    assert FULL.after(500) is FULL
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"mechanism": None}, "needs the mechanism"),
+        ({"epsilon": -1.0}, "above 0"),
+        ({"epsilon": math.inf}, "finite"),
+        ({"adjacency": "zero_out"}, "substitute records"),
+        ({"adjacency": "nothing"}, "adjacency"),
+        ({"delta": 2.0}, "delta"),
+    ],
+)
+def test_a_claim_that_says_nothing_is_refused(values, says):
+    with pytest.raises(ConfigurationError, match=says):
+        Claim(**{"mechanism": FULL.mechanism, "delta": 1e-5, **values})
+
+
+def test_the_claim_of_a_statement_is_its_one_phase():
+    stated = PrivacyStatement("DP-SGD", 500, 1e-5, phases=(Steps(5.5728, 0.25, 500),), expected_batch_size=125)
+    assert Claim.of(stated).substitute == pytest.approx(stated.epsilons.substitute)
+    with pytest.raises(ConfigurationError, match="one phase"):
+        Claim.of(replace(stated, phases=(Steps(5.5728, 0.25, 500), Steps(6.0, 0.25, 10))))
+
+
+def test_scores_are_judged_at_every_audited_step():
+    rng = np.random.default_rng(0)
+    shift = np.array([[0.1], [1.0]])
+    scores = Scores((250, 500), rng.normal(size=(2, 300)) + shift, rng.normal(size=(2, 300)) - shift)
+    found = judge(scores, FULL, scenario="S2", threshold=0.0, seconds=3.0)
+    assert [e.step for e in found.errors] == [250, 500]
+    assert found.lower(found.errors[0]) < found.lower(found.errors[1]) == found.epsilon_lower
+    assert found.epsilon_lower == epsilon_lower_bound(scores.a[1], scores.b[1], 1e-5, threshold=0.0, steps=500)
+    assert (found.scenario, found.runs, found.seconds_per_run) == ("gradient", 600, 0.005)
+    halved = judge(scores, FULL, scenario="gradient")
+    assert halved.errors[-1].positives == 150
+    assert halved.ceiling < found.ceiling
+
+
+def test_a_result_survives_json_and_is_computed_again():
+    found = result(185, setting={"name": "test"})
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert finding_of(content) == found
+    for name in ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict"):
+        assert content[name] == getattr(found, name)
+    assert {"runs", "seconds_per_run"} <= content.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epsilon_lower": 1.0}, "epsilon_lower is stated as 1.0"),
+        ({"ceiling": 9.0}, "ceiling"),
+        ({"epsilon_substitute": 20.0}, "epsilon_substitute"),
+        ({"verdict": "consistent with substitute"}, "verdict"),
+        ({"errors": []}, "errors"),
+        ({"runs": 10}, "at most the 10 runs"),
+        ({"method": "guess"}, "method"),
+        ({"scenario": "S9"}, "scenario"),
+        ({"claim": {}}, "claim"),
+        ({"errors": [{"step": 1}]}, "canar"),
+    ],
+)
+def test_what_does_not_follow_from_the_counts_is_refused(change, says, tmp_path):
+    content = {**result(185).to_dict(), **change}
+    path = tmp_path / "canaries.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=says):
+        load_finding(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    for text in ("", "[]", "{}", '{"errors": 3}'):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(InputError, match="canar"):
+            load_finding(tmp_path / "x.json")
+    with pytest.raises(InputError, match="cannot read"):
+        load_finding(tmp_path / "none.json")
+
+
+def test_scores_survive_a_file(tmp_path):
+    scores = Scores((1, 5), np.zeros((2, 3)), np.ones((2, 4)))
+    again = Scores.load(scores.save(tmp_path / "scores.npz"))
+    assert again.steps == (1, 5)
+    assert again.runs == 7
+    np.testing.assert_array_equal(again.b, scores.b)
+    with pytest.raises(InputError, match="steps, a and b"):
+        Scores.load(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("steps", "a", "says"),
+    [
+        ((1,), np.zeros(3), "expected shape"),
+        ((1, 2), np.zeros((1, 3)), "expected shape"),
+        ((1,), np.array([[0.0, np.nan]]), "NaN"),
+        ((0,), np.zeros((1, 3)), "increasing"),
+        ((2, 2), np.zeros((2, 3)), "increasing"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(steps, a, says):
+    with pytest.raises(InputError, match=says):
+        Scores(steps, a, np.zeros((len(steps), 2)))
+
+
+def test_scenarios_go_by_name_and_by_number():
+    assert [scenario_of(row.number) for row in SCENARIOS.values()] == list(SCENARIOS)
+    assert scenario_of("s4") == "mislabelled"
+    with pytest.raises(ConfigurationError, match="gradient"):
+        scenario_of("S6")

@@ -1,0 +1,174 @@
+"""From a setting and a scenario to a verdict: many runs, or one with many canaries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.one_run import run_once
+from safexplain.audit.canaries.plot import plot_canaries
+from safexplain.audit.canaries.presets import PRESETS, preset
+from safexplain.audit.canaries.read import finding_of
+from safexplain.audit.canaries.run import run_canaries
+from safexplain.audit.canaries.setting import Setting
+from safexplain.dp import FlatClipping, Steps
+from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.errors import ConfigurationError, InputError
+
+STEPS = Steps(3.6, 1.0, 20, "full-batch")
+"""Epsilon 13.1 under substitution, 5.6 under add/remove; full batches need no composition."""
+
+
+def setting(records: int = 60, *, hidden: tuple[int, ...] = (), **changes: object) -> Setting:
+    """Two clouds."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (2 * records,), generator=generator)
+    x = torch.randn(2 * records, 12, generator=generator) + y[:, None]
+    recipe = HeadRecipe(
+        classes=2, steps=STEPS.steps, sample_rate=1.0, expected_batch_size=records, clipping=FlatClipping(1.0), lr=0.5
+    )  # fmt: skip
+    made = Setting(
+        "clouds", x[:records], y[:records], recipe, Claim(STEPS, 1e-5), hidden=hidden,
+        auxiliary=(x[records:], y[records:]),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("scenario", ["worst-case", "gradient", "crafted", "mislabelled", "natural"])
+def test_every_scenario_gives_a_bound_that_a_right_training_keeps(scenario):
+    found = run_canaries(setting(), scenario, runs=400, every=10)
+    assert found.scenario == scenario
+    assert [e.step for e in found.errors] == [10, 20]
+    assert 0 <= found.epsilon_lower <= found.epsilon_substitute
+    assert found.runs == 400
+    assert found.errors[-1].positives == (200 if scenario in ("worst-case", "gradient") else 100)
+    assert found.setting["records"] == 60
+
+
+def test_the_gradient_canary_shows_more_than_add_remove_accounting_allows():
+    found = run_canaries(setting(), "gradient", runs=1000)
+    assert found.verdict == "violates add/remove as a claim about records or attributes"
+    assert found.exit_code == 0
+
+
+def test_less_noise_than_claimed_is_a_bug_that_shows():
+    made = setting()
+    claim = Claim(replace(STEPS, noise_multiplier=7.2), 1e-5)
+    quiet = run_canaries(replace(made, claim=claim), "gradient", runs=1000)
+    assert quiet.verdict != "violates the claim: a bug"
+    loud = replace(run_canaries(made, "gradient", runs=1000), claim=claim)
+    assert loud.verdict == "violates the claim: a bug"
+    assert loud.exit_code == 1
+
+
+def test_a_network_with_a_hidden_layer_is_audited_too():
+    found = run_canaries(setting(hidden=(8,)), "gradient", runs=200)
+    assert "MLP 12 - 8 - 2" in found.setting["network"]
+    assert found.epsilon_add_remove / 2 < found.epsilon_lower <= found.epsilon_substitute
+
+
+def test_the_same_seed_gives_the_same_result_and_another_one_does_not():
+    first, again, other = (run_canaries(setting(), "mislabelled", runs=60, seed=s).errors for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_finished_runs_are_taken_from_the_cache(tmp_path):
+    fresh = run_canaries(setting(), "crafted", runs=60, cache=tmp_path)
+    stored = sorted(tmp_path.rglob("*.npz"))
+    assert stored
+    times = [path.stat().st_mtime_ns for path in stored]
+    assert run_canaries(setting(), "crafted", runs=60, cache=tmp_path).errors == fresh.errors
+    assert [path.stat().st_mtime_ns for path in stored] == times
+
+
+def test_one_run_with_many_canaries_gives_a_bound_too():
+    big = setting(600, hidden=(40,))
+    big = replace(big, recipe=replace(big.recipe, lr=0.05))
+    found = run_once(big, 500, seed=3)
+    assert (found.runs, found.canaries, found.guesses) == (1, 500, 100)
+    assert 1.0 < found.epsilon_lower < found.epsilon_substitute
+    assert run_once(big, 500, seed=3, method="steinke").epsilon_lower < found.epsilon_lower
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert finding_of(content) == found
+    with pytest.raises(InputError, match="stated as"):
+        finding_of({**content, "epsilon_lower": 20.0})
+    with pytest.raises(InputError, match="correct <= guesses"):
+        finding_of({**content, "correct": 101})
+
+
+@pytest.mark.parametrize(("canaries", "guesses"), [(61, None), (0, None), (20, 21)])
+def test_more_canaries_than_there_is_room_for_are_refused(canaries, guesses):
+    with pytest.raises(ConfigurationError, match="guesses <= canaries"):
+        run_once(setting(), canaries, guesses=guesses)
+
+
+def test_the_figure_has_both_accounting_curves_and_every_scenario(tmp_path):
+    results = [run_canaries(setting(), name, runs=60, every=5) for name in ("worst-case", "gradient")]
+    figure = plot_canaries(results, path=tmp_path / "canaries.png")
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert [name for name in labels if name.endswith("canary")] == ["worst-case canary", "gradient canary"]
+    assert sum(name.startswith("accounting") for name in labels) == 2
+    assert (tmp_path / "canaries.png").stat().st_size > 1000
+    with pytest.raises(ConfigurationError, match="same claim"):
+        plot_canaries([results[0], replace(results[1], claim=Claim(STEPS, 1e-6))])
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"mlp-600"}))  # 50,000 x 600 features take a while
+def test_every_preset_is_a_training_that_claims_what_its_row_says(name):
+    made = preset(name)
+    row = PRESETS[name]
+    assert made.x.shape == (row.records, row.features)
+    assert made.claim.substitute == pytest.approx(row.epsilon, rel=1e-3)
+    assert torch.equal(made.x, preset(name).x)
+    assert made.network.parameters == {"logit-768": 768, "logit-384": 384}.get(name, made.network.parameters)
+
+
+def test_an_unknown_preset_is_refused_with_a_list():
+    with pytest.raises(ConfigurationError, match="logit-768"):
+        preset("vit")
+
+
+def nan(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[0, 0] = np.nan
+    return y
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (lambda s: {"x": nan(s.x)}, InputError, "NaN"),
+        (lambda s: {"x": s.x[0]}, InputError, r"\(n, d\)"),
+        (lambda s: {"x": s.x.long()}, InputError, "floating-point"),
+        (lambda s: {"y": s.y[:5]}, InputError, "class indices"),
+        (lambda s: {"y": s.y + 5}, InputError, "0 to 1"),
+        (lambda s: {"auxiliary": (s.x[:, :3], s.y)}, InputError, "12 features"),
+        (lambda s: {"claim": Claim(replace(STEPS, steps=7), 1e-5)}, ConfigurationError, "20 steps"),
+        (lambda s: {"claim": Claim(None, 1e-5, epsilon=1.0)}, ConfigurationError, "mechanism"),
+        (lambda s: {"recipe": replace(s.recipe, clipping=None)}, ConfigurationError, "clipping"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change, error, says):
+    made = setting()
+    with pytest.raises(error, match=says):
+        replace(made, **change(made))
+
+
+def test_wrong_options_are_refused_before_anything_is_trained():
+    made = setting()
+    for options, says in (
+        ({"scenario": "S7"}, "scenario"),
+        ({"method": "guess"}, "method"),
+        ({"runs": 1}, "runs"),
+        ({"runs": 60, "every": 21}, "every"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            run_canaries(made, **options)
+    with pytest.raises(InputError, match="auxiliary"):
+        run_canaries(replace(made, auxiliary=None), "natural", runs=20)

@@ -1,0 +1,356 @@
+"""Lower bounds on epsilon: never above the truth more often than promised, how tight, and what breaks them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from safexplain.audit.stats import (
+    bound_epsilon,
+    clopper_pearson,
+    epsilon_ceiling,
+    epsilon_from_errors,
+    epsilon_lower_bound,
+)
+from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
+from safexplain.dp.accounting import epsilons
+from safexplain.errors import ConfigurationError, InputError
+
+DELTA = 1e-5
+METHODS = ["pld", "gdp", "clopper-pearson", "zanella-beguelin"]
+FULL, QUARTER = (1.0, 500, 22.3557), (0.25, 500, 5.5728)
+"""Sampling rate, steps, noise multiplier: epsilon 10 under substitution."""
+FEW_STEPS = (0.9, 1, 0.72)
+
+
+def worlds(mechanism, runs, rng):
+    """(runs / 2,) scores in each world: the canary's gradients of +1 or -1, and the noise, of all steps."""
+    q, steps, noise = mechanism
+    joined = rng.binomial(steps, q, (2, runs // 2))
+    a, b = np.array([[1.0], [-1.0]]) * joined + rng.normal(0, math.sqrt(steps) * noise, (2, runs // 2))
+    return a, b
+
+
+def claim(mechanism):
+    return {"sample_rate": mechanism[0], "steps": mechanism[1]}
+
+
+def truth(mechanism):
+    q, steps, noise = mechanism
+    return epsilons(noise, q, steps, DELTA).substitute
+
+
+def bounds(mechanism, runs, method, threshold, repeats):
+    """Bounds of independent experiments."""
+    drawn = (worlds(mechanism, runs, np.random.default_rng([7, runs, i])) for i in range(repeats))
+    settings = {"threshold": threshold, **claim(mechanism)}
+    return np.array([epsilon_lower_bound(a, b, DELTA, method, seed=i, **settings) for i, (a, b) in enumerate(drawn)])
+
+
+def often_reported(a, b):
+    """The best GDP bound of all thresholds on the same runs."""
+    thresholds = np.concatenate([a, b])
+    counts = [(int((b >= t).sum()), int((a < t).sum())) for t in thresholds]
+    return max(epsilon_from_errors(fp, b.size, fn, a.size, DELTA, "gdp") for fp, fn in set(counts))
+
+
+# ------------------------------------------------------------------------------------------ at most 5 % above the truth
+
+
+@pytest.mark.parametrize("threshold", [0.0, None])
+@pytest.mark.parametrize(
+    ("mechanism", "method"),
+    [*((FULL, m) for m in METHODS[1:]), ((0.3, 8, 1.1), "pld"), (FEW_STEPS, "pld"), (FEW_STEPS, "zanella-beguelin")],
+)
+def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_experiments(mechanism, method, threshold):
+    repeats = 150
+    above = int((bounds(mechanism, 500, method, threshold, repeats) > truth(mechanism)).sum())
+    assert clopper_pearson(above, repeats, 0.98)[0] <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threshold", [0.0, None])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mechanism", [FULL, QUARTER, (0.0625, 500, 1.4028), (0.25, 10, 1.0), (0.9, 3, 0.68)])
+def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_many_experiments(mechanism, method, threshold):
+    if method == "gdp" and mechanism[1] < 500:
+        pytest.skip("not promised where steps are few")
+    repeats = 1000
+    above = int((bounds(mechanism, 2500, method, threshold, repeats) > truth(mechanism)).sum())
+    assert clopper_pearson(above, repeats, 0.98)[0] <= 0.05
+
+
+def test_the_best_threshold_on_the_same_runs_is_above_the_truth_more_often():
+    """What papers report. (audit/suites/bound_errors.py measures it.)"""
+    mu, runs, repeats = 0.4, 1000, 150
+    true = gaussian_epsilon(mu, DELTA)
+    rng = np.random.default_rng(3)
+    drawn = [(rng.normal(mu / 2, 1, runs // 2), rng.normal(-mu / 2, 1, runs // 2)) for _ in range(repeats)]
+    same_runs = sum(often_reported(a, b) > true for a, b in drawn)
+    split = sum(epsilon_lower_bound(a, b, DELTA, "gdp", seed=i) > true for i, (a, b) in enumerate(drawn))
+    assert clopper_pearson(split, repeats, 0.98)[0] <= 0.05 < clopper_pearson(same_runs, repeats)[0]
+
+
+def test_without_the_limits_of_the_rates_a_bound_would_often_be_above_the_truth():
+    plain = []
+    for i in range(100):
+        a, b = worlds(FULL, 1000, np.random.default_rng(i))
+        plain.append(gaussian_epsilon(float(gaussian_distance((b >= 0).mean(), (a < 0).mean())), DELTA))
+    assert np.mean(np.array(plain) > 10) > 0.3
+
+
+def test_gdp_claims_too_much_of_few_steps_and_pld_does_not():
+    q, _, noise = FEW_STEPS
+    rate, n = (1 - q) / 2 + q * ndtr(-1 / noise), 12_500
+    errors = round(n * rate), n, round(n * rate), n, DELTA
+    true = truth(FEW_STEPS)
+    assert true == pytest.approx(8.60, abs=0.01)
+    assert epsilon_from_errors(*errors, "gdp") == pytest.approx(11.6, abs=0.1)
+    assert 0.9 * true < epsilon_from_errors(*errors, "pld", **claim(FEW_STEPS)) < true
+
+
+def test_gdp_and_pld_agree_on_many_steps():
+    errors = 2000, 12_500, 2000, 12_500, DELTA
+    gdp = epsilon_from_errors(*errors, "gdp")
+    assert epsilon_from_errors(*errors, "pld", sample_rate=0.25, steps=500) == pytest.approx(gdp, rel=0.01)
+    assert epsilon_from_errors(*errors, "pld", sample_rate=1.0, steps=500) == gdp
+
+
+def test_each_half_of_the_claim_matters():
+    """Fewer steps, or records in fewer batches, or batches of fixed size, explain less: other noise, another epsilon."""
+    errors = 30, 500, 30, 500, DELTA, "pld"
+    found = [
+        epsilon_from_errors(*errors, sample_rate=q, steps=steps, sampling=sampling)
+        for q, steps, sampling in (
+            (1.0, 2, None),
+            (0.9, 2, None),
+            (0.9, 9, None),
+            (0.5, 9, None),
+            (0.5, 9, "fixed-size"),
+        )
+    ]
+    assert len({round(f, 2) for f in found}) == len(found)
+
+
+# -------------------------------------------------------------------------------------------------------- how tight
+
+
+@pytest.mark.parametrize(
+    ("runs", "method", "threshold", "mean"),
+    [
+        (1000, "gdp", 0.0, 8.36),
+        (1000, "gdp", None, 7.44),
+        (1000, "clopper-pearson", None, 2.3),
+        (1000, "zanella-beguelin", None, 2.8),
+        (25_000, "gdp", 0.0, 9.66),
+        (25_000, "gdp", None, 9.29),
+        (25_000, "clopper-pearson", None, 4.1),
+        (25_000, "zanella-beguelin", None, 4.5),
+    ],
+)
+def test_bounds_are_as_tight_as_they_were_measured_by_another_program(runs, method, threshold, mean):
+    found = bounds(FULL, runs, method, threshold, 40 if runs == 1000 else 12)
+    assert found.mean() == pytest.approx(mean, abs=3 * found.std() / math.sqrt(found.size) + 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runs", "mean"), [(1000, 8.33), (25_000, 9.63)])
+def test_the_pld_bound_is_as_tight_as_it_was_measured_by_another_program(runs, mean):
+    found = bounds(QUARTER, runs, "pld", 0.0, 100)
+    assert found.mean() == pytest.approx(mean, abs=3 * found.std() / 10 + 0.03)
+
+
+@pytest.mark.parametrize("mechanism", [FULL, (0.9, 1, 0.72), (0.25, 1, 0.5)])
+def test_with_unlimited_runs_the_pld_bound_is_the_truth(mechanism):
+    q, steps, noise = mechanism
+    spread, n = noise * math.sqrt(steps), 10**11
+    for threshold in (0.0, 0.5 * spread):
+        if q == 1:
+            fpr, fnr = ndtr(-(threshold + steps) / spread), ndtr((threshold - steps) / spread)
+        else:
+            fpr = (1 - q) * ndtr(-threshold / noise) + q * ndtr(-(threshold + 1) / noise)
+            fnr = (1 - q) * ndtr(threshold / noise) + q * ndtr((threshold - 1) / noise)
+        bound = epsilon_from_errors(round(n * fpr), n, round(n * fnr), n, DELTA, "pld", **claim(mechanism))
+        assert 0.99 * truth(mechanism) < bound < truth(mechanism)
+
+
+def test_the_credible_bound_is_the_quantile_of_simulated_posteriors():
+    rng = np.random.default_rng(0)
+    for fp, n, fn, p, delta in ((0, 500, 0, 500, 0.0), (100, 500, 80, 400, 1e-5), (2, 9000, 6000, 9000, 0.01)):
+        x, y = (rng.beta(k + 0.5, m - k + 0.5, 1_000_000) for k, m in ((fp, n), (fn, p)))
+        drawn = np.log(np.maximum((1 - delta - y) / x, (1 - delta - x) / y))
+        for confidence in (0.9, 0.95):
+            found = epsilon_from_errors(fp, n, fn, p, delta, "zanella-beguelin", confidence=confidence)
+            assert found == pytest.approx(np.quantile(drawn, 1 - confidence), abs=0.01)
+
+
+def test_the_direct_bound_is_the_formula():
+    fpr, fnr = clopper_pearson(3, 200)[1], clopper_pearson(60, 300)[1]
+    expected = math.log(max((1 - 0.01 - fnr) / fpr, (1 - 0.01 - fpr) / fnr))
+    assert epsilon_from_errors(3, 200, 60, 300, 0.01) == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------------------------------ scores and thresholds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_the_order_of_the_scores_matters(method):
+    a, b = worlds(FULL, 400, np.random.default_rng(5))
+    a, b = a / 500, b / 500
+    for threshold in (None, 0.3):
+        plain = bound_epsilon(a, b, DELTA, method, threshold=threshold)
+        for monotone in (np.exp, np.arctan, lambda s: 3 * np.asarray(s) + 7):
+            moved = None if threshold is None else float(monotone(threshold))
+            other = bound_epsilon(monotone(a), monotone(b), DELTA, method, threshold=moved)
+            assert other.epsilon == plain.epsilon
+            assert (other.false_positives, other.false_negatives) == (plain.false_positives, plain.false_negatives)
+
+
+def test_a_score_at_the_threshold_says_world_a():
+    found = bound_epsilon([1, 1, 0], [1, 0, 0, 0], DELTA, threshold=1.0)
+    assert (found.false_positives, found.negatives, found.false_negatives, found.positives) == (1, 4, 1, 3)
+
+
+def test_scores_may_be_infinite():
+    a, b = np.r_[np.full(99, np.inf), 0.0], np.r_[np.full(99, -np.inf), 0.0]
+    found = bound_epsilon(a, b, DELTA, threshold=1.0)
+    assert (found.false_positives, found.false_negatives) == (0, 1)
+    assert bound_epsilon(a, b, DELTA).epsilon > 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_worlds_that_look_alike_or_are_swapped_prove_nothing(method):
+    a, b = worlds(FULL, 400, np.random.default_rng(1))
+    settings = {"sample_rate": 0.5, "steps": 3} if method == "pld" else {}
+    assert epsilon_lower_bound(np.ones(50), np.ones(50), DELTA, method, **settings) == 0
+    if method in ("pld", "gdp"):
+        assert epsilon_lower_bound(b, a, DELTA, method, threshold=0.0, **settings) == 0
+    for counts in ((50, 50, 50, 50), (0, 50, 50, 50), (50, 50, 0, 50), (1, 1, 0, 1)):
+        assert epsilon_from_errors(*counts, DELTA, method, **settings) == 0
+
+
+def test_runs_that_are_counted_did_not_choose_the_threshold():
+    a, b = np.arange(101.0), np.arange(60.0) - 30
+    found = bound_epsilon(a, b, DELTA, seed=3)
+    assert (found.positives, found.negatives) == (51, 30)
+    rng = np.random.default_rng(3)
+    counted_a, counted_b = rng.permutation(a)[50:], rng.permutation(b)[30:]
+    assert found.false_negatives == (counted_a < found.threshold).sum()
+    assert found.false_positives == (counted_b >= found.threshold).sum()
+    assert bound_epsilon(a, b, DELTA, seed=3) == found
+    assert len({bound_epsilon(a, b, DELTA, seed=s).threshold for s in range(9)}) > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_chosen_threshold_has_the_highest_bound_on_its_half(method):
+    a, b = worlds((0.6, 3, 0.5), 300, np.random.default_rng(2))
+    settings = {"sample_rate": 0.6, "steps": 3} if method == "pld" else {}
+    found = bound_epsilon(a, b, DELTA, method, seed=4, **settings)
+    rng = np.random.default_rng(4)
+    first_a, first_b = rng.permutation(a)[:75], rng.permutation(b)[:75]
+
+    def there(threshold):
+        return epsilon_lower_bound(first_a, first_b, DELTA, method, threshold=threshold, **settings)
+
+    best = max(there(t) for t in np.concatenate([first_a, first_b]))
+    assert there(found.threshold) >= (0.93 if method in ("pld", "zanella-beguelin") else 1) * best - 1e-9
+
+
+# ------------------------------------------------------------------------------------------------------------ ceilings
+
+
+@given(
+    st.sampled_from(METHODS),
+    st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+)
+def test_errors_never_raise_a_bound(method, first, second):
+    bound = epsilon_from_errors(*first, *second, DELTA, method)
+    ceiling = epsilon_ceiling(first[1], second[1], DELTA, method)
+    fewer = epsilon_from_errors(max(first[0] - 1, 0), first[1], *second, DELTA, method)
+    assert 0 <= bound <= fewer + 1e-5
+    assert fewer <= ceiling + 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bound_prints_the_most_that_could_have_been_shown(method):
+    small, large = (epsilon_ceiling(n, n, DELTA, method) for n in (250, 2500))
+    assert 0 < small < large
+    found = bound_epsilon(np.ones(500), np.zeros(500), DELTA, method, seed=1)
+    assert found.epsilon == found.ceiling == pytest.approx(small)
+    assert f"at most {small:.2f} could be shown with 250 + 250 runs" in str(found)
+    assert epsilon_from_errors(3, 250, 3, 250, DELTA, method) < small
+    stricter = epsilon_ceiling(250, 250, DELTA, method, confidence=0.99)
+    assert stricter < small
+
+
+def test_fewer_errors_than_any_noise_explains_are_an_infinite_epsilon():
+    """In one step, a record that is in a quarter of the batches leaves no trace three times in four."""
+    one_step = {"sample_rate": 0.25, "steps": 1}
+    assert epsilon_from_errors(0, 500, 0, 500, DELTA, "pld", **one_step) == math.inf
+    assert epsilon_from_errors(200, 500, 200, 500, DELTA, "pld", **one_step) < 10
+
+
+@pytest.mark.parametrize(("q", "steps"), [(0.01, 1), (0.01, 5000), (0.25, 500), (0.9, 10)])
+def test_a_bound_is_found_for_all_sizes_of_samples_and_of_epsilon(q, steps):
+    found = [
+        epsilon_from_errors(k, n, k, n, DELTA, "pld", sample_rate=q, steps=steps)
+        for k, n in ((0, 2), (4950, 10_000), (4000, 10_000), (50, 10_000))
+    ]
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[-1] > 20
+
+
+def test_the_second_bound_of_a_mechanism_computes_no_more_curves():
+    settings = {"sample_rate": 0.2, "steps": 25}
+    first = epsilon_from_errors(40, 500, 40, 500, DELTA, "pld", **settings)
+    missed = trade_off.cache_info().misses
+    assert epsilon_from_errors(40, 500, 40, 500, DELTA, "pld", **settings) == first
+    assert trade_off.cache_info().misses == missed
+
+
+def test_the_number_is_that_of_the_whole_result():
+    a, b = worlds(FULL, 200, np.random.default_rng(0))
+    settings = {"threshold": 3.0, "confidence": 0.9, "sample_rate": 0.5, "steps": 3, "sampling": "fixed-size"}
+    whole = bound_epsilon(a, b, 1e-4, "pld", **settings)
+    assert epsilon_lower_bound(a, b, 1e-4, "pld", **settings) == whole.epsilon
+    assert (whole.method, whole.delta, whole.confidence, whole.threshold) == ("pld", 1e-4, 0.9, 3.0)
+    assert epsilon_lower_bound(a, b, 1e-4, seed=5) == bound_epsilon(a, b, 1e-4, seed=5).epsilon
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bound_epsilon([1.0, math.nan], [1, 2], DELTA), "scores_a: 1 of 2 scores are NaN"),
+        (lambda: bound_epsilon([1, 2], [math.nan], DELTA), "scores_b: 1 of 1"),
+        (lambda: bound_epsilon([], [1], DELTA, threshold=0.0), "scores_a: expected scores of shape"),
+        (lambda: bound_epsilon([[1.0]], [1], DELTA, threshold=0.0), "scores_a: expected scores of shape"),
+        (lambda: bound_epsilon([1], [1, 2], DELTA), "at least 2 runs of each world, got 1 and 2"),
+        (lambda: bound_epsilon([1, 2], [1, 2], DELTA, threshold=math.nan), "threshold"),
+        (lambda: bound_epsilon([1, 2], [1, 2], DELTA, "rdp"), "method: expected one of pld, gdp"),
+        (lambda: bound_epsilon([1, 2], [1, 2], 0.0), "delta 0"),
+        (lambda: bound_epsilon([1, 2], [1, 2], 0.0, "gdp"), "clopper-pearson"),
+        (lambda: bound_epsilon([1, 2], [1, 2], 1.0, "clopper-pearson"), "delta"),
+        (lambda: bound_epsilon([1, 2], [1, 2], DELTA, confidence=1.0), "confidence"),
+        (lambda: epsilon_from_errors(3, 2, 0, 2, DELTA, "pld"), "successes"),
+        (lambda: epsilon_from_errors(0, 0, 0, 2, DELTA, "zanella-beguelin"), "trials"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_bounds(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("wrong", [{"sample_rate": 2.0}, {"steps": 0}, {"sampling": "shuffled", "sample_rate": 0.5}])
+def test_a_claim_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        bound_epsilon([1, 2], [1, 2], DELTA, **wrong)

@@ -1,0 +1,146 @@
+"""Trade-off curves of the sampled Gaussian mechanism: against exact ones, brute force and simulation; never above."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import get_epsilon_gaussian
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from safexplain.audit.stats.inversion import Family, largest_refuted
+from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
+from safexplain.dp.accounting import Steps
+from safexplain.dp.pairs import grid_interval, one_step
+from safexplain.errors import ConfigurationError
+
+DELTA = 1e-5
+RATES = np.array([1e-6, 1e-4, 0.01, 0.1, 0.2, 0.4, 0.7, 0.95])
+MANY = [(0.25, 500, 5.57), (0.0625, 100, 0.7), (0.9, 3, 0.68)]
+FEW = [(0.25, 0.5), (0.01, 0.3), (0.9, 0.72), (0.5, 4.0)]
+
+
+def error_rates(q, noise, thresholds):
+    """Exact false-positive and false-negative rates of one step, of the best tests there are."""
+    fpr = (1 - q) * ndtr(-thresholds / noise) + q * ndtr(-(thresholds + 1) / noise)
+    return fpr, (1 - q) * ndtr(thresholds / noise) + q * ndtr((thresholds - 1) / noise)
+
+
+def refined(q, steps, noise, finer):
+    """The accountant's losses on a finer grid."""
+    interval = grid_interval(noise, q, steps, "poisson") / finer
+    return one_step(noise, q, "substitute", "poisson", interval).self_compose(steps)
+
+
+@pytest.mark.parametrize(("q", "noise"), FEW)
+def test_the_curve_of_one_step_is_that_of_the_best_tests_seen_from_below(q, noise):
+    fpr, fnr = error_rates(q, noise, np.linspace(-1 - 4 * noise, 1 + 4 * noise, 101))
+    found = trade_off(Steps(noise, q, 1), DELTA)(fpr)
+    assert (found <= fnr + 1e-12).all()
+    assert (found >= 0.98 * fnr - 1e-9).all()
+
+
+@pytest.mark.parametrize(("q", "steps", "noise"), MANY)
+def test_the_curve_of_many_steps_is_the_supremum_over_all_orders(q, steps, noise):
+    loss = refined(q, steps, noise, finer=1)
+    orders = np.linspace(0, loss.get_epsilon_for_delta(1e-12), 10_000)
+    profile = np.asarray(loss.get_delta_for_epsilon(orders))
+    brute = [
+        max(0, (1 - profile - np.exp(orders) * a).max(), (np.exp(-orders) * (1 - profile - a)).max()) for a in RATES
+    ]
+    found = trade_off(Steps(noise, q, steps), DELTA)(RATES)
+    assert (found <= np.array(brute) + 1e-12).all()
+    assert found == pytest.approx(brute, rel=0.01, abs=1e-9)
+
+
+@pytest.mark.parametrize(("noise", "agrees"), [(2.0, True), (2.2, False), (1.8, False)])
+def test_the_best_attack_in_simulation_is_on_the_curve_of_its_own_noise_only(noise, agrees):
+    """The attack's score is the sum of the exact likelihood ratios of all steps, each of which it sees."""
+    q, steps, true_noise, runs = 0.3, 20, 2.0, 40_000
+    rng = np.random.default_rng(0)
+
+    def scores(sign):
+        total = np.zeros(runs)
+        for _ in range(steps):
+            x = sign * (rng.random(runs) < q) + rng.normal(0, true_noise, runs)
+            up, down = (np.exp(side * x / true_noise**2 - 1 / (2 * true_noise**2)) for side in (1, -1))
+            total += np.log((1 - q + q * up) / (1 - q + q * down))
+        return total
+
+    a, b = scores(1), scores(-1)
+    thresholds = np.array([-1.0, 0.0, 0.5, 1.0, 2.0])
+    fpr, fnr = np.array([(b >= t).mean() for t in thresholds]), np.array([(a < t).mean() for t in thresholds])
+    distance = gaussian_distance(fpr, fnr) - gaussian_distance(fpr, trade_off(Steps(noise, q, steps), DELTA)(fpr))
+    assert (np.abs(distance).max() < 0.04) == agrees
+
+
+def test_full_batches_are_one_gaussian():
+    curve = trade_off(Steps(22.3557, 1.0, 500), DELTA)
+    mu = 2 * math.sqrt(500) / 22.3557
+    assert curve.epsilon == pytest.approx(get_epsilon_gaussian(1 / mu, DELTA)) == pytest.approx(10.0, abs=1e-3)
+    assert curve(RATES) == pytest.approx(ndtr(gaussian_distance(RATES, 0.5) - mu))
+    assert gaussian_distance(RATES, curve(RATES)) == pytest.approx(mu)
+    assert gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(0.0, DELTA) == 0
+
+
+@pytest.mark.parametrize(("q", "steps", "noise"), [*MANY, (0.25, 500, 42.0), (0.25, 500, 400.0), (0.01, 1000, 0.8)])
+def test_the_epsilon_of_a_curve_is_just_below_the_converged_one(q, steps, noise):
+    fine, finer = (refined(q, steps, noise, finer).get_epsilon_for_delta(DELTA) for finer in (2, 4))
+    converged = finer - (fine - finer) / 3
+    assert 0.9975 * converged < trade_off(Steps(noise, q, steps), DELTA).epsilon < converged
+
+
+@pytest.mark.parametrize(("q", "noise"), FEW)
+def test_the_epsilon_of_one_step_is_just_below_the_exact_one(q, noise):
+    def excess(threshold):
+        fpr, fnr = error_rates(q, noise, threshold)
+        return 1 - fnr - math.exp(loss(threshold)) * fpr - DELTA
+
+    def loss(x):
+        up, down = (math.exp(side * x / noise**2 - 1 / (2 * noise**2)) for side in (1, -1))
+        return math.log((1 - q + q * up) / (1 - q + q * down))
+
+    exact = loss(brentq(excess, 0, 1 + 6 * noise))
+    assert 0.997 * exact < trade_off(Steps(noise, q, 1), DELTA).epsilon < exact
+
+
+def test_more_noise_raises_the_curve_and_a_fixed_batch_size_lowers_it():
+    low, high = (trade_off(Steps(noise, 0.25, 50), DELTA)(RATES) for noise in (2.0, 2.2))
+    assert (low < high).all()
+    assert (trade_off(Steps(2.0, 0.25, 50, "fixed-size"), DELTA)(RATES) < low).all()
+
+
+# --------------------------------------------------------------------------------------------------- the inversion
+
+
+@pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000), (0.9, 3)])
+def test_the_bisection_finds_the_largest_noise_that_is_refuted(q, steps):
+    for limit in (0.3, 30.0):
+        found = largest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
+        assert 0.995 * limit < found.epsilon < limit
+        assert found.curve.epsilon == found.epsilon
+
+
+def test_errors_that_refute_nothing_and_errors_that_refute_all_noise():
+    assert largest_refuted(Family(0.25, 10), DELTA, lambda curve: False).epsilon == 0
+    assert largest_refuted(Family(0.25, 1), DELTA, lambda curve: True).epsilon == math.inf
+
+
+def test_curves_are_computed_once():
+    def refutes(curve):
+        return bool(curve(0.1) > 0.2)
+
+    first = largest_refuted(Family(0.3, 40), DELTA, refutes)
+    missed = trade_off.cache_info().misses
+    assert largest_refuted(Family(0.3, 40), DELTA, refutes) == first
+    assert trade_off.cache_info().misses == missed
+
+
+def test_a_family_is_of_mechanisms_that_there_are():
+    assert Family().sampling == "full-batch"
+    assert Family(0.5).sampling == "poisson"
+    for wrong in ({"sample_rate": 0.0}, {"sample_rate": 1.5}, {"steps": 0}, {"steps": -1}, {"sampling": "shuffled"}):
+        with pytest.raises(ConfigurationError):
+            Family(**wrong)
