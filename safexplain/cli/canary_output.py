@@ -12,14 +12,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from safexplain.audit.canaries.finding import Finding
+from safexplain.audit.canaries.finding import Finding, Verdict
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.result import CanaryResult
 from safexplain.audit.certificate import write_json
 
 __all__ = ["show"]
 
-COLUMNS = ("at least", "could show\nat most", "claimed,\nsubstituted", "claimed,\nadd/remove", "runs", "ms a run")
+SHORT: dict[Verdict, str] = {
+    "consistent with substitute": "consistent",
+    "violates add/remove as a claim about records or attributes": "violates add/remove",
+    "violates the claim: a bug": "A BUG",
+    "inconclusive": "inconclusive",
+}
+"""Verdicts, for a column of the table."""
+
+COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs", "ms\na run")
 
 
 def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bool, quiet: bool) -> int:
@@ -49,7 +57,7 @@ def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bo
     else:
         console = Console()
         console.print(_table(found, confidence))
-        console.print(strongest.sentence, highlight=False)
+        console.print(f"{strongest.scenario}: {strongest.sentence}", highlight=False)
         if len(found) > 1:
             line = f"Each bound holds at {strongest.confidence:.1%}, so all of them together at {confidence:.0%}."
             console.print(line, style="dim", highlight=False)
@@ -61,9 +69,9 @@ def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bo
 
 def _table(found: Sequence[Finding], confidence: float) -> Table:
     delta = found[0].claim.delta
-    title = f"Epsilon of a substituted record, from trained models ({confidence:.0%} confidence, delta {delta:g})"
+    title = f"Epsilon of a substituted record ({confidence:.0%} confidence, delta {delta:g})"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("canary")
+    table.add_column("canary", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right")
     table.add_column("verdict", overflow="fold")
@@ -71,6 +79,6 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
         numbers = (finding.epsilon_lower, finding.ceiling, finding.epsilon_substitute, finding.epsilon_add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
-        cells = (f"{finding.runs:,}", f"{1000 * finding.seconds_per_run:.1f}", f"[{style}]{finding.verdict}[/]")
+        cells = (f"{finding.runs:,}", f"{1000 * finding.seconds_per_run:.1f}", f"[{style}]{SHORT[finding.verdict]}[/]")
         table.add_row(finding.scenario, *shown, *cells)
     return table

@@ -158,8 +158,11 @@ def _to(x: Inputs, device: torch.device) -> Inputs:
 
 
 def _reseed(generator: torch.Generator, seed: int, step: int) -> None:
+    """Of the noise, and of dropout; `torch.manual_seed` would note a traceback for a GPU that is not in use."""
     generator.manual_seed(seed_of(seed, step))
-    torch.manual_seed(seed_of(seed + 1, step))
+    torch.default_generator.manual_seed(seed_of(seed + 1, step))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed_of(seed + 1, step))
 
 
 def _check_finite(model: nn.Module) -> None:

@@ -12,8 +12,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Recipe
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.result import CanaryResult, Errors
 from safexplain.cli import _run
-from safexplain.dp import DPFineTuner
+from safexplain.dp import DPFineTuner, PrivacyStatement, Steps
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +37,40 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audit(folder: Path, model: str, run: Path) -> int:
+def audit(folder: Path, model: str, run: Path, *extra: object) -> int:
     arguments = ["audit", folder / model, "--data", folder / "data.npz", "--recipe", folder / "recipe.toml"]
     more = ["--privacy", folder / "privacy.json", "--references", 4, "--run-dir", run, "--quiet"]
-    return _run([str(a) for a in (*arguments, *more)])
+    return _run([str(a) for a in (*arguments, *more, *extra)])
+
+
+def canaries(path: Path, claim: Claim, wrong: int) -> Path:
+    """A finding of 1,000 runs, as many of which were taken for the other world."""
+    half = wrong // 2
+    errors = Errors(claim.mechanism.steps if claim.mechanism else 1, 0.0, half, 500, half, 500)
+    path.write_text(json.dumps(CanaryResult("gradient", claim, "pld", 0.95, (errors,), 1000, 5.0).to_dict()))
+    return path
 
 
 def test_the_guarantee_stands_in_certificate_and_report(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(trained, "model.pt2", tmp_path / "run") in (0, 1, 3)
-    stated = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]["privacy"]
-    assert stated == json.loads((trained / "privacy.json").read_text())
+    stated = PrivacyStatement.load(trained / "privacy.json")
+    found = canaries(tmp_path / "canaries.json", Claim.of(stated), 300)
+    assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", found) in (0, 1, 3)
+    predicate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
+    assert predicate["privacy"] == json.loads((trained / "privacy.json").read_text())
+    assert predicate["canaries"] == json.loads(found.read_text())
     report = (tmp_path / "run" / "report.html").read_text()
     assert "What the training guarantees" in report
     assert "several records of one person" in report
+    assert "What canaries say about the training" in report
+    assert predicate["canaries"]["sentence"] in report
     capfd.readouterr()
     certificate = tmp_path / "run" / "certificate.json"
     assert _run(["verify", str(certificate), "--model", str(trained / "model.pt2"), "--any-verdict"]) == 0
-    assert "as stated: epsilon" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "as stated: epsilon" in out
+    assert predicate["canaries"]["sentence"] in out
 
 
 def test_a_statement_about_other_weights_is_refused(
@@ -61,3 +78,15 @@ def test_a_statement_about_other_weights_is_refused(
 ) -> None:
     assert audit(trained, "other.pt2", tmp_path / "run") == 2
     assert "about other weights" in capfd.readouterr().err
+
+
+def test_canaries_of_another_training_or_against_the_statement_are_refused(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    claim = Claim.of(PrivacyStatement.load(trained / "privacy.json"))
+    refuting = canaries(tmp_path / "refuting.json", claim, 0)
+    assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", refuting) == 2
+    assert "refute the privacy statement" in capfd.readouterr().err
+    other = canaries(tmp_path / "other.json", Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-4), 300)
+    assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", other) == 2
+    assert "about another training" in capfd.readouterr().err

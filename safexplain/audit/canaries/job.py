@@ -163,11 +163,12 @@ class Job:
         kinds = {place.device.type for place in places}
         if len(kinds) > 1:
             raise ConfigurationError(f"devices: expected one kind, whose random numbers agree, got {sorted(kinds)}")
+        tf32 = tf32 and "cuda" in kinds
         blocks = blocks_of(self.runs, self.network.parameters, places[0].device)
         store = Store(None, "")
         if cache is not None:
             everything = {**vars(self), "network": [type(self.network).__name__, vars(self.network)]}
-            store = Store(Path(cache), digest(everything, depends_on, kinds, tf32 and "cuda" in kinds, code_version()))
+            store = Store(Path(cache), digest(everything, depends_on, kinds, tf32, code_version()))
         with _precision(tf32):
             return train_blocks(blocks, shape, train, places, store, progress or silent)
 

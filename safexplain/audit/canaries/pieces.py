@@ -8,7 +8,9 @@ import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +78,12 @@ class Store:
                 np.savez(file, values=values)
             partial.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise InputError(
                 f"cannot store finished runs in {self.folder} ({error}); free some space and resume: the runs stored"
                 " before are kept"
             ) from None
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _path(self, folder: Path, block: Block) -> Path:
         return folder / f"{self.key}-{block.number}.npz"
@@ -124,7 +126,7 @@ def train_blocks(
 
     def work(place: Place, own: Sequence[Block]) -> None:
         for block in own:
-            found[block] = train(block, place, lambda share, block=block: tell(block, share))  # type: ignore[misc]
+            found[block] = train(block, place, partial(tell, block))
             store.save(block, found[block])
             tell(block, 1.0)
 

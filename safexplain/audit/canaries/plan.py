@@ -83,7 +83,7 @@ def rows_at_once(network: Network, runs: int, x: Tensor, own_batches: bool, memo
     """
     rows, columns = x.shape[0], x.shape[1] + 1
     numbers = runs * network.parameters * _COPIES + 3 * rows * columns
-    sampling = 20 * rows * (runs if own_batches else 1)
+    sampling = rows * runs * (40 if own_batches else 2)
     a_row = x.element_size() * (runs * (network.numbers_per_row + (columns if own_batches else 0)) + columns)
     left = memory - x.element_size() * numbers - sampling
     if left < a_row:
@@ -98,4 +98,7 @@ def rows_at_once(network: Network, runs: int, x: Tensor, own_batches: bool, memo
 def _bytes(device: torch.device, given: int | None) -> int:
     if given is not None:
         return given
-    return int(_CUDA_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else _CPU_MEMORY
+    if device.type != "cuda":
+        return _CPU_MEMORY
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for new tensors
+    return int(_CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] + kept))

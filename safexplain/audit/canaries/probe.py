@@ -165,8 +165,7 @@ class CanaryProbe:
         if self.folder:
             _make_folder(self.folder)
         store = Store(self.folder and self.folder / "runs.jsonl")
-        sizes = (self.runs + 1) // 2, self.runs // 2
-        keys: list[Key] = [(w, i) for i in range(sizes[0]) for w, n in zip(("a", "b"), sizes, strict=True) if i < n]
+        keys: list[Key] = [("b" if i % 2 else "a", i // 2) for i in range(self.runs)]
         with nullcontext(progress) if progress else progress_bar() as told:
             told("canary", 0, 1)
             canary = self.canary
@@ -203,7 +202,7 @@ class CanaryProbe:
         seed = seed_of_run(self.seed, "reference", 0)
 
         def train(hook: GradientHook | None) -> Any:
-            world = World(self.data, self._target or 0, fetched=hook and hook.fetched)
+            world = World(self.data, self._target or 0, fetched=hook.fetched if hook else None)
             with seeded(seed), hook.watching() if hook else nullcontext():
                 return call(self.train, world, seed, device)
 

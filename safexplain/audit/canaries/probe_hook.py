@@ -159,7 +159,10 @@ class GradientHook:
         )
 
     def _replace(self, at: list[int], rows: int) -> None:
-        held, within = self._located() if self.coordinate is not None else (None, 0)
+        held: Any = None
+        within = 0
+        if self.coordinate is not None:
+            held, within = self._located()
         size = self.sign * OVER * float(self.optimizer.max_grad_norm)
         for p in self.optimizer.params:
             if p.grad_sample is None:
@@ -174,7 +177,7 @@ class GradientHook:
                     g.view(len(g), -1)[own, within] = size
                 first += len(g)
 
-    def _located(self) -> tuple[Tensor, int]:
+    def _located(self) -> tuple[Any, int]:
         index = int(self.coordinate or 0)
         for p in self.optimizer.params:
             if 0 <= index < p.numel():
@@ -185,7 +188,8 @@ class GradientHook:
 
     def _value(self) -> Tensor:
         p, index = self._located()
-        return p.detach().reshape(-1)[index]
+        value: Tensor = p.detach().reshape(-1)[index]
+        return value
 
     def _keep(self) -> None:
         """Add what was moved since the last time."""

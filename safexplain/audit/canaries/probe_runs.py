@@ -6,6 +6,7 @@ import pickle
 import random
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -103,7 +104,7 @@ def run_all(
             progress("training", done, len(keys))
     except InputError as error:
         kept = f"kept in {store.path.parent}" if store.path else "lost: give cache= a folder to keep them"
-        raise InputError(f"{error}; {done} of {len(keys)} runs are finished and {kept}") from error.__cause__
+        raise InputError(f"{error}; {done} of {len(keys)} runs are finished and {kept}") from (error.__cause__ or error)
 
 
 def _here(run: Run, where: Mapping[Key, str | None]) -> Iterator[tuple[Key, Finished]]:
@@ -120,13 +121,21 @@ def _elsewhere(run: Run, where: Mapping[Key, str | None], workers: int) -> Itera
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         path.write_bytes(pickle.dumps(wrap_non_picklable_objects(run)))
-        pool = Parallel(workers, backend="loky", return_as="generator_unordered")
-        yield from pool(delayed(_one)(path, threads, key, device) for key, device in where.items())
+        pool = Parallel(workers, backend="loky", return_as="generator_unordered", batch_size=1)
+        for key, result in pool(delayed(_one)(path, threads, key, device) for key, device in where.items()):
+            if isinstance(result, InputError):
+                raise result
+            yield key, result
 
 
-def _one(path: Path, threads: int, key: Key, device: str | None) -> tuple[Key, Finished]:
+def _one(path: Path, threads: int, key: Key, device: str | None) -> tuple[Key, Finished | InputError]:
+    """In a worker; an error that is returned does not keep what others have finished from being stored."""
     torch.set_num_threads(threads)
-    return key, _read(path)(key, device)
+    try:
+        return key, _read(path)(key, device)
+    except InputError as error:
+        error.add_note("".join(traceback.format_exception(error.__cause__)))
+        return key, error
 
 
 @lru_cache(maxsize=1)

@@ -88,7 +88,13 @@ def crafted(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canar
     """The canary of a scenario that needs one, on the setting's device."""
     generator = generator_of(seed, "craft", setting.x.device)
     found = reference(
-        setting.network, setting.x, setting.y, setting.recipe, generator=generator, initial=setting.initial
+        setting.network,
+        setting.x,
+        setting.y,
+        setting.recipe,
+        generator=generator,
+        initial=setting.initial,
+        movement=scenario == "gradient",
     )
     return craft(
         scenario,

@@ -139,8 +139,8 @@ def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tu
 def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
     """World a has the target, world b the canary's record."""
     z, label = job.x[canary.target], int(job.y[canary.target])
-    pair, labels = torch.stack([z, canary.x.to(z).view(-1)]), torch.tensor([label, canary.y])
-    check_records("canary", job.network, pair, labels)
+    check_records("canary", job.network, canary.x[None], torch.tensor([canary.y]))
+    pair, labels = torch.stack([z, canary.x.to(z)]), torch.tensor([label, canary.y])
 
     def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
         both = pair.to(theta)

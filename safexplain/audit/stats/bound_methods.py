@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr
 
-from safexplain.audit.stats.intervals import clopper_pearson
+from safexplain.audit.stats.intervals import check_counts, clopper_pearson
 from safexplain.audit.stats.inversion import Family, largest_refuted
 from safexplain.audit.stats.tradeoff import TradeOff, gaussian_distance, gaussian_epsilon
 
@@ -51,6 +51,10 @@ class Errors:
     false_negatives: int
     positives: int
     confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_counts(self.false_positives, self.negatives)
+        check_counts(self.false_negatives, self.positives)
 
     @property
     def fpr(self) -> float:

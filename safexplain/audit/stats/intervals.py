@@ -19,14 +19,19 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     Raises:
         InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).
     """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise InputError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
+    check_counts(successes, trials)
     if not 0 < confidence < 1:
         raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
     tail = (1 - confidence) / 2
     low = special.betaincinv(successes, trials - successes + 1, tail) if successes > 0 else 0.0
     high = special.betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
     return float(low), float(high)
+
+
+def check_counts(successes: int, trials: int) -> None:
+    """Raise InputError unless 0 <= successes <= trials with trials >= 1."""
+    if trials < 1 or not 0 <= successes <= trials:
+        raise InputError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
 
 
 @lru_cache(maxsize=16)

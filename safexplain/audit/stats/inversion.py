@@ -23,7 +23,7 @@ UNITS = 4096
 LOWEST, HIGHEST = -4 * UNITS, 28 * UNITS
 """Ends of the grid; their distance is a power of two, so that every bisection visits the same points."""
 
-RESOLUTION = 0.003
+RESOLUTION = 0.005
 """Relative distance in epsilon at which the bisection stops."""
 
 SMALLEST_NOISE = 1 / 16

@@ -25,8 +25,8 @@ from safexplain.dp.pairs import ERROR, grid_interval, one_step
 
 Array = NDArray[np.float64]
 
-COARSER = 2.0
-"""Width of the privacy losses' grid over that of the accountant: twice as fast, four times its error."""
+COARSER = 3.0
+"""Width of the privacy losses' grid over that of the accountant: three times as fast, nine times its error."""
 
 ORDERS = 400
 """Orders e at which the privacy profile is read."""
@@ -119,7 +119,10 @@ def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
 @lru_cache(maxsize=65536)
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon of mu-GDP at delta, exact (arXiv 1905.02383, Corollary 2.13); 0 for mu <= 0."""
-    return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+    if mu <= 0:
+        return 0.0
+    with np.errstate(divide="ignore"):  # a log delta of -inf, while an upper end is looked for
+        return float(get_epsilon_gaussian(1 / mu, delta))
 
 
 def _error(epsilon: float) -> float:

@@ -67,7 +67,7 @@ def test_without_a_mechanism_an_epsilon_is_audited_alone():
     found = result(0, claim=claim, method="clopper-pearson")
     assert (found.epsilon_substitute, found.epsilon_add_remove) == (2.0, None)
     assert found.verdict == "violates the claim: a bug"
-    with pytest.raises(ConfigurationError, match="pld.*needs the mechanism"):
+    with pytest.raises(ConfigurationError, match=r"pld.*needs the mechanism"):
         result(0, claim=claim)
 
 

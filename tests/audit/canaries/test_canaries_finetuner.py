@@ -1,0 +1,68 @@
+"""`DPFineTuner.audit`: what would be trained is trained many times, with and without a record."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from safexplain.dp import DPFineTuner
+from safexplain.errors import ConfigurationError, InputError
+
+CLOUDS = torch.Generator().manual_seed(0)
+Y = torch.randint(2, (40,), generator=CLOUDS)
+X = torch.randn(40, 6, generator=CLOUDS) + Y[:, None]
+OTHERS = torch.randn(40, 6, generator=CLOUDS), torch.randint(2, (40,), generator=CLOUDS)
+
+
+def tuner(model: nn.Module, **options: object) -> DPFineTuner:
+    chosen = {"epsilon": 12.0, "delta": 1e-4, "steps": 10, "batch_size": 40, "lr": 0.5, "optimizer": "sgd", **options}
+    return DPFineTuner(model, (X, Y), device="cpu", pretrained=False, **chosen)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def test_a_head_is_audited_on_its_features_from_where_it_starts(tmp_path):
+    tuned = tuner(network(), trainable="head")
+    found = tuned.audit(runs=600, every=5, auxiliary=OTHERS, cache=tmp_path)
+    assert found.scenario == "gradient"
+    assert [e.step for e in found.errors] == [5, 10]
+    assert "linear head 5 - 2" in found.setting["network"]
+    assert found.claim.mechanism == tuned.plan.phase()
+    assert found.epsilon_add_remove < found.epsilon_lower <= found.epsilon_substitute <= 12
+    assert tuned.audit("natural", runs=40, auxiliary=OTHERS, cache=tmp_path).scenario == "natural"
+
+
+def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
+    tuned = tuner(network())
+    before = {name: p.clone() for name, p in tuned.prepared().named_parameters()}
+    found = tuned.audit(runs=12, cache=tmp_path)
+    assert (found.scenario, found.runs) == ("mislabelled", 12)
+    assert found.claim.mechanism == tuned.plan.phase()
+    assert all(torch.equal(p, before[name]) for name, p in tuned.prepared().named_parameters())
+    with pytest.raises(InputError, match="every"):
+        tuned.audit(runs=12, every=5)
+
+
+def test_the_gradient_canary_meets_the_tuners_own_clipping(tmp_path):
+    found = tuner(network(), mode="hooks").audit("gradient", runs=40, cache=tmp_path)
+    assert found.epsilon_lower > 0
+
+
+def test_an_unknown_scenario_is_refused():
+    with pytest.raises(ConfigurationError, match="scenario"):
+        tuner(network(), trainable="head").audit("S9", runs=10)
+
+
+def test_the_same_training_on_other_data_has_the_same_plan():
+    tuned = tuner(network())
+    again = tuned.again(OTHERS, seed=3)
+    assert again.plan is tuned.plan
+    assert again.how.seed == 3
+    assert tuned.how.seed is None
+    assert torch.equal(again.records.x, OTHERS[0])
+    with pytest.raises(InputError, match="expected 40 records"):
+        tuned.again((X[:5], Y[:5]), seed=0)

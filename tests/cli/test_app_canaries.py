@@ -1,0 +1,174 @@
+"""`safexplain canaries`: a claim of DP training audited from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain.cli import _run
+
+PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "runs")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """dp.toml and its data: 60 records of 2 classes, full batches, 20 steps."""
+    rng = np.random.default_rng(0)
+    for name in ("train", "others"):
+        y = rng.integers(2, size=60)
+        np.savez(tmp_path / f"{name}.npz", x=(rng.normal(size=(60, 6)) + y[:, None]).astype(np.float32), y=y)
+    (tmp_path / "dp.toml").write_text(
+        """
+        [data]
+        file = "train.npz"
+        auxiliary = "others.npz"
+
+        [training]
+        steps = 20
+        batch_size = 60
+        clip = 1.0
+        lr = 0.5
+
+        [claim]
+        epsilon = 12.0
+        delta = 1e-5
+
+        [canaries]
+        runs = 400
+        """
+    )
+    return tmp_path / "dp.toml"
+
+
+def run(*arguments: object) -> int:
+    return _run(["canaries", *map(str, arguments)])
+
+
+def test_a_configuration_is_audited_and_the_files_are_written(config, tmp_path, capfd):
+    code = run("--config", config, "--run-dir", tmp_path / "run", "--json")
+    content = json.loads(capfd.readouterr().out)
+    assert code == 0
+    assert all(name in content for name in (*PROMISED, "seconds_per_run"))
+    assert content["epsilon_substitute"] == 12.0
+    assert content["epsilon_add_remove"] < content["epsilon_lower"] < 12
+    assert content["runs"] == 400
+    assert content["claim"]["mechanism"]["sample_rate"] == 1.0
+    written = json.loads((tmp_path / "run" / "canaries.json").read_text())
+    assert written["epsilon_lower"] == content["epsilon_lower"]
+    assert (tmp_path / "run" / "canaries.png").is_file()
+
+
+def test_a_broken_claim_exits_with_1_and_a_weak_canary_with_3(config, tmp_path, capfd):
+    text = config.read_text().replace("epsilon = 12.0", "epsilon = 12.0\nadjacency = 'add_remove'")
+    config.write_text(text.replace("lr = 0.5", "lr = 0.5\nnoise_multiplier = 3.6"))
+    loud = config.with_name("loud.toml")
+    loud.write_text(config.read_text().replace("epsilon = 12.0", "epsilon = 1.0"))
+    assert run("--config", loud, "--run-dir", tmp_path / "a", "--quiet") == 1
+    assert capfd.readouterr().out == "violates add/remove as a claim about records or attributes\n"
+    assert run("--config", config, "--run-dir", tmp_path / "b", "--quiet", "--runs", 8) == 3
+    assert capfd.readouterr().out == "inconclusive\n"
+
+
+def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
+    assert run("--config", config, "--run-dir", tmp_path / "run", "--scenario", "all") == 0
+    out = capfd.readouterr().out
+    for name in ("worst-case", "gradient", "crafted", "mislabelled", "natural"):
+        assert name in out
+    assert "Each bound holds at 99.0%, so all of them together at 95%." in out
+    content = json.loads((tmp_path / "run" / "canaries.json").read_text())
+    assert {s["confidence"] for s in content["scenarios"].values()} == {0.99}
+    assert content["epsilon_lower"] == max(s["epsilon_lower"] for s in content["scenarios"].values())
+
+
+def test_an_interrupted_run_is_taken_up(config, tmp_path, capfd):
+    first = run("--config", config, "--run-dir", tmp_path / "run", "--json")
+    one = json.loads(capfd.readouterr().out)
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "runs").rglob("*.npz")}
+    assert stored
+    assert run("--config", config, "--run-dir", tmp_path / "run", "--resume", "--json") == first
+    assert json.loads(capfd.readouterr().out)["errors"] == one["errors"]
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert run("--config", config, "--run-dir", tmp_path / "run") == 2
+    assert "--resume" in capfd.readouterr().err
+
+
+def test_a_single_run_with_many_canaries(config, tmp_path, capfd):
+    config.write_text(config.read_text().replace("lr = 0.5", "lr = 0.05\nhidden = [8]"))
+    assert run("--config", config, "--one-run", 40, "--run-dir", tmp_path / "run", "--json") in (0, 1, 3)
+    content = json.loads(capfd.readouterr().out)
+    assert (content["runs"], content["canaries"], content["guesses"]) == (1, 40, 8)
+    assert run("--config", config, "--one-run", 40, "--scenario", "natural") == 2
+    assert "leave out --scenario" in capfd.readouterr().err
+
+
+def test_a_training_function_is_audited_as_it_is(config, tmp_path, capfd, monkeypatch):
+    (tmp_path / "my_training.py").write_text(
+        """
+import torch
+
+def train(dataset, generator, noise=3.6):
+    x, y = (torch.stack(part) if part[0].dim() else torch.tensor(part) for part in zip(*dataset))
+    w = torch.zeros(x.shape[1])
+    for _ in range(20):
+        g = (torch.sigmoid(x @ w) - y)[:, None] * x
+        g = g * (1 / g.norm(dim=1)).clamp(max=1)[:, None]
+        w = w - 0.5 * (g.sum(0) + noise * torch.randn(len(w), generator=generator)) / len(x)
+    model = torch.nn.Linear(len(w), 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.stack([-w / 2, w / 2]))
+        model.bias.zero_()
+    return model
+
+def quiet(dataset, generator):
+    return train(dataset, generator, noise=0.02)
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    text = config.read_text().replace("lr = 0.5", "noise_multiplier = 3.6\nfunction = 'my_training:train'")
+    config.write_text(text.replace("epsilon = 12.0", ""))
+    run("--config", config, "--run-dir", tmp_path / "run", "--json", "--runs", 60)
+    right = json.loads(capfd.readouterr().out)
+    assert right["scenario"] == "mislabelled"
+    assert right["epsilon_lower"] <= right["epsilon_substitute"]
+    config.write_text(config.read_text().replace("my_training:train", "my_training:quiet"))
+    assert run("--config", config, "--run-dir", tmp_path / "quiet", "--quiet", "--runs", 240) == 1
+    assert capfd.readouterr().out == "violates the claim: a bug\n"
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (("steps = 20", ""), "[training] lacks steps"),
+        (("steps = 20", "steps = 2.5"), "steps: expected int"),
+        (("steps = 20", "steps = true"), "steps: expected int"),
+        (("batch_size = 60", "batch_size = 600"), "at most the 60 records"),
+        (("lr = 0.5", "rate = 0.5"), "unknown ['rate']"),
+        (("lr = 0.5", "clipping = 'none'"), "flat or auto-s"),
+        (("lr = 0.5", "optimizer = 'lion'"), "optimizer"),
+        (("[claim]", "[claims]"), "unknown table"),
+        (("epsilon = 12.0", ""), "noise_multiplier"),
+        (("delta = 1e-5", "delta = 2"), "delta"),
+        (("train.npz", "none.npz"), "does not exist"),
+        (('auxiliary = "others.npz"', "classes = 1"), "labels up to 1"),
+        (("runs = 400", "threshold = 'high'"), "--threshold"),
+        (("runs = 400", "method = 'guess'"), "--method"),
+        (("runs = 400", "scenario = 'S8'"), "scenario"),
+        (("lr = 0.5", "function = 'nowhere:train'"), "module nowhere"),
+        (("[data]", "data ="), "configuration"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_that_says_what_to_do(config, tmp_path, capfd, edit, says):
+    config.write_text(config.read_text().replace(*edit))
+    assert run("--config", config, "--run-dir", tmp_path / "run") == 2
+    err = capfd.readouterr().err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_neither_or_both_of_configuration_and_preset_are_refused(config, capfd):
+    for arguments in ((), ("--config", config, "--preset", "logit-768")):
+        assert run(*arguments) == 2
+        assert "logit-768: one logit on 768 features" in capfd.readouterr().err
