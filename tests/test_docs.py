@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +19,7 @@ import typer
 from safexplain.audit import Recipe
 from safexplain.audit.protocol import EXIT_CODES
 from safexplain.cli.app import app
+from safexplain.cli.canary_config import Data, Options, Promise, Training
 from safexplain.explain import CATALOG
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +114,7 @@ def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_sou
         assert ("random" in shown) == row.stochastic
 
 
-@pytest.mark.parametrize("name", ["audit", "attack", "demo"])
+@pytest.mark.parametrize("name", ["audit", "attack", "canaries", "demo"])
 def test_every_option_of_a_command_is_documented(name: str) -> None:
     text = (DOCS / "cli.md").read_text()
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
@@ -136,6 +137,13 @@ def test_every_name_of_a_recipe_is_documented_with_its_default() -> None:
     for line in Recipe().to_toml().splitlines():
         name, _, value = line.partition(" = ")
         assert f"| `{name}` | {value} |" in text or f"| `{name}` | `{value}` |" in text, name
+
+
+def test_every_name_of_a_configuration_of_canaries_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    part = text[text.index("### dp.toml") : text.index("### signals.npz")]
+    for table in (Data, Training, Promise, Options):
+        assert [f.name for f in fields(table) if f"`{f.name}`" not in part] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])

@@ -55,6 +55,7 @@ NAMES = {
     "safexplain.testing": ["check_explainer", "planted", "find_markers"],
     "safexplain.audit": ["Signals", "Population", "Recipe", "train_shadows", "collect_signals", "audit"],
     "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold"],
+    "safexplain.audit.canaries": ["CanaryProbe", "run_canaries", "Claim", "preset"],
     "safexplain.audit.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
     "safexplain.errors": ["SafexplainError", "InputError", "ConfigurationError", "RefusedError"],
 }

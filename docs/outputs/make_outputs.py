@@ -1,6 +1,6 @@
 """What the commands in README.md and docs/ print, from real runs: writes docs/outputs/*.txt, and README.md from them.
 
-    python docs/outputs/make_outputs.py [demo|audit|attack|audit_sklearn|harden_captum|measured ...]
+    python docs/outputs/make_outputs.py [demo|audit|attack|canaries|audit_sklearn|harden_captum|measured ...]
 
 `measured` is the table of measurements in README.md, from audit/results/*.json. In README.md, each output stands
 between `<!-- NAME -->` and `<!-- end -->`.
@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
     "attack": (
         [str(EXAMPLES / "attack_own_signals.py")],
         ["-c", CLI.format("main"), "attack", "leaking.npz"],
+    ),
+    "canaries": (
+        ["-c", CLI.format("main"), "canaries", "--preset", "logit-768", "--scenario", "all", "--runs", "1000",
+         "--run-dir", "safexplain-runs/canaries"],
     ),
     "audit_sklearn": ([str(EXAMPLES / "audit_sklearn.py")],),
     "harden_captum": ([str(EXAMPLES / "harden_captum.py")],),

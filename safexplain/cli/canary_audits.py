@@ -49,7 +49,7 @@ class SettingAuditor:
             self.setting,
             scenario,
             runs=o.runs,
-            every=o.every or max(1, self.setting.recipe.steps // 20),
+            every=o.every or max(1, self.setting.recipe.steps // 10),
             method=cast(BoundMethod, o.method),
             threshold=_threshold(o.threshold),
             confidence=confidence,
