@@ -161,7 +161,7 @@ def _reseed(generator: torch.Generator, seed: int, step: int) -> None:
     """Of the noise, and of dropout; `torch.manual_seed` would note a traceback for a GPU that is not in use."""
     generator.manual_seed(seed_of(seed, step))
     torch.default_generator.manual_seed(seed_of(seed + 1, step))
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed_of(seed + 1, step))
 
 

@@ -61,6 +61,9 @@ class KeyedDraws:
     def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
         """As `safexplain.dp.head_batches.own_batches` gives them: (index, weight) of each step."""
         q, generator = self.sample_rate, self._batches
+        if not records:
+            yield from ((None, None) for _ in range(self.steps))
+            return
         members = torch.ones(1 if self.shared_batches else runs, records, dtype=torch.bool, device=generator.device)
         if self.shared_batches or q == 1 or products * (1 - q) > _GATHER_COST * q:
             yield from own_batches(q, members, self.steps, generator)

@@ -67,10 +67,8 @@ class Job:
         check_records("data", self.network, self.x, self.y)
         for target in self.targets:
             check_target(target, len(self.x))
-        if len(set(self.targets)) < len(self.targets) or len(self.targets) >= len(self.x):
-            raise InputError(
-                f"targets: expected different rows that leave some of {len(self.x)}, got {len(self.targets)}"
-            )
+        if len(set(self.targets)) < len(self.targets):
+            raise InputError("targets: expected different rows, got one of them twice")
         _check_training(self.network, self.recipe, self.noise_multiplier)
         if self.initial is not None:
             parameters = self.network.parameters

@@ -63,11 +63,12 @@ class CanaryProbe:
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
         coordinate: parameter of a gradient canary, (name, index) or a number among all that train; None: the one that
             moves least in a training without noise.
-        runs: trainings in both worlds together.
+        runs: trainings in both worlds together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
         workers: processes that train.
         devices: handed to `train` in turn.
-        cache: folder in which each finished run is stored; the same probe then resumes, also with more runs.
+        cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
+            its weights, canary and seed then resumes, also with more runs or another claim.
         version: names the training function there, instead of its source and all that it refers to.
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
         threshold: for the scores, fixed beforehand; "split": chosen on half of the runs, which then do not count;

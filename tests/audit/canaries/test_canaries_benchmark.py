@@ -1,0 +1,75 @@
+"""audit/benchmarks/canary_training.py runs, and judges what it measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("opacus")
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "audit" / "benchmarks" / "canary_training.py"
+
+
+@pytest.mark.slow
+def test_a_quick_run_goes_through_every_part(tmp_path):
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+    command = [sys.executable, str(SCRIPT), "--quick", "--workers", "2", "--out", str(tmp_path / "out.json")]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["quick"]
+    assert {len(rows) for rows in report["results"].values()} == {4}
+    assert all(row["clock_seconds_a_run_median"] > 0 for rows in report["results"].values() for row in rows.values())
+    assert len(report["figure_3"]["seconds"]) == 12
+    assert [m["projected"] for m in report["mlp"]] == [True, True]
+    assert len(report["targets"]) == 6
+    assert all(set(target) == {"target", "found", "met"} for target in report["targets"].values())
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The script as a module."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    spec = importlib.util.spec_from_file_location("canary_training", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "canary_training", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("times", "seconds", "met"), [(61.0, 59.0, [True, True]), (59.0, 61.0, [False, False])])
+def test_targets_are_of_shared_batches_and_of_the_time_for_all_runs(benchmark, times, seconds, met):
+    options = benchmark.parsed([])
+    options.cases = {"one logit": benchmark.CASES["one logit"]}
+
+    def row(times, seconds):
+        return {"times_faster_median": times, "clock_seconds_median": seconds}
+
+    rows = {"R = 2500, shared batches": row(times, seconds), "R = 2500, batches of its own": row(1000.0, 0.1)}
+    found = benchmark.targets({"results": {"one logit": rows}}, options)
+    assert [target["met"] for target in found.values()] == met
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_opacus_and_the_batched_runs_train_the_same_model(benchmark):
+    """Sizes of the weights, of which the noise of 2 steps is nearly all."""
+    for case in benchmark.CASES.values():
+        x, y = benchmark.data(case.network.classes, "cpu")
+        expected = benchmark.LR * benchmark.SIGMA * benchmark.BOUND / (benchmark.RATE * len(x)) * 2**0.5
+        weight = benchmark.by_opacus(case, x, y, 2)
+        assert weight.std().item() == pytest.approx(expected, rel=0.15)
+        scores = benchmark.batched(replace(case, runs=400), x, y, 2, True, ["cpu"])
+        assert scores.shape == (2, 200)
+        assert scores[-1].std().item() == pytest.approx(expected, rel=0.2)

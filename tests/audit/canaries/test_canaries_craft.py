@@ -1,0 +1,328 @@
+"""Canaries against loops over one record's gradient at a time, random search, and the paper's own loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit.canaries import similarity
+from safexplain.audit.canaries.bounds import region
+from safexplain.audit.canaries.craft import craft
+from safexplain.audit.canaries.crafted import loss
+from safexplain.audit.canaries.module_network import ModuleNetwork, module_reference
+from safexplain.audit.canaries.networks import MLP, LinearHead
+from safexplain.audit.canaries.reference import Reference, reference
+from safexplain.audit.canaries.similarity import Target
+from safexplain.dp.clipping import FlatClipping
+from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.errors import ConfigurationError, InputError
+
+N, D, CLASSES = 60, 12, 4
+HEAD = LinearHead(D, CLASSES)
+NETWORKS = [HEAD, LinearHead(D, CLASSES, bias=False), LinearHead(D, 2, one_logit=True), MLP(D, (8,), CLASSES)]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def records(classes: int, seed: int = 1, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.arange(n) % classes
+    means = torch.randn(classes, D, generator=seeded(99), dtype=torch.float64)
+    return means[y] + torch.randn(n, D, generator=seeded(seed), dtype=torch.float64), y
+
+
+def trained(network, clip: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, Reference]:
+    x, y = records(network.classes)
+    recipe = HeadRecipe(
+        network.classes, 20, 1.0, N, FlatClipping(clip), lr=0.2, bias=network.bias, one_logit=network.one_logit
+    )
+    return x, y, reference(network, x, y, recipe, generator=seeded())
+
+
+def slow_gradient(network, theta, x, y) -> torch.Tensor:
+    """Of one record, by autograd."""
+    leaf = theta.clone().requires_grad_()
+    logits = network.logits(leaf[None], x[None])[0]
+    if logits.shape[1] == 1:
+        value = nn.functional.binary_cross_entropy_with_logits(logits[0, 0], torch.tensor(float(y)).to(logits))
+    else:
+        value = nn.functional.cross_entropy(logits, torch.tensor([int(y)]))
+    return torch.autograd.grad(value, leaf)[0]
+
+
+def slow_cosine(network, theta, z, other) -> float:
+    a, b = slow_gradient(network, theta, *z), slow_gradient(network, theta, *other)
+    return float(nn.functional.cosine_similarity(a, b, 0))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_similarity_is_that_of_autograd_gradients(network, monkeypatch):
+    x, y, found = trained(network)
+    target = Target(network, found.theta, x[3], int(y[3]))
+    monkeypatch.setattr(similarity, "_NUMBERS", 7 * D)  # in pieces
+    fast = target.to_all(x[:20], y[:20])
+    gradients = torch.stack([slow_gradient(network, found.theta, x[i], y[i]) for i in range(20)])
+    torch.testing.assert_close(fast.norm, gradients.norm(dim=1))
+    torch.testing.assert_close(fast.cosine, nn.functional.cosine_similarity(gradients, gradients[3:4]))
+    assert target.norm == pytest.approx(float(gradients[3].norm()))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_crafted_input_opposes_its_target_within_the_range_of_the_data(network):
+    x, y, found = trained(network)
+    canary = craft("crafted", network, x, y, found, generator=seeded())
+    z = x[found.target], y[found.target]
+    random = [slow_cosine(network, found.theta, z, (x[i], z[1])) for i in range(N)]
+    assert canary.y == int(z[1])
+    assert canary.cosine == pytest.approx(slow_cosine(network, found.theta, z, (canary.x, canary.y)))
+    assert canary.cosine < min(random) - 0.1
+    assert canary.cosine < -0.7 or isinstance(network, MLP)
+    assert (x.amin(0) <= canary.x).all()
+    assert (canary.x <= x.amax(0)).all()
+    assert canary.norms[1] == pytest.approx(max(canary.norms[0], 1.0), rel=0.15)
+    assert canary.norms[1] > 0.9  # fills the clipping bound
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_no_random_input_of_the_range_has_a_lower_loss_than_the_crafted_one(network):
+    x, y, found = trained(network)
+    canary = craft("crafted", network, x, y, found, generator=seeded())
+    target = Target(network, found.theta, x[found.target], int(y[found.target]))
+    low, high = x.amin(0), x.amax(0)
+    tried = low + (high - low) * torch.rand(5000, D, generator=seeded(5), dtype=torch.float64)
+    tried = torch.cat([tried, canary.x[None], region(None, x).project(canary.x + 0.05 * (tried[:500] - canary.x))])
+    losses = loss(target.to_all(tried, target.label.expand(len(tried))), max(target.norm, 1.0))
+    assert int(losses.argmin()) >= 5000
+    assert losses[5000] < losses.min() + 1e-3
+
+
+@pytest.mark.parametrize("x", [records(CLASSES)[0], records(CLASSES)[0].relu()])
+def test_the_least_cosine_of_a_linear_head_lies_on_the_path_of_clamped_opposites(x):
+    """The claim in `crafted`, for (x, 1), where the cosine can be negative."""
+    z, box = x[5] + 2.0, region((-x.std(0), 2 * x.std(0)), x)
+
+    def cosine(other):
+        ones = torch.ones(len(other), 1, dtype=other.dtype)
+        return nn.functional.cosine_similarity(torch.cat([other, ones], 1), torch.cat([z, torch.ones(1).to(z)])[None])
+
+    path = box.project(-torch.logspace(-3, 3, 4000, dtype=z.dtype)[:, None] * z)
+    slow = box.low + box.width * torch.rand(64, D, generator=seeded(3), dtype=z.dtype)
+    for _ in range(3000):
+        leaf = slow.detach().requires_grad_()
+        slow = box.project(slow - 0.05 * torch.autograd.grad(cosine(leaf).sum(), leaf)[0])
+    least = float(cosine(slow.detach()).min())
+    assert least < 0
+    assert float(cosine(path).min()) == pytest.approx(least, abs=1e-4)
+
+
+def test_the_published_loss_works_against_itself():
+    x, y, found = trained(HEAD, clip=3.0)
+    ours = craft("crafted", HEAD, x, y, found, generator=seeded())
+    theirs = craft("crafted", HEAD, x, y, found, published=True, steps=2000)
+    assert ours.cosine < theirs.cosine - 0.02
+    assert ours.separation(3.0) > theirs.separation(3.0) + 0.1
+    assert abs(ours.norms[1] / max(ours.norms[0], 3.0) - 1) < abs(theirs.norms[1] / max(ours.norms[0], 3.0) - 1)
+
+
+def test_the_published_descent_is_gradient_descent_on_its_loss_from_0():
+    x, y, found = trained(HEAD)
+    made, z = torch.zeros(D, dtype=torch.float64), (x[found.target], y[found.target])
+    g = slow_gradient(HEAD, found.theta, *z)
+    for _ in range(3):
+        leaf = made.clone().requires_grad_()
+        other = HEAD.gradients(found.theta, leaf[None], z[1][None])[0]
+        value = nn.functional.cosine_similarity(g, other, 0) + nn.functional.mse_loss(other, g)
+        made = made - 0.01 * torch.autograd.grad(value, leaf)[0]
+    torch.testing.assert_close(craft("crafted", HEAD, x, y, found, published=True, steps=3).x, made)
+
+
+def test_a_crafted_input_stays_within_the_norm_or_the_ranges_that_are_given():
+    x, y, found = trained(HEAD)
+    ball = craft("crafted", HEAD, x, y, found, bounds=1.5)
+    assert float(ball.x.norm()) <= 1.5 + 1e-9
+    assert ball.cosine < -0.5
+    box = craft("crafted", HEAD, x, y, found, bounds=(torch.tensor(-0.25), torch.full((D,), 0.125)))
+    assert (box.x >= -0.25).all()
+    assert (box.x <= 0.125).all()
+
+
+def test_inputs_of_one_sign_are_opposed_as_far_as_the_range_lets_them():
+    x, y = records(CLASSES)
+    x = x.relu()
+    recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
+    found = reference(HEAD, x, y, recipe, generator=seeded())
+    canary = craft("crafted", HEAD, x, y, found, generator=seeded())
+    target = Target(HEAD, found.theta, x[found.target], canary.y)
+    tried = target.to_all(torch.cat([x, canary.x[None]]), torch.full((N + 1,), canary.y))
+    losses = loss(tried, max(target.norm, 1.0))
+    assert (canary.x >= 0).all()
+    assert losses[-1] < losses[:-1].min() - 0.02
+    assert canary.cosine < float(tried.cosine.median()) - 0.2
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_mislabelled_canary_has_the_label_that_a_loop_finds(network):
+    x, y, found = trained(network)
+    for row in (found.target, 7, 20):
+        canary = craft("mislabelled", network, x, y, replace(found, target=row))
+        z = x[row], y[row]
+        cosines = {c: slow_cosine(network, found.theta, z, (x[row], c)) for c in range(network.classes) if c != y[row]}
+        assert canary.y == min(cosines, key=cosines.get)
+        assert canary.cosine == pytest.approx(min(cosines.values()))
+        assert torch.equal(canary.x, x[row])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_natural_canary_is_the_auxiliary_record_that_a_loop_finds(network, monkeypatch):
+    x, y, found = trained(network)
+    auxiliary = records(network.classes, seed=2, n=50)
+    monkeypatch.setattr(similarity, "_NUMBERS", 9 * D)
+    canary = craft("natural", network, x, y, found, auxiliary=auxiliary)
+    z = x[found.target], y[found.target]
+    cosines = [slow_cosine(network, found.theta, z, other) for other in zip(*auxiliary, strict=True)]
+    best = min(range(50), key=cosines.__getitem__)
+    assert torch.equal(canary.x, auxiliary[0][best])
+    assert canary.y == int(auxiliary[1][best])
+    assert canary.cosine == pytest.approx(cosines[best])
+
+
+def test_a_gradient_canary_is_at_the_parameter_that_moves_least():
+    x, y, found = trained(HEAD)
+    canary = craft("gradient", HEAD, x, y, found)
+    assert (canary.target, canary.coordinate) == (found.target, int(found.movement.argmin()))
+    assert canary.drift is found.drift
+
+
+def test_a_record_that_is_there_twice_can_be_the_target():
+    x, y, found = trained(HEAD)
+    x = torch.cat([x, x[found.target][None]])
+    y = torch.cat([y, y[found.target][None]])
+    for scenario in ("gradient", "crafted", "mislabelled", "natural"):
+        auxiliary = records(CLASSES, seed=2)
+        assert craft(scenario, HEAD, x, y, found, auxiliary=auxiliary).target == found.target
+
+
+def test_the_same_generator_crafts_the_same_canary():
+    x, y, found = trained(HEAD)
+    a, b = (craft("crafted", HEAD, x, y, found, generator=seeded(4), steps=20) for _ in range(2))
+    assert torch.equal(a.x, b.x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_single_and_half_precision_craft_in_single_precision(dtype):
+    x, y = records(CLASSES)
+    x, recipe = x.to(dtype), HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
+    canary = craft("crafted", HEAD, x, y, reference(HEAD, x, y, recipe, generator=seeded()))
+    assert canary.x.dtype == torch.float32
+    assert canary.cosine < -0.7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scenario", ["gradient", "crafted", "mislabelled", "natural"])
+def test_a_gpu_crafts_what_the_processor_crafts(scenario):
+    x, y, found = trained(HEAD)
+    auxiliary = records(CLASSES, seed=2)
+    slow = craft(scenario, HEAD, x, y, found, auxiliary=auxiliary)
+    recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
+    there, labels, generator = x.cuda(), y.cuda(), torch.Generator("cuda")
+    on_gpu = reference(HEAD, there, labels, recipe, generator=generator)
+    fast = craft(scenario, HEAD, there, labels, on_gpu, auxiliary=tuple(t.cuda() for t in auxiliary))
+    assert fast.target == slow.target
+    if scenario == "gradient":
+        assert fast.coordinate == slow.coordinate
+    else:
+        assert fast.y == slow.y
+        assert fast.cosine == pytest.approx(slow.cosine, abs=1e-6)
+
+
+def a_convolution() -> tuple[nn.Module, torch.Tensor, torch.Tensor, Reference]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
+    x = torch.rand(30, 1, 6, 6, generator=seeded())
+    y = torch.arange(30) % 3
+    found = module_reference(
+        model, x, y, classes=3, steps=10, lr=0.1, batch_size=15, generator=seeded(), clipping=FlatClipping(0.5)
+    )
+    return model, x, y, found
+
+
+@pytest.mark.parametrize("scenario", ["crafted", "mislabelled", "natural"])
+def test_any_module_gets_record_canaries(scenario):
+    model, x, y, found = a_convolution()
+    network = ModuleNetwork(model, 3)
+    auxiliary = torch.rand(40, 1, 6, 6, generator=seeded(8)), torch.arange(40) % 3
+    canary = craft(scenario, network, x, y, found, auxiliary=auxiliary, generator=seeded(), steps=15)
+    assert canary.x.shape == (1, 6, 6)
+    z = x[found.target], y[found.target]
+    tried = {
+        "crafted": [(x[i], z[1]) for i in range(30)],
+        "mislabelled": [(z[0], c) for c in range(3) if c != int(z[1])],
+        "natural": list(zip(*auxiliary, strict=True)),
+    }[scenario]
+    slow = min(slow_cosine(network, found.theta, z, other) for other in tried)
+    assert canary.cosine < slow - 0.1 if scenario == "crafted" else canary.cosine == pytest.approx(slow, abs=1e-5)
+
+
+def test_the_gradient_canary_of_a_module_names_its_parameter():
+    model, x, y, found = a_convolution()
+    network = ModuleNetwork(model, 3)
+    canary = craft("gradient", network, x, y, found)
+    name, index = canary.locate(network.trainable)
+    flat = torch.arange(network.parameters)
+    parts = dict(zip(network.trainable, flat.split([p.numel() for p in model.parameters()]), strict=True))
+    assert int(parts[name][index]) == canary.coordinate
+    with pytest.raises(InputError, match="the model that the canary was made for"):
+        replace(canary, coordinate=network.parameters).locate(network.trainable)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "arguments", "error", "says"),
+    [
+        ("natural", {}, InputError, r"give auxiliary=\(x, y\)"),
+        (
+            "natural",
+            {"auxiliary": (torch.zeros(2, D + 1), torch.zeros(2).long())},
+            InputError,
+            r"auxiliary: .*\(n, 12\)",
+        ),
+        ("natural", {"auxiliary": (torch.full((2, D), torch.nan), torch.zeros(2).long())}, InputError, "finite"),
+        ("natural", {"auxiliary": (torch.zeros(2, D), torch.full((2,), CLASSES))}, InputError, "labels 0 to 3"),
+        ("worst-case", {}, ConfigurationError, "nothing is crafted"),
+        ("S3", {}, ConfigurationError, "expected one of worst-case, gradient, crafted, mislabelled, natural"),
+        ("mislabelled", {"classes": 1}, ConfigurationError, "2 to 4"),
+        ("crafted", {"bounds": (torch.ones(D), torch.zeros(D))}, InputError, "low <= high"),
+        ("crafted", {"bounds": -1.0}, ConfigurationError, "greater than 0"),
+        ("crafted", {"steps": -1}, ConfigurationError, "at least 0"),
+        ("crafted", {"starts": 0}, ConfigurationError, "at least 1"),
+    ],
+)
+def test_what_cannot_be_crafted_is_named(scenario, arguments, error, says):
+    x, y, found = trained(HEAD)
+    with pytest.raises(error, match=says):
+        craft(scenario, HEAD, x, y, found, **arguments)
+
+
+def test_data_and_references_that_do_not_fit_are_refused():
+    x, y, found = trained(HEAD)
+    with pytest.raises(InputError, match="finite, got NaN"):
+        craft("crafted", HEAD, x.log(), y, found)
+    with pytest.raises(InputError, match="row from 0 to 9"):
+        craft("crafted", HEAD, x[:10], y[:10], replace(found, target=12))
+    with pytest.raises(InputError, match="the same network"):
+        craft("crafted", LinearHead(D, CLASSES, bias=False), x, y, found)
+    with pytest.raises(ConfigurationError, match="movement=True"):
+        craft("gradient", HEAD, x, y, replace(found, movement=None))
+
+
+def test_inputs_that_are_no_real_numbers_cannot_be_crafted_but_mislabelled():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 2))
+    x, y = torch.randint(5, (8, 3), generator=seeded()), torch.arange(8) % 2
+    found = module_reference(model, x, y, classes=2, steps=2, lr=0.1, batch_size=4, generator=seeded())
+    network = ModuleNetwork(model, 2)
+    with pytest.raises(InputError, match="craft on their embeddings"):
+        craft("crafted", network, x, y, found)
+    assert craft("mislabelled", network, x, y, found).y == 1 - int(y[found.target])

@@ -1,0 +1,208 @@
+"""Networks side by side in one tensor: the same as torch's modules and as autograd, one example at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from safexplain.audit.canaries.networks import MLP, LinearHead
+from safexplain.dp.clipping import AutoSClipping, FlatClipping
+from safexplain.dp.head_step import Rows
+from safexplain.errors import ConfigurationError
+
+D, N, RUNS = 6, 15, 3
+NETWORKS = [
+    LinearHead(D, 4), LinearHead(D, 3, bias=False), LinearHead(D, 2, one_logit=True),
+    LinearHead(D, 2, bias=False, one_logit=True), MLP(D, (5,), 3), MLP(D, (5, 4), 3, "relu"), MLP(D, (7,), 2, "relu"),
+]  # fmt: skip
+every_network = pytest.mark.parametrize("network", NETWORKS, ids=repr)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def data(network, seed=0, runs=RUNS):
+    g = seeded(seed)
+    x = torch.randn(N, D, generator=g, dtype=torch.float64)
+    y = torch.randint(0, network.classes, (N,), generator=g)
+    return x, y, torch.randn(runs, network.parameters, generator=g, dtype=torch.float64)
+
+
+def module(network, theta):
+    """The torch module with the parameters of one run."""
+    widths = (D, *getattr(network, "hidden", ()), network.outputs)
+    layers, at = [], 0
+    for i, (below, width) in enumerate(pairwise(widths)):
+        layer = nn.Linear(below, width, bias=network.bias).double()
+        matrix = theta[at : at + width * (below + network.bias)].view(width, -1)
+        at += matrix.numel()
+        layer.weight.data = matrix[:, :below].clone()
+        if network.bias:
+            layer.bias.data = matrix[:, below].clone()
+        layers.append(layer)
+        if i < len(widths) - 2:
+            layers.append(nn.Tanh() if network.activation == "tanh" else nn.ReLU())
+    assert at == network.parameters
+    return nn.Sequential(*layers)
+
+
+def loss(logits, y):
+    """Cross-entropy of one example."""
+    if logits.shape[-1] == 1:
+        return F.binary_cross_entropy_with_logits(logits[0], y.to(logits))
+    return F.cross_entropy(logits[None], y[None])
+
+
+def slow_gradients(network, theta, x, y):
+    """(n, P) by autograd through the module, one example at a time, put into the order of theta."""
+    net, found = module(network, theta), []
+    for row, label in zip(x, y, strict=True):
+        net.zero_grad()
+        loss(net(row), label).backward()
+        parts = []
+        for layer in net:
+            if isinstance(layer, nn.Linear):
+                bias = [] if layer.bias is None else [layer.bias.grad[:, None]]
+                parts.append(torch.cat([layer.weight.grad, *bias], 1).flatten())
+        found.append(torch.cat(parts))
+    return torch.stack(found)
+
+
+def slow_sum(network, theta, x, y, clipping):
+    gradients = slow_gradients(network, theta, x, y)
+    factors = [1.0 if clipping is None else float(clipping.factors(g.norm()[None])) for g in gradients]
+    return sum((f * g for f, g in zip(factors, gradients, strict=True)), torch.zeros_like(theta))
+
+
+@every_network
+def test_logits_are_those_of_the_module_with_these_parameters(network):
+    x, _, theta = data(network)
+    found = network.logits(theta, x)
+    assert found.shape == (RUNS, N, network.outputs)
+    for run in range(RUNS):
+        assert torch.allclose(found[run], module(network, theta[run])(x), atol=1e-12)
+    assert not torch.allclose(found[0], found[1], atol=0.1)
+
+
+@every_network
+def test_gradients_are_those_of_autograd_one_example_at_a_time(network):
+    x, y, theta = data(network)
+    for run in range(RUNS):
+        slow = slow_gradients(network, theta[run], x, y)
+        assert (network.gradients(theta[run], x, y) - slow).abs().max() < 1e-12
+        assert slow.abs().max() > 0.1
+
+
+@every_network
+def test_gradients_can_be_differentiated_with_respect_to_the_inputs(network):
+    x, y, theta = data(network)
+    few = x[:2].requires_grad_()
+    assert torch.autograd.gradcheck(lambda inputs: network.gradients(theta[0], inputs, y[:2]), (few,))
+
+
+@every_network
+@pytest.mark.parametrize("clipping", [FlatClipping(0.9), AutoSClipping(0.9), None])
+@pytest.mark.parametrize("own", [True, False])
+def test_the_clipped_sum_is_that_of_autograd_one_example_at_a_time(network, clipping, own):
+    x, y, theta = data(network)
+    before, rows = theta.clone(), Rows.of(x, y, bias=network.bias)
+    index = torch.randint(0, N, (RUNS, 9), generator=seeded(1))
+    weight = torch.rand(RUNS, 9, generator=seeded(2)) < 0.7
+    if not own:
+        index = index[0]
+    for weights in (weight, None):
+        found = network.clipped_sum(theta, rows.take(index), weights, clipping)
+        assert found.shape == theta.shape
+        for run in range(RUNS):
+            chosen = index[run] if own else index
+            chosen = chosen if weights is None else chosen[weights[run]]
+            slow = slow_sum(network, theta[run], x[chosen], y[chosen], clipping)
+            assert (found[run] - slow).abs().max() < 1e-12
+            assert slow.abs().max() > 0.1
+    assert torch.equal(theta, before)
+    assert torch.equal(rows.x[:, :D], x)
+
+
+@every_network
+def test_each_contribution_stays_within_the_bound_and_reaches_it(network):
+    x, y, theta = data(network)
+    norms = torch.stack([
+        network.clipped_sum(3 * theta, Rows.of(x[i : i + 1], y[i : i + 1], bias=network.bias), None, FlatClipping(0.5))
+        for i in range(N)
+    ]).norm(dim=2)  # fmt: skip
+    assert norms.max() <= 0.5 * (1 + 1e-12)
+    assert norms.max() > 0.499
+    if isinstance(network, MLP):
+        last = network.shapes[-1][0] * network.shapes[-1][1]
+        parts = torch.stack([network.gradients(3 * theta[0], x, y)[:, -last:].norm(dim=1)])
+        clipped_by_the_last_layer_alone = network.gradients(3 * theta[0], x, y) * (0.5 / parts.T).clamp(max=1)
+        assert clipped_by_the_last_layer_alone.norm(dim=1).max() > 0.5 * 1.01, "a norm without a layer would be seen"
+
+
+@every_network
+def test_an_empty_batch_sums_to_nothing(network):
+    x, y, theta = data(network)
+    rows = Rows.of(x[:0], y[:0], bias=network.bias)
+    assert torch.equal(network.clipped_sum(theta, rows, None, FlatClipping(1.0)), torch.zeros_like(theta))
+
+
+@every_network
+def test_an_example_of_infinite_gradient_norm_contributes_nothing(network):
+    x, y, theta = data(network)
+    far = x.float()
+    far[2] = 1e30  # its squared norm is infinite in single precision
+    keep = (torch.arange(N) != 2).expand(RUNS, N)
+    found = network.clipped_sum(theta.float(), Rows.of(far, y, bias=network.bias), None, FlatClipping(1.0))
+    expected = network.clipped_sum(theta.float(), Rows.of(x.float(), y, bias=network.bias), keep, FlatClipping(1.0))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_heads_start_at_zero_and_mlps_as_torch_would_start_them_each_differently():
+    head = LinearHead(D, 3).initial(4, seeded(), torch.device("cpu"), torch.float64)
+    assert head.shape == (4, 3 * (D + 1))
+    assert not head.any()
+    network = MLP(100, (50,), 10)
+    theta = network.initial(60, seeded(), torch.device("cpu"), torch.float32)
+    assert theta.shape == (60, network.parameters)
+    assert network.parameters == 50 * 101 + 10 * 51
+    assert theta.dtype == torch.float32
+    assert not torch.equal(theta[0], theta[1])
+    for layer, inputs in zip(network.layers(theta), (100, 50), strict=True):
+        linear = nn.Linear(inputs, layer.shape[1])
+        for found, like in ((layer[..., :-1], linear.weight), (layer[..., -1], linear.bias)):
+            assert found.abs().max() <= inputs**-0.5
+            assert found.abs().max() > 0.9 * inputs**-0.5
+            assert found.std().item() == pytest.approx(inputs**-0.5 / 3**0.5, rel=0.08)
+            assert like.abs().max() <= inputs**-0.5
+    again = network.initial(60, seeded(), torch.device("cpu"), torch.float32)
+    assert torch.equal(theta, again)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: LinearHead(0, 2), "features"), (lambda: LinearHead(3, 1), "classes"),
+        (lambda: LinearHead(3, 3, one_logit=True), "one_logit"), (lambda: LinearHead(3.0, 2), "features"),
+        (lambda: MLP(3, (), 2), "hidden"), (lambda: MLP(3, (0,), 2), "hidden"), (lambda: MLP(3, (2,), True), "classes"),
+        (lambda: MLP(3, (2,), 2, "gelu"), "activation"),
+    ],
+)  # fmt: skip
+def test_a_network_that_makes_no_sense_is_refused(make, names):
+    with pytest.raises(ConfigurationError, match=names):
+        make()
+
+
+@pytest.mark.gpu
+@every_network
+def test_a_gpu_sums_the_same(network):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    x, y, theta = data(network)
+    on_cpu = network.clipped_sum(theta, Rows.of(x, y, bias=network.bias), None, FlatClipping(0.5))
+    on_gpu = network.clipped_sum(theta.cuda(), Rows.of(x.cuda(), y.cuda(), bias=network.bias), None, FlatClipping(0.5))
+    assert torch.allclose(on_cpu, on_gpu.cpu(), atol=1e-11)

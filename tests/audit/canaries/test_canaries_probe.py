@@ -1,0 +1,322 @@
+"""A user's own training function is audited as it is: what it breaks shows, what it keeps does not, nothing is lost."""
+
+import json
+import random
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.finding import Verdict
+from safexplain.audit.canaries.probe import CanaryProbe
+from safexplain.audit.shadows import silent
+from safexplain.dp.accounting import Steps
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+
+BUG = get_args(Verdict)[2]
+N, D, STEPS = 40, 5, 10
+SIGMA = 6.0
+MODEL = nn.Linear(D, 2)
+CLAIM = Claim(Steps(SIGMA, 0.5, STEPS), 1e-5)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook", "ignore:Optimal order")
+
+
+def data():
+    """The last record alone has the last feature."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(N) % 2
+    x = torch.randn(N, D, generator=g) + y[:, None]
+    x[:-1, -1], x[-1] = 0.0, torch.tensor([0.0] * (D - 1) + [3.0])
+    return x, y
+
+
+def opacus_loop(noise):
+    def train(dataset, generator):
+        model = nn.Linear(D, 2, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=DataLoader(dataset, batch_size=N // 2),
+            noise_multiplier=noise, max_grad_norm=1.0, noise_generator=generator,
+        )  # fmt: skip
+        for _ in range(STEPS // 2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return model
+
+    return train
+
+
+def quick(dataset, generator):
+    """Noisy mean of the features: no training worth the name, but instant."""
+    x, y = (torch.stack(part) for part in zip(*[dataset[i] for i in range(len(dataset))], strict=True))
+    model = nn.Linear(D, 2, bias=False)
+    with torch.no_grad():
+        weight = nn.functional.one_hot(y, 2).float().T @ x
+        model.weight.copy_(weight + torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def probe(train=quick, **options):
+    options = {"claim": CLAIM, "runs": 8, "threshold": 0.0, "model": MODEL} | options
+    return CanaryProbe(train, data(), **options)
+
+
+@pytest.mark.parametrize("scenario", ["gradient", "mislabelled"])
+def test_an_opacus_loop_that_ignores_its_noise_is_caught_and_a_right_one_is_not(scenario):
+    given = {} if scenario == "gradient" else {"canary": (data()[0][-1], 0), "target": N - 1, "threshold": 0.0}
+    options = {"claim": CLAIM, "scenario": scenario, "runs": 48, "coordinate": 2 * D - 1, **given}
+    right = CanaryProbe(opacus_loop(SIGMA), data(), **options).run(silent)
+    assert right.verdict != BUG
+    broken = CanaryProbe(opacus_loop(0.05), data(), **options).run(silent)
+    assert broken.verdict == BUG
+    assert broken.runs == 48
+    assert broken.epsilon_lower <= broken.ceiling
+    assert broken.scenario == scenario
+
+
+def test_a_run_is_a_function_of_seed_world_and_number_alone():
+    seen = []
+
+    def train(dataset, generator):
+        x, y = dataset[N - 1]
+        drawn = torch.rand(1).item(), np.random.random(), random.random(), generator.initial_seed()  # noqa: NPY002
+        seen.append((len(dataset), float(x.sum()), int(y), *drawn))
+        return quick(dataset, generator)
+
+    options = {"canary": (torch.zeros(D), 0), "target": N - 1}
+    before = torch.rand(1, generator=torch.Generator().manual_seed(0)), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    probe(train, runs=6, **options).run(silent)
+    assert torch.equal(torch.get_rng_state(), before[1]), "the global generators are left as they were"
+    assert np.array_equal(np.random.get_state()[1], before[2][1])  # noqa: NPY002
+    few = seen.copy()
+    assert [row[:3] for row in few] == [(N, 3.0, 1), (N, 0.0, 0)] * 3, "worlds in turn, equal but for the target"
+    assert len({row[3:] for row in few}) == len({row[3] for row in few}) == len({row[-1] for row in few}) == 6
+    seen.clear()
+    torch.manual_seed(99)
+    probe(train, runs=8, **options).run(silent)
+    assert seen[:6] == few
+
+
+class Stops(Exception):
+    pass
+
+
+def stopping(after):
+    """A training that fails from some call on, and what it was called with."""
+    calls = []
+
+    def train(dataset, generator):
+        calls.append(generator.initial_seed())
+        if len(calls) > after:
+            raise Stops("no more")
+        return quick(dataset, generator)
+
+    return train, calls
+
+
+def test_an_error_says_which_run_and_what_was_finished_is_not_done_again(tmp_path):
+    options = {"cache": tmp_path, "version": "1", "runs": 10}
+    train, first = stopping(after=5)
+    with pytest.raises(InputError, match=r"run 2 of world b \(seed \d+\) stopped with Stops: no more; 5 of 10 runs"):
+        probe(train, **options).run(silent)
+    train, rest = stopping(after=100)
+    resumed = probe(train, **options).run(silent)
+    assert len(rest) == 5
+    assert first[5] == rest[0], "the failed run is taken again"
+    train, every = stopping(after=100)
+    whole = probe(train, runs=10).run(silent)
+    assert every == first[:5] + rest
+    assert resumed.errors == whole.errors
+    assert resumed.epsilon_lower == whole.epsilon_lower
+
+
+def test_more_runs_later_go_on_from_those_that_are_there(tmp_path):
+    train, calls = stopping(after=100)
+    probe(train, cache=tmp_path, version="1", runs=6).run(silent)
+    probe(train, cache=tmp_path, version="1", runs=10).run(silent)
+    assert len(calls) == len(set(calls)) == 10
+
+
+def test_a_line_that_was_cut_off_is_a_run_that_is_taken_again(tmp_path):
+    train, calls = stopping(after=100)
+    made = probe(train, cache=tmp_path, version="1")
+    scores = made.run(silent).errors
+    file = made.folder / "runs.jsonl"
+    file.write_text(file.read_text()[:-9])
+    again = probe(train, cache=tmp_path, version="1")
+    assert again.run(silent).errors == scores
+    assert len(calls) == 9
+    assert [json.loads(line)["number"] for line in file.read_text().splitlines() if line.endswith("}")][-1] == 3
+    assert probe(train, cache=tmp_path, version="1").run(silent).errors == scores
+    assert len(calls) == 9
+
+
+def test_another_training_function_data_canary_or_seed_does_not_reuse_runs(tmp_path):
+    def other(dataset, generator):
+        return quick(dataset, generator)
+
+    x, y = data()
+    folders = {
+        probe(cache=tmp_path).folder,
+        probe(other, cache=tmp_path).folder,
+        probe(cache=tmp_path, version="2").folder,
+        probe(cache=tmp_path, seed=1).folder,
+        probe(cache=tmp_path, canary=(x[0], 0), target=1).folder,
+        probe(cache=tmp_path, canary=(x[0], 0), target=2).folder,
+        CanaryProbe(quick, (x + 1, y), claim=CLAIM, model=MODEL, cache=tmp_path).folder,
+    }
+    assert len(folders) == 7
+    assert (
+        probe(cache=tmp_path).folder
+        == probe(cache=tmp_path, runs=50, claim=Claim(None, 1e-5, 1.0), method="gdp").folder
+    )
+
+
+def test_a_crafted_canary_is_kept_with_the_runs(tmp_path):
+    made = probe(cache=tmp_path, scenario="crafted").canary
+    again = probe(cache=tmp_path, scenario="crafted")
+    assert isinstance(made, RecordCanary)
+    assert (again.folder / "canary.pt").is_file()
+    assert torch.equal(again.canary.x, made.x)
+    assert again.canary.target == made.target
+
+
+@pytest.mark.parametrize("scenario", ["mislabelled", "crafted", "natural"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "as Opacus leaves it"])
+def test_a_canary_is_made_on_what_the_function_trains(scenario, wrapped):
+    x, y = data()
+    train = opacus_loop(1.0) if wrapped else quick
+    made = CanaryProbe(train, (x, y), claim=CLAIM, scenario=scenario, auxiliary=(x.flip(1), y)).canary
+    assert made.scenario == scenario
+    assert made.cosine < 0
+    z = x[made.target], int(y[made.target])
+    assert (made.y == z[1]) == (scenario == "crafted" or (scenario == "natural" and made.y == z[1]))
+    assert torch.equal(made.x, z[0]) == (scenario == "mislabelled")
+
+
+def test_a_gradient_canary_takes_the_named_parameter_or_the_one_that_moves_least():
+    named = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", coordinate=("weight", 3))
+    assert isinstance(named.canary, GradientCanary)
+    assert named.canary.coordinate == 3
+    assert named.canary.drift.shape == (STEPS + 1,)
+    assert named.canary.drift[0] == 0
+    least = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", target=N - 1).canary
+    assert least.coordinate in (D - 1, 2 * D - 1), "the last feature is zero but in the target, which is left out"
+    wrong = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", coordinate=("bias", 0))
+    with pytest.raises(InputError, match=r"the optimizer trains weight \(10\)"):
+        _ = wrong.canary
+
+
+def test_a_loop_without_an_opacus_optimizer_has_no_gradient_canary():
+    with pytest.raises(RefusedError, match="record canary"):
+        probe(scenario="gradient").run(silent)
+
+
+def test_a_data_set_a_score_of_ones_own_and_devices_are_taken():
+    class Rows(Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            return data()[0][i].numpy(), int(data()[1][i])
+
+    where = []
+
+    def train(dataset, generator, device):
+        where.append(device)
+        return {"weights": quick(dataset, generator).weight}
+
+    result = CanaryProbe(
+        train, Rows(), claim=CLAIM, canary=(torch.full((D,), 50.0), 1), target=3, devices=["cpu", "meta"], runs=8,
+        threshold=100.0, score=lambda made: -float(made["weights"].detach().sum()),
+    ).run(silent)  # fmt: skip
+    assert where == ["cpu", "meta"] * 4
+    assert result.errors[0].positives == 4
+    assert result.errors[0].false_positives == 0
+    assert result.setting["records"] == N
+
+
+def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
+    def diverged(dataset, generator):
+        model = quick(dataset, generator)
+        model.weight.data.fill_(torch.nan)
+        return model
+
+    with pytest.raises(InputError, match=r"run 0 of world a .*NaN or infinite logits"):
+        probe(diverged).run(silent)
+
+
+WRONG = {
+    "worst case": ({"scenario": "worst-case"}, "worst_case"),
+    "natural without records": ({"scenario": "natural"}, "auxiliary"),
+    "canary without target": ({"canary": (torch.zeros(D), 0)}, "target="),
+    "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
+    "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "the worlds would be one"),
+    "too few runs": ({"runs": 2}, "at least 4"),
+    "devices that train does not take": ({"devices": ["cpu"]}, "must take the device"),
+    "score for a gradient": ({"scenario": "gradient", "score": float}, "no score"),
+    "no such target": ({"canary": (torch.zeros(D), 0), "target": N}, "0 to 39"),
+    "pld without a mechanism": ({"claim": Claim(None, 1e-5, 1.0)}, "clopper-pearson"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_options_that_cannot_be_are_refused_before_anything_is_trained(options, message):
+    with pytest.raises((ConfigurationError, InputError), match=message):
+        probe(stopping(0)[0], **options)
+
+
+def test_a_function_that_cannot_be_told_from_others_needs_a_version(tmp_path):
+    generator = torch.Generator()
+
+    def train(dataset, _):
+        return quick(dataset, generator)
+
+    with pytest.raises(ConfigurationError, match="give version="):
+        probe(train, cache=tmp_path)
+    probe(train, cache=tmp_path, version="1")
+
+
+def test_progress_is_told_and_the_ceiling_known_before():
+    told = []
+    made = probe(runs=30)
+    result = made.run(lambda *args: told.append(args))
+    assert told[-1] == ("training", 30, 30)
+    assert [row for row in told if row[0] == "training"] == [("training", i, 30) for i in range(31)]
+    assert made.ceiling == pytest.approx(result.ceiling)
+    assert probe(runs=30, threshold="split").ceiling < made.ceiling
+
+
+@pytest.mark.slow
+def test_workers_give_what_one_process_gives(tmp_path):
+    one = probe(runs=12).run(silent)
+    two = probe(runs=12, workers=2, cache=tmp_path, version="1").run(silent)
+    assert one.errors == two.errors
+    assert one.epsilon_lower == two.epsilon_lower
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_says_which_run_and_keeps_the_others(tmp_path):
+    def train(dataset, generator):
+        if generator.initial_seed() == bad:
+            raise Stops("no more")
+        return quick(dataset, generator)
+
+    bad = 0
+    seeds = []
+    probe(lambda d, g: (seeds.append(g.initial_seed()), quick(d, g))[1], runs=12).run(silent)
+    bad = seeds[9]
+    made = probe(train, runs=12, workers=2, cache=tmp_path, version="1")
+    with pytest.raises(InputError, match=r"run 4 of world b .* Stops: no more; \d+ of 12 runs are finished and kept"):
+        made.run(silent)
+    assert len((made.folder / "runs.jsonl").read_text().splitlines()) >= 7

@@ -1,0 +1,601 @@
+"""Runs trained side by side: each is the run that Opacus makes of the same batches, coins, noise and canary."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from canary_runs import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
+
+from safexplain.audit.canaries import pieces, plan
+from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.draws import KeyedDraws
+from safexplain.audit.canaries.inserted import Directions, Substitutes
+from safexplain.audit.canaries.networks import MLP, LinearHead
+from safexplain.audit.canaries.steps import steps_of
+from safexplain.audit.canaries.train import train_one_run, train_runs
+from safexplain.dp.clipping import FlatClipping, PerLayerClipping
+from safexplain.dp.head_step import Rows
+from safexplain.errors import ConfigurationError, InputError
+
+TARGET, RUNS, CPU = 7, 4, torch.device("cpu")
+ONE_LOGIT = NETWORKS["one logit"]
+
+
+def canary_of(kind, network, x, y):
+    if kind == "gradient":
+        return GradientCanary(TARGET, 3)
+    other = (int(y[TARGET]) + 1) % network.classes
+    at = x[TARGET] if kind == "mislabelled" else torch.full((D,), 1.5, dtype=x.dtype)
+    return RecordCanary(kind, TARGET, at, other)
+
+
+def inserted_of(canary, x, y, made_by, runs=RUNS):
+    world_a = torch.arange(runs) % 2 == 0
+    if isinstance(canary, GradientCanary):
+        signs = torch.where(world_a, 1.0, -1.0)[:, None]
+        return Directions.of(torch.tensor([canary.coordinate]), signs, made_by.clipping, D, x)
+    labels = torch.tensor([int(y[TARGET]), canary.y])
+    return Substitutes(torch.stack([x[TARGET], canary.x]), labels, world_a)
+
+
+def others_of(network, x, y):
+    kept = torch.arange(N) != TARGET
+    return Rows.of(x[kept], y[kept], bias=network.bias)
+
+
+def trained(network, x, y, canary, made_by, draws, runs=RUNS, at_once=10**6, sigma=0.7):
+    """theta at the start and at the end."""
+    generator = seeded(5)
+    start = torch.randn(runs, network.parameters, generator=generator, dtype=x.dtype) / 4
+    theta, inserted = start.clone(), inserted_of(canary, x, y, made_by, runs)
+    for _ in steps_of(network, others_of(network, x, y), inserted, made_by, sigma, theta, draws, at_once):
+        pass
+    return start, theta
+
+
+def options(**changes):
+    return {"noise_multiplier": 0.7, "runs": 8, "every": 10, "generator": seeded(3), **changes}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
+@pytest.mark.parametrize("how", [{"momentum": 0.5}, {"optimizer": "adam", "lr": 0.02}], ids=["sgd", "adam"])
+def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_canary(name, kind, how, monkeypatch):
+    network, shared = NETWORKS[name], kind != "crafted"
+    x, y = data(network)
+    rate = 0.3 if shared else 0.15  # at which rows are gathered, for ten classes and the MLP
+    canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=rate, **how)
+    draws = Recorded(1, 0, made_by.sample_rate, made_by.steps, shared, CPU)
+    start, theta = trained(network, x, y, canary, made_by, draws)
+    assert sum(int(c.sum()) for c in draws.given["coins"]) > RUNS
+    assert all(index is None for index, _ in draws.given["batches"]) == (not shared and name == "one logit")
+    for run in (0, 1):
+        slow = by_opacus(network, x, y, canary, made_by, start, draws.given, run, monkeypatch)
+        assert (theta[run] - slow).abs().max() < 1e-9
+        assert (theta[run] - start[run]).abs().max() > 0.1
+    if kind == "gradient":
+        wrong = by_opacus(network, x, y, canary, made_by, start, draws.given, 0, monkeypatch, swapped=True)
+        assert (theta[0] - wrong).abs().max() > 1e-3, "the other world's canary would be seen"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("rate", [0.3, 0.9, 1.0])
+def test_rows_taken_a_few_at_a_time_give_the_same_weights(name, shared, rate):
+    network = NETWORKS[name]
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network, sample_rate=rate, steps=4)
+    ends = [
+        trained(network, x, y, canary, made_by, KeyedDraws(1, 0, rate, made_by.steps, shared, CPU), at_once=k)[1]
+        for k in (10**6, 3, 1)
+    ]
+    assert torch.allclose(ends[0], ends[1], atol=1e-11)
+    assert torch.allclose(ends[0], ends[2], atol=1e-11)
+
+
+class Twins(KeyedDraws):
+    """The same noise and coins for all runs; the canary is in at the given steps."""
+
+    def __init__(self, made_by, at):
+        super().__init__(1, 0, made_by.sample_rate, made_by.steps, True, CPU)
+        self.at, self.step = at, 0
+
+    def coins(self, runs, canaries):
+        self.step += 1
+        return torch.full((runs, canaries), self.step in self.at)
+
+    def noise(self, like, std):
+        return super().noise(like[:1], std).expand_as(like)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", ["gradient", "crafted"])
+def test_the_two_worlds_differ_in_the_canary_alone(name, kind):
+    network = NETWORKS[name]
+    x, y = data(network)
+    canary, made_by = canary_of(kind, network, x, y), recipe(network, steps=10)
+    theta = network.initial(1, seeded(), CPU, torch.float64).expand(RUNS, -1).clone()
+    inserted, before = inserted_of(canary, x, y, made_by), None
+    for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, Twins(made_by, {5}), 10**6):
+        assert torch.allclose(theta[0], theta[2], atol=1e-13), "runs of one world are the same"
+        if step < 5:
+            assert torch.allclose(theta[0], theta[1], atol=1e-13), "without the canary, all are"
+            before = theta[0].clone()
+        if step == 5:
+            if kind == "gradient":
+                pair = torch.zeros(2, network.parameters, dtype=x.dtype)
+                pair[:, canary.coordinate] = torch.tensor([0.8, -0.8])
+            else:
+                pair = network.gradients(before, inserted.x, inserted.y)
+                pair *= (0.8 / pair.norm(dim=1, keepdim=True)).clamp(max=1)
+            moved = made_by.lr / made_by.expected_batch_size * (pair[1] - pair[0])
+            assert torch.allclose(theta[0] - theta[1], moved, atol=1e-12)
+            assert moved.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
+@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "lr": 0.02}], ids=["sgd", "adam"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_are_higher_in_world_a(name, kind, how):
+    network = NETWORKS[name]
+    x, y = data(network)
+    canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=1.0, **how)
+    start = network.initial(1, seeded(), CPU, x.dtype)[0]
+    found = train_runs(network, x, y, canary, made_by, initial=start, **options(noise_multiplier=0.1))
+    assert found.a.shape == found.b.shape == (3, 4)
+    assert found.a[-1].min() > found.b[-1].max()
+
+
+@pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
+def test_scores_are_those_of_the_weights_at_the_stated_steps(kind):
+    network = NETWORKS["MLP"]
+    x, y = data(network)
+    canary, made_by = canary_of(kind, network, x, y), recipe(network)
+    if kind == "gradient":
+        canary = GradientCanary(TARGET, 3, torch.linspace(0, 1, made_by.steps + 1, dtype=x.dtype))
+    start = torch.randn(6, network.parameters, generator=seeded(8), dtype=x.dtype)
+    given = options(runs=6, every=7, initial=start)
+    found = train_runs(network, x, y, canary, made_by, **given)
+    assert found.steps == (7, 14, 21, 28, 30)
+    seed = int(torch.randint(2**62, (), generator=seeded(3)))
+    draws = KeyedDraws(seed, 0, made_by.sample_rate, made_by.steps, True, CPU)
+    theta, inserted, expected = start.clone(), inserted_of(canary, x, y, made_by, 6), []
+    for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, draws, 10**6):
+        if step in found.steps and kind == "gradient":
+            expected.append(step / made_by.steps - (theta - start)[:, 3])
+        elif step in found.steps:
+            own, label = network.logits(theta, x[TARGET][None])[:, 0], int(y[TARGET])
+            if kind == "mislabelled":
+                expected.append(own[:, label] - own[:, canary.y])
+            else:
+                p, q = own.softmax(1)[:, label], network.logits(theta, canary.x[None])[:, 0].softmax(1)[:, canary.y]
+                expected.append((p / (1 - p)).log() - (q / (1 - q)).log())
+    expected = torch.stack(expected).numpy()
+    assert found.a == pytest.approx(expected[:, ::2], abs=1e-9)
+    assert found.b == pytest.approx(expected[:, 1::2], abs=1e-9)
+    assert found.a != pytest.approx(-expected[:, ::2], abs=1e-3), "another sign would be seen"
+
+
+def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
+    """Mean k C lr / B for a binomial k, and the noise of all steps."""
+    network = LinearHead(2, 2, bias=False, one_logit=True)
+    x, y = torch.tensor([[1.0, 0.0]]).expand(N, 2).clone(), torch.arange(N) % 2
+    made_by = recipe(network, steps=40, clipping=FlatClipping(3.0), sample_rate=0.25, lr=0.5, expected_batch_size=10)
+    canary = GradientCanary(0, 1)
+    found = train_runs(
+        network,
+        x,
+        y,
+        canary,
+        made_by,
+        noise_multiplier=2.0,
+        runs=8000,
+        every=40,
+        generator=seeded(),
+        shared_batches=True,
+    )
+    unit = 0.5 * 3.0 / 10
+    spread = unit * (40 * 0.25 * 0.75 + 40 * 4.0) ** 0.5
+    for scores, sign in ((found.a, 1), (found.b, -1)):
+        assert scores.mean() == pytest.approx(sign * unit * 10, abs=4 * spread / 4000**0.5)
+        assert scores.std() == pytest.approx(spread, rel=0.05)
+        assert scores.std() != pytest.approx(spread / 3, rel=0.05), "noise without the clipping bound would be seen"
+
+
+def test_coins_have_the_sample_rate_and_know_nothing_of_the_batches():
+    draws = KeyedDraws(4, 0, 0.25, 4000, True, CPU)
+    batches = draws.batches(1, 50, 1)
+    coins, sizes = [], []
+    for index, _ in batches:
+        coins.append(draws.coins(3, 2).flatten())
+        sizes.append(len(index))
+    coins, sizes = torch.stack(coins).double(), torch.tensor(sizes, dtype=torch.float64)
+    bound = 5 * (0.25 * 0.75 / 4000) ** 0.5
+    assert ((coins.mean(0) - 0.25).abs() < bound).all()
+    assert not ((coins.mean(0) - 0.2).abs() < bound).any(), "another rate would be seen"
+    together = torch.corrcoef(torch.cat([coins, sizes[:, None]], 1).T).fill_diagonal_(0)
+    assert together.abs().max() < 0.08
+    certain = KeyedDraws(4, 0, 1.0, 3, True, CPU)
+    assert certain.coins(5, 2).all()
+
+
+@pytest.mark.parametrize("products", [1, 1000])
+def test_independent_batches_are_poisson_samples_of_each_run(products):
+    """Dense or gathered."""
+    counts, pairs, steps = torch.zeros(2, 30), 0, 2000
+    for index, weight in KeyedDraws(4, 0, 0.2, steps, False, CPU).batches(2, 30, products):
+        assert (index is None) == (products == 1)
+        inside = torch.zeros(2, 30, dtype=torch.bool)
+        for run in range(2):
+            inside[run, (torch.arange(30) if index is None else index[run])[weight[run]]] = True
+        counts += inside
+        pairs += int((inside[0] & inside[1]).sum())
+    assert ((counts / steps - 0.2).abs() < 5 * (0.16 / steps) ** 0.5).all()
+    assert pairs / steps / 30 == pytest.approx(0.04, abs=0.005)
+
+
+def test_shared_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
+    first, second = (KeyedDraws(4, block, 0.3, 5, True, CPU) for block in (0, 1))
+    for (one, _), (other, _) in zip(first.batches(2, 50, 1), second.batches(2, 50, 1), strict=True):
+        assert torch.equal(one, other)
+    like = torch.zeros(3, 4)
+    assert not torch.equal(first.noise(like, 1.0), second.noise(like, 1.0))
+    assert not torch.equal(first.coins(50, 1), second.coins(50, 1))
+    own = [next(KeyedDraws(4, block, 0.3, 5, False, CPU).batches(2, 50, 1))[1] for block in (0, 1)]
+    assert not torch.equal(*own)
+    assert not torch.equal(own[0][0], own[0][1])
+
+
+def test_the_target_takes_part_in_world_a_of_a_record_canary_alone():
+    network = ONE_LOGIT
+    x, y = data(network)
+    far = x.clone()
+    far[TARGET] = -5.0
+    made_by = recipe(network, sample_rate=1.0)
+    fixed = RecordCanary("crafted", TARGET, torch.ones(D), 1)
+    seen = []
+    for records in (x, far):
+        for canary in (GradientCanary(TARGET, 3), fixed):
+            theta = torch.zeros(RUNS, network.parameters, dtype=x.dtype)
+            inserted = inserted_of(canary, records, y, made_by)
+            draws = KeyedDraws(1, 0, 1.0, made_by.steps, True, CPU)
+            for _ in steps_of(network, others_of(network, records, y), inserted, made_by, 0.7, theta, draws, 99):
+                pass
+            seen.append(theta)
+    assert torch.equal(seen[0], seen[2]), "a gradient canary stands in the record's place in both worlds"
+    assert torch.equal(seen[1][1::2], seen[3][1::2])
+    assert not torch.allclose(seen[1][::2], seen[3][::2], atol=1e-3)
+    moved = [train_runs(network, r, y, GradientCanary(TARGET, 3), made_by, **options()).a for r in (x, far)]
+    assert np.array_equal(*moved)
+
+
+@pytest.fixture
+def many_blocks(monkeypatch):
+    """Blocks of two runs."""
+    monkeypatch.setitem(plan._PARAMETERS, "cpu", 1)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]], ids=["alone", "threads"])
+def test_an_interrupted_training_resumes_and_ends_as_it_would_have(tmp_path, many_blocks, devices):
+    network = NETWORKS["MLP"]
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
+    whole = train_runs(network, x, y, canary, made_by, **options())
+
+    def interrupt(stage, done, total):
+        if done > 4.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_runs(network, x, y, canary, made_by, **options(cache=tmp_path, progress=interrupt, devices=devices))
+    stored = len(list(tmp_path.glob("*.npz")))
+    assert stored == 2 if len(devices) == 1 else 1 <= stored <= 3, "only running blocks are lost"
+    assert not list(tmp_path.glob("*.partial"))
+    shown = []
+    again = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path, progress=lambda *a: shown.append(a)))
+    assert np.array_equal(again.a, whole.a)
+    assert np.array_equal(again.b, whole.b)
+    assert shown[0][1] > 2 * stored
+    assert shown[-1] == ("training", 8, 8)
+
+
+def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, many_blocks, monkeypatch):
+    network = ONE_LOGIT
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
+    kept = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
+    count = len(list(tmp_path.iterdir()))
+    steps = []
+    again = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path, progress=lambda *a: steps.append(a)))
+    assert np.array_equal(again.a, kept.a)
+    assert not steps, "nothing was trained"
+    assert len(list(tmp_path.iterdir())) == count
+    changed = x.clone()
+    changed[0, 0] += 1e-9
+    start = torch.zeros(network.parameters, dtype=x.dtype)
+    for case in (
+        (network, changed, y, canary, made_by, options()),
+        (network, x, 1 - y, canary, made_by, options()),
+        (network, x, y, canary_of("gradient", network, x, y), made_by, options()),
+        (network, x, y, RecordCanary("crafted", TARGET, canary.x + 1, canary.y), made_by, options()),
+        (network, x, y, canary, recipe(network, lr=0.21), options()),
+        (network, x, y, canary, recipe(network, clipping=FlatClipping(0.81)), options()),
+        (network, x, y, canary, made_by, options(noise_multiplier=0.71)),
+        (network, x, y, canary, made_by, options(generator=seeded(4))),
+        (network, x, y, canary, made_by, options(shared_batches=False)),
+        (network, x, y, canary, made_by, options(every=9)),
+        (network, x, y, canary, made_by, options(initial=start)),
+    ):
+        *positional, named = case
+        train_runs(*positional, **named, cache=tmp_path)
+        assert len(list(tmp_path.iterdir())) == count + 4
+        count += 4
+    monkeypatch.setattr(pieces, "_DP", (*pieces._DP, "adjacency"))  # other code
+    train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
+    assert len(list(tmp_path.iterdir())) == count + 4
+
+
+def test_a_damaged_file_is_trained_again_and_a_full_disk_is_an_error_in_words(tmp_path, many_blocks):
+    network = ONE_LOGIT
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
+    whole = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
+    for path, content in zip(sorted(tmp_path.iterdir()), (b"", b"PK\x03\x04 no archive", None, None), strict=True):
+        if content is not None:
+            path.write_bytes(content)
+    assert np.array_equal(train_runs(network, x, y, canary, made_by, **options(cache=tmp_path)).a, whole.a)
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    with pytest.raises(InputError, match="cannot store"):
+        train_runs(network, x, y, canary, made_by, **options(cache=blocked))
+
+
+def test_more_devices_or_less_memory_change_nothing(many_blocks):
+    network = NETWORKS["MLP"]
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
+    threads = set()
+    one = train_runs(network, x, y, canary, made_by, **options(runs=9))
+    two = train_runs(
+        network, x, y, canary, made_by,
+        **options(runs=9, devices=["cpu", "cpu"], progress=lambda *_: threads.add(threading.get_ident())),
+    )  # fmt: skip
+    assert one.a.shape[1] == 5
+    assert one.b.shape[1] == 4
+    assert np.array_equal(one.a, two.a)
+    assert np.array_equal(one.b, two.b)
+    assert len(threads) == 2
+    least = plan.rows_at_once(network, 2, x, False, 2**20)
+    small = next(m for m in range(2**10, 2**20, 2**8) if fits(network, x, m))
+    assert plan.rows_at_once(network, 2, x, False, small) < least
+    split = train_runs(network, x, y, canary, made_by, **options(runs=9, memory=small))
+    assert split.a == pytest.approx(one.a, abs=1e-9)
+    with pytest.raises(ConfigurationError, match="memory"):
+        train_runs(network, x, y, canary, made_by, **options(memory=2**10))
+
+
+def fits(network, x, memory):
+    try:
+        return plan.rows_at_once(network, 2, x, False, memory) > 0
+    except ConfigurationError:
+        return False
+
+
+def test_the_plan_takes_fewer_rows_for_more_runs_and_never_more_than_there_are():
+    network, x = MLP(600, (128,), 100), torch.zeros(5000, 600)
+    rows = [plan.rows_at_once(network, runs, x, False, 2**30) for runs in (20, 50, 100, 200)]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] > 3 * rows[-1]
+    held = rows[-1] * 200 * network.numbers_per_row * 4 + 200 * network.parameters * 8 * 4 + 3 * x.numel() * 4
+    assert held <= 2**30 < 1.1 * held
+    assert plan.rows_at_once(network, 200, x, True, 2**30) < rows[-1]
+    assert plan.rows_at_once(LinearHead(600, 2), 2, x[:10], False, 2**30) == 12
+
+
+def test_an_error_in_one_thread_ends_all_and_is_raised(many_blocks):
+    network = ONE_LOGIT
+    x, y = data(network)
+    canary = canary_of("crafted", network, x, y)
+    with pytest.raises(InputError, match="learning rate"):
+        train_runs(
+            network, x.float(), y, canary, recipe(network, lr=3e38, momentum=0.9), **options(devices=["cpu"] * 2)
+        )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_that_diverge_are_an_error_and_not_a_score(name):
+    network = NETWORKS[name]
+    x, y = data(network)
+    canary, made_by = canary_of("gradient", network, x, y), recipe(network, lr=3e38, momentum=0.9)
+    with pytest.raises(InputError, match="learning rate"):
+        train_runs(network, x.float(), y, canary, made_by, **options(noise_multiplier=50.0))
+
+
+def test_each_run_starts_anew_unless_told_where():
+    network = NETWORKS["MLP"]
+    x, y = data(network)
+    made_by, canary = recipe(network, lr=1e-12), canary_of("crafted", network, x, y)
+    found = train_runs(network, x, y, canary, made_by, **options())
+    assert np.ptp(found.a[-1]) > 0.01
+    start = network.initial(1, seeded(), CPU, x.dtype)[0]
+    before = start.clone()
+    told = train_runs(network, x, y, canary, made_by, **options(initial=start))
+    assert np.ptp(told.a[-1]) < 1e-6
+    assert torch.equal(start, before)
+
+
+def test_precision_is_that_of_the_features_and_at_least_single():
+    network = ONE_LOGIT
+    x, y = data(network)
+    canary, made_by = canary_of("crafted", network, x, y), recipe(network)
+    double, single, half = (
+        train_runs(network, x.to(t), y, canary, made_by, **options(noise_multiplier=0.0)).a
+        for t in (torch.float64, torch.float32, torch.float16)
+    )
+    assert not np.array_equal(double, single)
+    assert double == pytest.approx(single, abs=1e-4)
+    assert half == pytest.approx(double, abs=0.05)
+
+
+def test_the_callers_precision_and_random_state_are_left_alone():
+    network = ONE_LOGIT
+    x, y = data(network)
+    before = torch.get_rng_state()
+    precision = torch.get_float32_matmul_precision()
+    train_runs(network, x, y, canary_of("crafted", network, x, y), recipe(network), **options(tf32=True))
+    assert torch.get_float32_matmul_precision() == precision
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "lr": 0.02}], ids=["sgd", "adam"])
+def test_many_canaries_at_once_each_push_their_own_coordinate(how):
+    network = LinearHead(D, 2, bias=False, one_logit=True)
+    x, y = data(network)
+    x[:, :4] = 0
+    made_by = recipe(network, sample_rate=1.0, **how)
+    signs = torch.tensor([[1, -1, 1, 1], [-1, -1, 1, -1], [1, 1, 1, 1]])
+    given = {"targets": [3, 8, 9, 20], "generator": seeded()}
+    moved = train_one_run(network, x, y, torch.arange(4), signs, made_by, noise_multiplier=0.0, **given)
+    assert moved.shape == (3, 4)
+    assert np.array_equal(np.sign(moved), signs.numpy())
+    if not how:
+        assert moved == pytest.approx(signs.numpy() * 30 * 0.2 * 0.8 / 12)
+    noisy = train_one_run(network, x, y, torch.arange(4), signs[0], made_by, noise_multiplier=0.1, **given)
+    assert noisy.shape == (1, 4)
+    assert np.array_equal(np.sign(noisy), signs[:1].numpy())
+
+
+def test_many_canaries_join_each_by_its_own_coin_and_replace_their_records(tmp_path):
+    network = LinearHead(D, 2, bias=False, one_logit=True)
+    x, y = data(network)
+    x[:, :4] = 0
+    made_by, signs = recipe(network, lr=1.0, expected_batch_size=1.0, clipping=FlatClipping(1.0)), torch.ones(300, 4)
+
+    def run(records, **more):
+        return train_one_run(
+            network, records, y, torch.arange(4), signs, made_by, noise_multiplier=0.0, targets=range(4),
+            generator=seeded(), **more,
+        )  # fmt: skip
+
+    moved = run(x, cache=tmp_path)
+    assert moved == pytest.approx(moved.round()), "how often each was in"
+    assert moved.mean() == pytest.approx(30 * 0.3, abs=0.4)
+    assert moved.var() == pytest.approx(30 * 0.3 * 0.7, rel=0.15)
+    assert np.abs(np.corrcoef(moved.T) - np.eye(4)).max() < 0.25
+    x[:4, :4] = 50.0
+    assert np.array_equal(run(x), moved), "the records in whose place they stand take no part"
+    x[4, :4] = 50.0
+    assert not np.allclose(run(x), moved), "others do"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_canaries_can_stand_in_the_place_of_all_records(name):
+    network = NETWORKS[name]
+    x, y = data(network)
+    made_by = recipe(network, sample_rate=1.0, clipping=FlatClipping(6.0), expected_batch_size=6.0)
+    moved = train_one_run(
+        network, x[:6], y[:6], torch.arange(6), torch.ones(6), made_by, noise_multiplier=0.0, targets=range(6),
+        generator=seeded(),
+    )  # fmt: skip
+    assert moved == pytest.approx(30 * 0.2)
+    pair = RecordCanary("crafted", 0, x[1], int(y[1]))
+    assert train_runs(network, x[:1], y[:1], pair, made_by, **options()).runs == 8
+
+
+def test_arguments_that_make_no_sense_are_refused_in_words():
+    network = ONE_LOGIT
+    x, y = data(network)
+    made_by, canary = recipe(network), canary_of("crafted", network, x, y)
+    nan = x.clone()
+    nan[2, 1] = float("nan")
+    cases = [
+        (InputError, "data", (network, x[:, :2], y, canary, made_by), {}),
+        (InputError, "data", (network, nan, y, canary, made_by), {}),
+        (InputError, "data", (network, x, y[:-1], canary, made_by), {}),
+        (InputError, "data", (network, x, y + 2, canary, made_by), {}),
+        (InputError, "target", (network, x, y, GradientCanary(N, 0), made_by), {}),
+        (InputError, "coordinate", (network, x, y, GradientCanary(0, network.parameters), made_by), {}),
+        (InputError, "drift", (network, x, y, GradientCanary(0, 0, torch.zeros(4)), made_by), {}),
+        (InputError, "canary", (network, x, y, RecordCanary("crafted", 0, torch.ones(D + 1), 1), made_by), {}),
+        (InputError, "canary", (network, x, y, RecordCanary("crafted", 0, torch.ones(D), 2), made_by), {}),
+        (InputError, "canary", (network, x, y, RecordCanary("crafted", 0, x[0] / 0, 1), made_by), {}),
+        (InputError, "initial", (network, x, y, canary, made_by), {"initial": torch.zeros(3)}),
+        (InputError, "initial", (network, x, y, canary, made_by), {"initial": torch.full((D,), float("nan"))}),
+        (ConfigurationError, "runs", (network, x, y, canary, made_by), {"runs": 1}),
+        (ConfigurationError, "every", (network, x, y, canary, made_by), {"every": 31}),
+        (ConfigurationError, "noise_multiplier", (network, x, y, canary, made_by), {"noise_multiplier": -1.0}),
+        (ConfigurationError, "clipping", (network, x, y, canary, recipe(network, clipping=None)), {}),
+        (ConfigurationError, "one kind", (network, x, y, canary, made_by), {"devices": ["cpu", "meta"]}),
+        (ConfigurationError, "agree", (LinearHead(D, 2), x, y, canary, made_by), {}),
+    ]  # fmt: skip
+    for error, match, positional, changes in cases:
+        with pytest.raises(error, match=match):
+            train_runs(*positional, **options(**changes))
+    unclipped = recipe(network, clipping=None)
+    with pytest.raises(ConfigurationError, match="clipping"):
+        train_runs(network, x, y, GradientCanary(0, 0), unclipped, **options(noise_multiplier=0.0))
+    with pytest.raises(ConfigurationError, match="whole"):
+        recipe(network, clipping=PerLayerClipping(1.0))
+
+
+def test_canaries_of_one_run_that_make_no_sense_are_refused_in_words():
+    network = ONE_LOGIT
+    x, y = data(network)
+    one = torch.ones(2)
+    for match, coordinates, signs, targets in (
+        ("different", torch.tensor([1, 1]), one, [0, 1]),
+        ("different", torch.tensor([1, 2]), one, [0]),
+        ("coordinates", torch.tensor([1, D]), one, [0, 1]),
+        ("signs", torch.tensor([1, 2]), torch.ones(3), [0, 1]),
+        ("signs", torch.tensor([1, 2]), 0.5 * one, [0, 1]),
+        ("targets", torch.tensor([1, 2]), one, [0, 0]),
+        ("target", torch.tensor([1, 2]), one, [0, N]),
+    ):
+        with pytest.raises(InputError, match=match):
+            train_one_run(
+                network, x, y, coordinates, signs, recipe(network), noise_multiplier=1.0, targets=targets,
+                generator=seeded(),
+            )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", ["gradient", "crafted"])
+def test_a_gpu_trains_the_same_runs(name, kind):
+    network = NETWORKS[name]
+    x, y = data(network)
+    canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=1.0)
+    start = network.initial(1, seeded(), CPU, x.dtype)[0]
+    given = {"noise_multiplier": 0.0, "initial": start}
+    on_cpu = train_runs(network, x, y, canary, made_by, **options(**given))
+    for place in ({"devices": ["cuda"]}, {"devices": ["cuda:0", "cuda:0"]}):
+        on_gpu = train_runs(network, x, y, canary, made_by, **options(**given, **place))
+        assert on_gpu.a == pytest.approx(on_cpu.a, abs=1e-9)
+        assert on_gpu.b == pytest.approx(on_cpu.b, abs=1e-9)
+    cuda = torch.Generator("cuda").manual_seed(1)
+    noisy = train_runs(network, x.cuda(), y.cuda(), canary, recipe(network), **options(generator=cuda))
+    assert noisy.a[-1].mean() != noisy.b[-1].mean()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_gpu_stays_within_the_memory_that_it_is_given(shared):
+    network = MLP(100, (128,), 50)
+    x, y = torch.randn(4000, 100), torch.randint(0, 50, (4000,))
+    made_by = recipe(network, steps=3, optimizer="adam", sample_rate=0.25, expected_batch_size=1000.0)
+    memory = 2**30
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    train_runs(
+        network, x, y, GradientCanary(0, 0), made_by,
+        **options(runs=100, every=3, devices=["cuda"], memory=memory, shared_batches=shared),
+    )  # fmt: skip
+    used = torch.cuda.max_memory_allocated() - before
+    assert used <= memory
+    assert used > memory / 10
