@@ -206,7 +206,9 @@ class Parts:
 def _library() -> list[Path]:
     """The files that decide what is released, how it is attacked and how models train."""
     package = ROOT / "safexplain"
-    return [p for part in (".", "explain", "audit", "audit/attacks") for p in (package / part).glob("*.py")]
+    return [
+        p for part in (".", "explain", "audit", "audit/attacks", "audit/stats") for p in (package / part).glob("*.py")
+    ]
 
 
 def finish(main: Callable[[list[str] | None], int]) -> None:
