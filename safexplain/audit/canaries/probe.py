@@ -71,7 +71,7 @@ class CanaryProbe:
             its weights, canary and seed then resumes, also with more runs or another claim.
         version: names the training function there, instead of its source and all that it refers to.
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
-        threshold: for the scores, fixed beforehand; "split": chosen on half of the runs, which then do not count;
+        threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
             "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
         confidence: of the bound.
         score: what `train` returned -> a number, higher in world a; None: from logits at z and z', or from how far the
@@ -193,7 +193,7 @@ class CanaryProbe:
         )
 
     def _number(self) -> float | None:
-        """The threshold; None: chosen on half of the runs."""
+        """The threshold; None: chosen on some of the runs."""
         if self.threshold == "auto":
             return 0.0 if isinstance(self.canary, GradientCanary) and self.canary.drift is not None else None
         return None if self.threshold == "split" else float(self.threshold)

@@ -156,7 +156,7 @@ def judge(
         claim: what they are measured against.
         scenario: name or number of the canary.
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
-        threshold: fixed before the scores were seen; None: chosen on half of the runs, which then do not count.
+        threshold: fixed before the scores were seen; None: chosen on 30 % of the runs, which then do not count.
         confidence: of each bound.
         seconds: that training and scoring took.
         seed: of the split into halves.

@@ -27,7 +27,7 @@ from safexplain.audit.stats.bound_methods import BoundMethod
 __all__ = ["Threshold", "crafted", "run_canaries"]
 
 Threshold = float | Literal["auto", "split"]
-"""A number fixed beforehand; "split": chosen on half of the runs; "auto": 0 where the scores of both worlds lie on
+"""A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores of both worlds lie on
 either side of it by construction (worst-case; gradient with SGD, whose drift is known), otherwise "split"."""
 
 
@@ -169,7 +169,7 @@ def _told(placed: Setting, scenario: ScenarioName, seed: int, progress: Progress
 
 
 def _number(threshold: Threshold, canary: Canary | None) -> float | None:
-    """What was fixed beforehand; None: to be chosen on half of the runs."""
+    """What was fixed beforehand; None: to be chosen on some of the runs."""
     if threshold == "auto":
         centred = canary is None or (isinstance(canary, GradientCanary) and canary.drift is not None)
         return 0.0 if centred else None

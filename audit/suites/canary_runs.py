@@ -1,0 +1,224 @@
+"""Substitute-adjacency canaries in many trainings at once: what the suites of paper C's Figures 3, 4 and A6 share.
+
+A task is trained at several sample rates, with the noise that gives epsilon 10 under substitution, with one canary
+after another, half of the runs of each on the record and half on what stands in its place. After every k-th step the
+model is treated as if it were released (Algorithm 1 of 2511.21804), and the adversary's errors bound epsilon from
+below: by the library's default, the mechanism's own trade-off curve, and by the paper's estimator, which takes the best
+of all thresholds on the runs that it counts. The threshold of the first is 0 for gradient canaries, whose worlds lie on
+either side of it; for records a fifth of the runs fix it, and do not count.
+
+Scores are kept in the cache folder, as are the pieces of a training; an interrupted run resumes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attack_table import rounded
+from canary_figure2 import highest_over_thresholds
+from canary_training import DELTA, EPSILON, Adversary, Task, facts_of, scored
+from common import ROOT, Parts, destination, provenance, table, write_json
+from dp_attacks import earlier
+
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.result import CanaryResult, judge
+from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName
+from safexplain.audit.canaries.scores import Scores
+from safexplain.audit.stats import epsilon_ceiling
+
+PILOT = 0.2
+"""Share of the runs of a record canary that fix its threshold."""
+
+
+def add_arguments(p: ArgumentParser) -> ArgumentParser:
+    """What these suites take beside the common options."""
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--runs", type=int, help="in both worlds together, of each canary, rate and repeat")
+    p.add_argument("--repeats", type=int, help="with other noise and batches")
+    p.add_argument("--only", help="a task, by its name; the results of others are kept")
+    p.add_argument("--full", action="store_true", help="the paper's sizes, which need a GPU")
+    return p
+
+
+def audited(path: Path, claim: Claim, scenario: ScenarioName, repeat: int) -> dict[str, Any]:
+    """One repeat of one cell: the result at the last step, and the bounds at every audited step."""
+    scores, facts = Scores.load(path), facts_of(path)
+    counted = scores if scenario == "gradient" else centred(scores)
+    result = judge(counted, claim, scenario=scenario, threshold=0.0, seconds=facts["seconds"], seed=repeat)
+    paper = [highest_over_thresholds(a, b, DELTA) for a, b in zip(scores.a, scores.b, strict=True)]
+    lower = [result.lower(at) for at in result.errors]
+    extra = {"trained": scores.runs, "curve": lower, "paper_estimator": paper, "ceilings": ceilings(result)}
+    return {**result.to_dict(), **extra}
+
+
+def centred(scores: Scores, share: float = PILOT) -> Scores:
+    """Scores beyond a threshold that the first runs of both worlds fix, and which the others alone are counted at.
+
+    At each step it is the midpoint of the medians of both worlds. A share of 1/2 would leave fewer runs to count.
+    """
+    first = math.ceil(share * min(scores.a.shape[1], scores.b.shape[1]))
+    middle = sum(np.median(world[:, :first], axis=1, keepdims=True) for world in (scores.a, scores.b)) / 2
+    return Scores(scores.steps, scores.a[:, first:] - middle, scores.b[:, first:] - middle)
+
+
+def ceilings(result: CanaryResult) -> list[float]:
+    """What could have been shown at every audited step with the runs that were counted."""
+    return [
+        epsilon_ceiling(
+            e.negatives, e.positives, result.claim.delta, result.method, confidence=result.confidence,
+            **result.claim.after(e.step).sampled(),
+        )
+        for e in result.errors
+    ]  # fmt: skip
+
+
+def run(name: str, task: Task, options: Namespace) -> dict[str, Any]:
+    """Every rate and canary of a task, with both accounted curves."""
+    folder = options.cache / options.name
+    folder.mkdir(parents=True, exist_ok=True)
+    stored, rates = Parts(folder, Path(__file__), *bounding()), {}
+    for rate, given in task.settings.items():
+        setting, claim, prefix = given.to(options.device), given.claim, f"{name}, q {rate:g},"
+        adversary, cells = Adversary(setting), {}
+        for scenario in task.scenarios:
+            paths = scored(task, adversary, scenario, folder, prefix)
+            repeats = [
+                stored.get(
+                    ["audited", path.name],
+                    lambda p=path, c=claim, s=scenario, i=i: audited(p, c, s, i),
+                )
+                for i, path in enumerate(paths)
+            ]
+            cells[scenario] = {"canary": facts_of(paths[0])["canary"], "repeats": repeats, **summary(repeats)}
+            print(f"{prefix} {scenario}: {cells[scenario]['epsilon_lower']['mean']:.2f}", flush=True)
+        steps = [e["step"] for e in next(iter(cells.values()))["repeats"][0]["errors"]]
+        spent = stored.get(["accounted", repr(claim), steps], lambda c=claim, s=steps: accounted(c, s))
+        sigma = setting.mechanism.noise_multiplier
+        rates[f"{rate:g}"] = {"noise_multiplier": sigma, "steps": steps, **spent, "cells": cells}
+    return {"task": task.to_dict(), "rates": rates}
+
+
+def bounding() -> list[Path]:
+    """The modules that decide verdicts, given bounds."""
+    folder = ROOT / "safexplain" / "audit" / "canaries"
+    return [folder / f"{name}.py" for name in ("claim", "finding", "result")]
+
+
+def accounted(claim: Claim, steps: Sequence[int]) -> dict[str, list[float | None]]:
+    """Both epsilons after each of these steps."""
+    each = [claim.after(step) for step in steps]
+    return {"add_remove": [c.add_remove for c in each], "substitute": [c.substitute for c in each]}
+
+
+def summary(repeats: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean over repeats and twice its standard error, as the paper's figures have them; of the last step."""
+    found = {}
+    for name, curve in (("epsilon_lower", "curve"), ("paper_estimator", "paper_estimator")):
+        values = np.array([r[curve] for r in repeats])
+        error = 2 * values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+        found[name] = {
+            "mean": float(values[:, -1].mean()),
+            "two_se": None if error is None else float(error[-1]),
+            "highest_of_the_curve": float(values.mean(0).max()),
+            "curve": values.mean(0).tolist(),
+            "curve_two_se": None if error is None else error.tolist(),
+        }
+    return found
+
+
+def cells_of(results: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any], dict[str, Any]]]:
+    """(task, rate, scenario, rate's results, cell) of every cell."""
+    return [
+        (name, rate, scenario, at, cell)
+        for name, found in results.items()
+        for rate, at in found["rates"].items()
+        for scenario, cell in at["cells"].items()
+    ]
+
+
+def impossible(results: dict[str, Any]) -> list[str]:
+    """Bounds of the default method that say that the training is wrong, in words."""
+    return [
+        f"{task}, q {rate}, {scenario}: {verdict}"
+        for task, rate, scenario, _, cell in cells_of(results)
+        if (verdict := next((r["verdict"] for r in cell["repeats"] if "bug" in r["verdict"]), None))
+    ]
+
+
+def weak(results: dict[str, Any], scenarios: Sequence[str], rates: Sequence[str]) -> list[str]:
+    """Cells in which the paper exceeds add/remove, and these results do not (its own estimator, any step), in words."""
+    wrong = []
+    for task, rate, scenario, at, cell in cells_of(results):
+        curve, limit = cell["paper_estimator"]["curve"], at["add_remove"]
+        if scenario in scenarios and rate in rates and all(c <= a for c, a in zip(curve, limit, strict=True)):
+            wrong.append(
+                f"{task}, q {rate}, {scenario}: {curve[-1]:.2f} at the last step, never above add/remove"
+                f" {limit[-1]:.2f}; the paper's is"
+            )
+    return wrong
+
+
+def show(results: dict[str, Any]) -> str:
+    """A line a cell: the last step, and the most of all steps."""
+    rows = []
+    for task, rate, scenario, at, cell in cells_of(results):
+        one, ours, paper = cell["repeats"][0], cell["epsilon_lower"], cell["paper_estimator"]
+        spread = "" if ours["two_se"] is None else f" +- {ours['two_se']:.2f}"
+        rows.append((
+            f"{task}, q {rate}, {SCENARIOS[scenario].number} {scenario}", one["trained"], len(cell["repeats"]),
+            f"{ours['mean']:.2f}{spread}", f"{paper['mean']:.2f}", f"{paper['highest_of_the_curve']:.2f}",
+            f"{one['ceiling']:.1f}", f"{at['add_remove'][-1]:.2f}", f"{at['substitute'][-1]:.2f}",
+            f"{1000 * np.mean([r['seconds'] / r['trained'] for r in cell['repeats']]):.0f}", one["verdict"],
+        ))  # fmt: skip
+    header = ("canary", "runs", "repeats", "epsilon at least", "paper's estimator", "highest step", "ceiling",
+              "add/remove", "substitute", "ms a run", "verdict of the first")  # fmt: skip
+    return table(header, rows)
+
+
+def report(
+    options: Namespace,
+    tasks: Callable[[Namespace], dict[str, Task]],
+    published: Sequence[str],
+    check: Callable[[dict[str, Any]], list[str]],
+) -> int:
+    """Run a suite and write what it found; 0 when it says what the paper says, 1 otherwise.
+
+    Args:
+        options: of the command line.
+        tasks: by name.
+        published: what the paper says of its figure, since it prints no numbers.
+        check: what these results do not reproduce, in words.
+    """
+    torch.set_num_threads(1)
+    given = {k: v for k in ("runs", "repeats") if (v := getattr(options, k)) is not None}
+    out = destination(options)
+    results = earlier(out, options.quick) if options.only else {}
+    for name, task in tasks(options).items():
+        if options.only in (None, name):
+            began, found = time.perf_counter(), run(name, replace(task, **given), options)
+            results[name] = found | {"run": provenance(time.perf_counter() - began, options.device)}
+    wrong = [] if options.quick else impossible(results) + check(results)
+    print(show(results))
+    content = {
+        "suite": options.name,
+        "quick": options.quick,
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "published": list(published),
+        "results": results,
+        "targets_missed": wrong,
+    }
+    write_json(out, rounded(content))
+    for line in wrong:
+        print(f"MISSED: {line}", file=sys.stderr)
+    print(f"written to {out}")
+    return 1 if wrong else 0

@@ -1,0 +1,182 @@
+"""Trainings of paper C's sizes on given records, and their scores, kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import ROOT, Progress
+from dp_heads import save
+from torch import Tensor
+
+from safexplain.audit.canaries.canary import Canary, GradientCanary
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.craft import craft
+from safexplain.audit.canaries.reference import Reference, reference
+from safexplain.audit.canaries.scenario import ScenarioName
+from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.train import train_runs
+from safexplain.dp.accounting import Steps
+from safexplain.dp.calibration import noise_multiplier
+from safexplain.dp.clipping import FlatClipping
+from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+
+EPSILON, DELTA = 10.0, 1e-5
+"""Under substitution, as in the paper."""
+CODE = (
+    "bounds", "canary", "craft", "crafted", "dense", "draws", "inserted", "mlp", "model", "networks", "reference",
+    "score", "similarity", "steps", "train",
+)  # fmt: skip
+"""Modules of `safexplain.audit.canaries` that decide the scores."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the paper's table A1 says of a training, but the sample rates.
+
+    Args:
+        classes: of the records.
+        steps: T.
+        lr: learning rate.
+        clip: C.
+        optimizer: of which DP makes DP-SGD or DP-Adam.
+        hidden: widths of hidden layers.
+        bias: whether there is a constant.
+        one_logit: one vector of weights for two classes.
+    """
+
+    classes: int
+    steps: int
+    lr: float
+    clip: float
+    optimizer: HeadOptimizer = "sgd"
+    hidden: tuple[int, ...] = ()
+    bias: bool = True
+    one_logit: bool = False
+
+    def setting(
+        self, name: str, x: Tensor, y: Tensor, rate: float, auxiliary: tuple[Tensor, Tensor] | None = None
+    ) -> Setting:
+        """On these records, with the noise for `EPSILON`."""
+        mechanism = Steps(noise_multiplier(EPSILON, rate, self.steps, DELTA), rate, self.steps)
+        recipe = HeadRecipe(
+            classes=self.classes, steps=self.steps, sample_rate=rate, expected_batch_size=rate * len(x),
+            clipping=FlatClipping(self.clip), lr=self.lr, optimizer=self.optimizer, bias=self.bias,
+            one_logit=self.one_logit,
+        )  # fmt: skip
+        return Setting(name, x, y, recipe, Claim(mechanism, DELTA), hidden=self.hidden, auxiliary=auxiliary)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Trainings at several sample rates, and how they are audited.
+
+    Args:
+        settings: by sample rate.
+        scenarios: canaries.
+        every: steps between audits.
+        runs: R, in both worlds together, of each canary and rate.
+        repeats: of each, with other noise and batches.
+        about: what else is recorded.
+    """
+
+    settings: Mapping[float, Setting]
+    scenarios: tuple[ScenarioName, ...]
+    every: int
+    runs: int
+    repeats: int = 1
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the data."""
+        one = next(iter(self.settings.values()))
+        described = {k: v for k, v in one.describe().items() if k not in CHANGES}
+        return {**described, "every": self.every, "runs": self.runs, "repeats": self.repeats, **self.about}
+
+
+CHANGES = ("name", "noise_multiplier", "sample_rate", "expected_batch_size")
+"""What of a setting's description differs between sample rates."""
+
+
+@cache
+def code() -> str:
+    """Digest of the modules that decide the scores, as they were when it was first asked for."""
+    folder = ROOT / "safexplain" / "audit" / "canaries"
+    h = hashlib.sha256()
+    for path in (Path(__file__), *(folder / f"{name}.py" for name in CODE)):
+        h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+def key_of(setting: Setting, every: int, runs: int) -> str:
+    """Of everything that decides scores but the canary and the repeat: training, data and code."""
+    h = hashlib.sha256(json.dumps([dict(setting.describe()), every, runs, setting.x.device.type, code()]).encode())
+    for tensor in (setting.x, setting.y, *(setting.auxiliary or ())):
+        h.update(tensor.cpu().contiguous().numpy().tobytes())
+    return h.hexdigest()[:24]
+
+
+class Adversary:
+    """Canaries of one setting, all from one reference training, which is done when it is first needed."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @cached_property
+    def known(self) -> Reference:
+        """What the adversary's own training found."""
+        s = self.setting
+        return reference(s.network, s.x, s.y, s.recipe, generator=torch.Generator(s.x.device).manual_seed(1))
+
+    def canary(self, scenario: ScenarioName) -> Canary:
+        """Of a scenario."""
+        s, generator = self.setting, torch.Generator(self.setting.x.device).manual_seed(2)
+        return craft(scenario, s.network, s.x, s.y, self.known, auxiliary=s.auxiliary, generator=generator)
+
+
+def scored(task: Task, adversary: Adversary, scenario: ScenarioName, folder: Path, prefix: str) -> list[Path]:
+    """Files of scores, one a repeat, each with the seconds that it took and what the canary is."""
+    setting = adversary.setting
+    key = key_of(setting, task.every, task.runs)
+    paths = [folder / f"{key}.{scenario}.{repeat}.npz" for repeat in range(task.repeats)]
+    if all(path.is_file() for path in paths):
+        return paths
+    canary = adversary.canary(scenario)
+    if isinstance(canary, GradientCanary):
+        about: dict[str, Any] = {"target": canary.target, "coordinate": canary.coordinate}
+    else:
+        about = {"target": canary.target, "label": canary.y, "cosine": canary.cosine, "norms": canary.norms}
+    for repeat, path in enumerate(paths):
+        if path.is_file():
+            continue
+        start = time.perf_counter()
+        seeded = torch.Generator(setting.x.device).manual_seed(seed(setting, scenario, repeat))
+        pieces = folder / "pieces" if setting.x.is_cuda else None  # on a CPU, sizes are such that a cell takes minutes
+        scores = train_runs(
+            setting.network, setting.x, setting.y, canary, setting.recipe, runs=task.runs, every=task.every,
+            noise_multiplier=setting.mechanism.noise_multiplier, generator=seeded, cache=pieces,
+            progress=Progress(f"{prefix} {scenario}, repeat {repeat + 1}: "),
+        )  # fmt: skip
+        facts = json.dumps({"canary": about, "seconds": time.perf_counter() - start})
+        save(path, {"steps": np.array(scores.steps), "a": scores.a, "b": scores.b, "facts": np.array(facts)})
+    return paths
+
+
+def seed(setting: Setting, scenario: str, repeat: int) -> int:
+    """Of the trainings of one cell and repeat."""
+    named = f"{setting.name} {setting.mechanism.sample_rate} {scenario} {repeat}"
+    return int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "little")
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What is stored beside scores."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(json.loads(str(file["facts"])))
