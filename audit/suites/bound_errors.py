@@ -5,7 +5,7 @@ record that joins each with probability q is k + N(0, T sigma^2) in world a and 
 k ~ Binomial(T, q). The sum is the score; the likelihood ratio rises with it. R runs are R / 2 in each world.
 
   fixed   threshold 0, fixed before
-  split   chosen on one half of the runs, counted on the other
+  split   chosen on 30 % of the runs, counted on the others
   max     the best of all thresholds on all runs, GDP: what is often reported, and no bound
 
 The truth is the accountant's epsilon of all steps; that of the sum alone, which is all that is seen here, is smaller

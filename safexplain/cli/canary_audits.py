@@ -77,7 +77,6 @@ class FunctionAuditor:
 
     def audit(self, scenario: ScenarioName, confidence: float, **where: Any) -> CanaryResult:
         """With `workers`."""
-        threshold = _threshold(self.options.threshold)
         progress = where.pop("progress")
         probe = CanaryProbe(
             self.train,
@@ -87,7 +86,7 @@ class FunctionAuditor:
             auxiliary=self.config.auxiliary,
             runs=self.options.runs,
             method=cast(BoundMethod, self.options.method),
-            threshold=None if isinstance(threshold, str) else threshold,
+            threshold=_threshold(self.options.threshold),
             confidence=confidence,
             **where,
         )

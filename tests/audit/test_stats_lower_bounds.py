@@ -18,6 +18,7 @@ from safexplain.audit.stats import (
     epsilon_lower_bound,
 )
 from safexplain.audit.stats.intervals import upper_limits
+from safexplain.audit.stats.lower_bounds import STRICTER
 from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
 from safexplain.dp.accounting import epsilons
 from safexplain.errors import ConfigurationError, InputError
@@ -157,7 +158,8 @@ def test_each_half_of_the_claim_matters():
 )
 def test_bounds_are_as_tight_as_they_were_measured_by_another_program(runs, method, threshold, mean):
     found = bounds(FULL, runs, method, threshold, 40 if runs == 1000 else 12)
-    assert found.mean() == pytest.approx(mean, abs=3 * found.std() / math.sqrt(found.size) + 0.1)
+    error = 3 * found.std() / math.sqrt(found.size) + 0.1
+    assert mean - error <= found.mean() <= mean + error + (0 if threshold == 0 else 0.6)  # it chose on half of the runs
 
 
 @pytest.mark.slow
@@ -239,9 +241,9 @@ def test_worlds_that_look_alike_or_are_swapped_prove_nothing(method):
 def test_runs_that_are_counted_did_not_choose_the_threshold():
     a, b = np.arange(101.0), np.arange(60.0) - 30
     found = bound_epsilon(a, b, DELTA, seed=3)
-    assert (found.positives, found.negatives) == (51, 30)
+    assert (found.positives, found.negatives) == (71, 42)
     rng = np.random.default_rng(3)
-    counted_a, counted_b = rng.permutation(a)[50:], rng.permutation(b)[30:]
+    counted_a, counted_b = rng.permutation(a)[30:], rng.permutation(b)[18:]
     assert found.false_negatives == (counted_a < found.threshold).sum()
     assert found.false_positives == (counted_b >= found.threshold).sum()
     assert bound_epsilon(a, b, DELTA, seed=3) == found
@@ -249,15 +251,17 @@ def test_runs_that_are_counted_did_not_choose_the_threshold():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_chosen_threshold_has_the_highest_bound_on_its_half(method):
+def test_the_chosen_threshold_has_the_highest_bound_on_the_runs_that_choose(method):
     a, b = worlds((0.6, 3, 0.5), 300, np.random.default_rng(2))
     settings = {"sample_rate": 0.6, "steps": 3} if method == "pld" else {}
     found = bound_epsilon(a, b, DELTA, method, seed=4, **settings)
     rng = np.random.default_rng(4)
-    first_a, first_b = rng.permutation(a)[:75], rng.permutation(b)[:75]
+    first_a, first_b = rng.permutation(a)[:45], rng.permutation(b)[:45]
 
     def there(threshold):
-        return epsilon_lower_bound(first_a, first_b, DELTA, method, threshold=threshold, **settings)
+        return epsilon_lower_bound(
+            first_a, first_b, DELTA, method, threshold=threshold, confidence=1 - STRICTER * 0.05, **settings
+        )
 
     best = max(there(t) for t in np.concatenate([first_a, first_b])[::10])
     assert there(found.threshold) >= (0.93 if method in ("pld", "zanella-beguelin") else 1) * best - 1e-9
@@ -281,13 +285,13 @@ def test_errors_never_raise_a_bound(method, first, second):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bound_prints_the_most_that_could_have_been_shown(method):
-    small, large = (epsilon_ceiling(n, n, DELTA, method) for n in (250, 2500))
+    small, large = (epsilon_ceiling(n, n, DELTA, method) for n in (350, 3500))
     assert 0 < small < large
     found = bound_epsilon(np.ones(500), np.zeros(500), DELTA, method, seed=1)
     assert found.epsilon == found.ceiling == pytest.approx(small)
-    assert f"at most {small:.2f} could be shown with 250 + 250 runs" in str(found)
-    assert epsilon_from_errors(3, 250, 3, 250, DELTA, method) < small
-    stricter = epsilon_ceiling(250, 250, DELTA, method, confidence=0.99)
+    assert f"at most {small:.2f} could be shown with 350 + 350 runs" in str(found)
+    assert epsilon_from_errors(3, 350, 3, 350, DELTA, method) < small
+    stricter = epsilon_ceiling(350, 350, DELTA, method, confidence=0.99)
     assert stricter < small
 
 

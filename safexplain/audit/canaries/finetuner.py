@@ -94,9 +94,9 @@ def audit_training(
         seed=seed,
         workers=workers,
         cache=cache,
-        version=repr(sorted({**tuner.how.purpose(), "trained": tuner.statement.trained}.items())),
+        version=repr([tuner.plan, sorted(tuner.how.purpose().items()), tuner.how.mode, tuner.statement.trained]),
         method=method,
-        threshold=None if isinstance(threshold, str) else threshold,
+        threshold=threshold,
         confidence=confidence,
     )
     return probe.run(progress=progress)

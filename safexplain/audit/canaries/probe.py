@@ -35,6 +35,7 @@ from safexplain.audit.canaries.scores import Scores
 from safexplain.audit.shadows import Progress
 from safexplain.audit.stats import epsilon_ceiling
 from safexplain.audit.stats.bound_methods import BoundMethod
+from safexplain.audit.stats.lower_bounds import CHOOSING
 from safexplain.dp.records import records_of
 from safexplain.errors import ConfigurationError, InputError
 
@@ -134,7 +135,8 @@ class CanaryProbe:
     def ceiling(self) -> float:
         """The most that so many runs can show, if the worlds are told apart without an error."""
         split = self.threshold == "split" or (self.threshold == "auto" and self.scenario != "gradient")
-        each = self.runs // 2 // (2 if split else 1)
+        each = self.runs // 2
+        each -= max(1, round(CHOOSING * each)) if split else 0
         family = {"confidence": self.confidence, **self.claim.sampled()}
         return epsilon_ceiling(each, each, self.claim.delta, self.method, **family)
 

@@ -47,7 +47,7 @@ def test_every_scenario_gives_a_bound_that_a_right_training_keeps(scenario):
     assert [e.step for e in found.errors] == [10, 20]
     assert 0 <= found.epsilon_lower <= found.epsilon_substitute
     assert found.runs == 400
-    assert found.errors[-1].positives == (200 if scenario in ("worst-case", "gradient") else 100)
+    assert found.errors[-1].positives == (200 if scenario in ("worst-case", "gradient") else 140)
     assert found.setting["records"] == 60
 
 
