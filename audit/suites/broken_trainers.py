@@ -14,7 +14,7 @@ normalisation it is a record like any other, and one with a huge feature instead
   jumps         mean less median of the steps: what sticks out of noise that is always the same
 
 Measured for each trainer: how often the verdict is "violates the claim: a bug" (power). A right trainer is audited with
-the scores that are tightest, at thresholds fixed beforehand and chosen on half of the runs, under the claim for a
+the scores that are tightest, at thresholds fixed beforehand and chosen on some of the runs, under the claim for a
 substituted record and under that for an added or removed one; the suite fails if it is accused of a bug in more than
 5 % of the audits (by the lower Clopper-Pearson limit).
 
@@ -225,7 +225,7 @@ class Case:
         score: of `SCORES`.
         canary: the record; see the top of this file.
         claimed: the mechanism; None: what the trainer's authors believe.
-        fixed: whether the threshold is 0, fixed beforehand, or chosen on half of the runs.
+        fixed: whether the threshold is 0, fixed beforehand, or chosen on some of the runs.
         expected: the verdict that finds the bug.
     """
 
@@ -339,7 +339,7 @@ def measure(case: Case, repeats: int, parts: Parts, progress: Progress) -> dict[
         "epsilon_add_remove": claim.add_remove,
         "score": case.score,
         "canary": case.canary,
-        "threshold": "0" if case.fixed else "chosen on half of the runs",
+        "threshold": "0" if case.fixed else "chosen on some of the runs",
         "runs": case.runs,
         "audits": repeats,
         "verdicts": dict(counts),

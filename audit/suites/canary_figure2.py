@@ -5,7 +5,7 @@
 of the released code for epsilons of about 1, 2, 4, 6 and 8 under substitution. A cell is repeated three times.
 
 Beside the paper's estimator (Gaussian DP, the highest bound over all thresholds on the same runs) stand the library's:
-the mechanism's own trade-off curve, at the threshold 0 fixed in advance, and at one chosen on half of the runs. The
+the mechanism's own trade-off curve, at the threshold 0 fixed in advance, and at one chosen on 30 % of the runs. The
 truth is known here, so bounds above it can be counted: both what all steps together leak, and what their sum does.
 
     python audit/suites/canary_figure2.py [--runs N] [--repeats N] [--out FILE] [--quick]

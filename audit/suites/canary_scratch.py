@@ -43,9 +43,9 @@ class Size:
 
     records: int = 1000
     hidden: int = 128
-    steps: int = 200
+    steps: int = 250
     every: int = 25
-    runs: int = 200
+    runs: int = 350
     rates: tuple[float, ...] = (0.25, 0.0625)
 
 

@@ -153,6 +153,13 @@ def write_json(path: Path, content: Any) -> None:
         partial.unlink(missing_ok=True)
 
 
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first `left` columns flush left."""
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as they need to be, the first one left-aligned."""
     cells = [list(header), *[[str(c) for c in row] for row in rows]]

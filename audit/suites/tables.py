@@ -11,21 +11,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import canary_tables
 from cells import auc, found_by
-from common import RESULTS
+from common import RESULTS, markdown
 from recommended import BEYOND, JOINT, worst_scalars
 
 README = RESULTS.parent / "README.md"
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table, its first `left` columns flush left."""
-    rule = ["---"] * left + ["---:"] * (len(header) - left)
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
 def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
@@ -294,6 +288,14 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "recommended: confirmation": ("recommended", recommended_confirmation),
     "dp_attacks: leakage": ("dp_attacks", dp_leakage),
     "dp_attacks: accounting": ("dp_attacks", dp_accounting),
+    "bound_errors": ("bound_errors", canary_tables.bound_errors),
+    "broken_trainers": ("broken_trainers", canary_tables.broken_trainers),
+    "broken_trainers: right": ("broken_trainers", canary_tables.sound_trainers),
+    "canary_figure2": ("canary_figure2", canary_tables.figure2),
+    "canary_figure3": ("canary_figure3", canary_tables.on_data),
+    "canary_scratch": ("canary_scratch", canary_tables.on_data),
+    "canary_text": ("canary_text", canary_tables.on_data),
+    "canary_training": ("canary_training", canary_tables.training),
     "dp_epsilons": ("dp_epsilons", dp_epsilons),
     "dp_finetuning": ("dp_finetuning", dp_finetuning),
     "dp_head": ("dp_head", dp_head),

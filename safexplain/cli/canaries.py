@@ -11,6 +11,7 @@ import typer
 from safexplain.audit.canaries.finding import Finding
 from safexplain.audit.canaries.presets import PRESETS, preset
 from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName, scenario_of
+from safexplain.audit.shadows import Progress
 from safexplain.audit.stats.bound_methods import BoundMethod
 from safexplain.audit.stats.one_run import OneRunMethod
 from safexplain.cli.canary_audits import Auditor, FunctionAuditor, SettingAuditor
@@ -74,7 +75,7 @@ def canaries_command(
         auditor = _auditor(read, cast(str, preset_), options, one_run)
         names = _scenarios(options.scenario, auditor)
         make_folder(folder)
-        where = {"seed": seed, "cache": folder / "runs", "progress": progress}
+        where: dict[str, Any] = {"seed": seed, "cache": folder / "runs"}
         if isinstance(auditor, FunctionAuditor):
             where["workers"] = workers
         else:
@@ -82,10 +83,15 @@ def canaries_command(
         each = 1 - (1 - options.confidence) / len(names)
         found: list[Finding]
         if one_run and isinstance(auditor, SettingAuditor):
-            found = [auditor.once(one_run, **where)]
+            found = [auditor.once(one_run, **where, progress=progress)]
         else:
-            found = [auditor.audit(name, each, **where) for name in names]
+            found = [auditor.audit(name, each, **where, progress=_about(name, progress)) for name in names]
     return show(found, options.confidence, folder, json_=json_, quiet=quiet)
+
+
+def _about(name: ScenarioName, progress: Progress) -> Progress:
+    """Tells of which canary it is told."""
+    return lambda stage, done, total: progress(f"{name}: {stage}", done, total)
 
 
 def _auditor(config: CanaryConfig | None, preset_name: str, options: Options, one_run: int) -> Auditor:

@@ -27,7 +27,7 @@ SHORT: dict[Verdict, str] = {
 }
 """Verdicts, for a column of the table."""
 
-COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs", "ms\na run")
+COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
 
 
 def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bool, quiet: bool) -> int:
@@ -79,6 +79,5 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
         numbers = (finding.epsilon_lower, finding.ceiling, finding.epsilon_substitute, finding.epsilon_add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
-        cells = (f"{finding.runs:,}", f"{1000 * finding.seconds_per_run:.1f}", f"[{style}]{SHORT[finding.verdict]}[/]")
-        table.add_row(finding.scenario, *shown, *cells)
+        table.add_row(finding.scenario, *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
     return table

@@ -162,9 +162,9 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
 
 
 def _told(placed: Setting, scenario: ScenarioName, seed: int, progress: Progress) -> Canary:
-    progress("crafting the canary", 0, 1)
+    progress("crafting", 0, 1)
     made = crafted(placed, scenario, seed=seed)
-    progress("crafting the canary", 1, 1)
+    progress("crafting", 1, 1)
     return made
 
 
