@@ -23,8 +23,8 @@ from safexplain.dp.accounting import Steps, epsilons
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))
-SUITES = ("figure2", "figure3", "runs", "scratch", "text", "training")
-figure2, figure3, runs, scratch, text, training = (importlib.import_module(f"canary_{name}") for name in SUITES)
+SUITES = ("figure2", "figure3", "runs", "scratch", "text", "tasks")
+figure2, figure3, runs, scratch, text, tasks = (importlib.import_module(f"canary_{name}") for name in SUITES)
 common, sentences = (importlib.import_module(name) for name in ("common", "sentence_embeddings"))
 
 DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
@@ -168,24 +168,24 @@ def test_features_are_standardised_by_what_is_not_trained_on():
 
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_a_setting_spends_the_epsilon_of_the_paper(rate):
-    given = training.Training(2, 20, lr=0.01, clip=2.0, bias=False, one_logit=True)
+    given = tasks.Training(2, 20, lr=0.01, clip=2.0, bias=False, one_logit=True)
     x, y = torch.randn(40, 5), torch.arange(40) % 2
     setting = given.setting("some", x, y, rate)
-    assert setting.claim.substitute == pytest.approx(training.EPSILON, abs=0.01)
+    assert setting.claim.substitute == pytest.approx(tasks.EPSILON, abs=0.01)
     assert setting.recipe.expected_batch_size == 40 * rate
     assert setting.network.parameters == 5
 
 
 def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them():
-    given = training.Training(2, 5, lr=0.01, clip=2.0)
+    given = tasks.Training(2, 5, lr=0.01, clip=2.0)
     x, y = torch.randn(40, 5), torch.arange(40) % 2
-    key = training.key_of(given.setting("some", x, y, 1.0), 5, 40)
-    assert key == training.key_of(given.setting("some", x.clone(), y, 1.0), 5, 40)
-    assert key != training.key_of(given.setting("some", x + 1, y, 1.0), 5, 40)
-    assert key != training.key_of(given.setting("some", x, y, 0.5), 5, 40)
-    assert key != training.key_of(given.setting("some", x, y, 1.0), 5, 60)
+    key = tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
+    assert key == tasks.key_of(given.setting("some", x.clone(), y, 1.0), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x + 1, y, 1.0), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x, y, 0.5), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 60)
     folder = ROOT / "safexplain" / "audit" / "canaries"
-    assert [name for name in training.CODE if not (folder / f"{name}.py").is_file()] == []
+    assert [name for name in tasks.CODE if not (folder / f"{name}.py").is_file()] == []
 
 
 def fake(calls):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from canary_runs import add_arguments, report, weak
-from canary_training import Task, Training
+from canary_tasks import Task, Training
 from common import Progress, finish, load, parser
 from dp_heads import Classifier
 from numpy.typing import NDArray

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from attack_table import rounded
 from canary_figure2 import highest_over_thresholds
-from canary_training import DELTA, EPSILON, Adversary, Task, facts_of, scored
+from canary_tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
 from common import ROOT, Parts, destination, provenance, table, write_json
 from dp_attacks import earlier
 

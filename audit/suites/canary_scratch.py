@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from canary_runs import add_arguments, cells_of, report, weak
-from canary_training import Task, Training
+from canary_tasks import Task, Training
 from common import finish, load, parser
 
 SCENARIOS = ("gradient", "crafted", "mislabelled")
@@ -43,9 +43,9 @@ class Size:
 
     records: int = 1000
     hidden: int = 128
-    steps: int = 250
+    steps: int = 200
     every: int = 25
-    runs: int = 350
+    runs: int = 200
     rates: tuple[float, ...] = (0.25, 0.0625)
 
 

