@@ -6,16 +6,18 @@ write to cannot run code here.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
+import logging
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import CodeType
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from types import CodeType, EllipsisType, GenericAlias, UnionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ _TRAINING_CODE = ("cache.py", "recipe.py", "shadows.py", "training.py")
 
 DEEPEST = 16
 """Levels of nested values that are followed; an object within itself has no end."""
+
+_BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType, torch.device, torch.dtype)
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 class Undigestable(Exception):
@@ -98,18 +103,39 @@ def code_version() -> str:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 over nested plain values, arrays, tensors and functions (their source and what they refer to).
+    """SHA-256 over nested plain values, arrays, tensors, and functions and classes with all that they refer to.
+
+    Those of Python and of installed packages stand by their name; classes of safexplain by their own code.
 
     Raises:
         Undigestable: a part has no stable identity.
     """
-    h = hashlib.sha256()
+    h = _Walk()
     for part in parts:
         _feed(h, part, 0)
-    return h.hexdigest()
+    for code in h.met:  # grows meanwhile
+        h.update(b"|")
+        (_feed_class if inspect.isclass(code) else _feed_function)(h, code)
+    return h.hash.hexdigest()
 
 
-def _feed(h: Any, value: Any, depth: int) -> None:
+class _Walk:
+    """A hash, and the functions and classes that were met: each is fed once, later, so that circles have an end."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self.update = self.hash.update
+        self.met: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def refer(self, code: Any) -> None:
+        number = self._numbers.setdefault(id(code), len(self.met))
+        if number == len(self.met):
+            self.met.append(code)
+        self.update(f"code{number};".encode())
+
+
+def _feed(h: _Walk, value: Any, depth: int) -> None:
     if depth > DEEPEST:
         raise Undigestable("too deeply nested")
     if isinstance(value, torch.Tensor):
@@ -121,6 +147,10 @@ def _feed(h: Any, value: Any, depth: int) -> None:
         h.update(np.ascontiguousarray(value))
     elif value is None or isinstance(value, str | bytes | int | float | complex | bool | np.generic):
         h.update(f"{type(value).__name__}{value!r};".encode())
+    elif isinstance(value, _BY_REPR) or type(value).__module__ == "typing":
+        h.update(f"{type(value).__name__}{value!r};".encode())
+    elif isinstance(value, logging.Logger):
+        h.update(f"logger {value.name};".encode())
     elif isinstance(value, Mapping):
         h.update(b"{")
         for k in sorted(value, key=repr):
@@ -138,37 +168,40 @@ def _feed(h: Any, value: Any, depth: int) -> None:
         _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
     elif inspect.ismodule(value) or inspect.isbuiltin(value):
         h.update(_name(value))
-    elif inspect.isclass(value):
-        h.update(_class_digest(cast(Any, value)))
     elif inspect.ismethod(value):
         _feed(h, [value.__func__, value.__self__], depth + 1)
     elif inspect.isfunction(value) and _installed(value.__module__):
         h.update(_name(value))
-    elif inspect.isfunction(value):
-        _feed_function(h, value, depth)
+    elif inspect.isclass(value) or inspect.isfunction(value):
+        h.refer(value)
     elif hasattr(value, "__dict__"):
         _feed(h, [type(value), vars(value)], depth + 1)
     else:
         raise Undigestable(f"a {type(value).__name__}")
 
 
-def _feed_function(h: Any, function: Callable[..., Any], depth: int) -> None:
+def _feed_function(h: _Walk, function: Any) -> None:
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
         raise Undigestable(f"the source of {function!r} is not at hand") from None
     h.update(source.encode())
-    _feed(h, [function.__defaults__, function.__kwdefaults__], depth + 1)
+    _feed_references(h, function)
+
+
+def _feed_references(h: _Walk, function: Any) -> None:
+    _feed(h, [function.__defaults__, function.__kwdefaults__], 0)
     for name, value in sorted(_refers_to(function).items()):
         h.update(name.encode())
-        if value is not function:
-            _feed(h, value, depth + 1)
+        _feed(h, value, 0)
 
 
 def _refers_to(function: Any) -> dict[str, Any]:
     """Globals and closure variables that a function and its inner ones use, and numbers and functions of modules."""
-    names = set(_names(function.__code__))
-    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    codes = list(_codes(function.__code__))
+    names = {name for code in codes for name in code.co_names}
+    loaded = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname in _LOADS}
+    found = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
     for module in [v for v in found.values() if inspect.ismodule(v)]:
         members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
         found |= {k: v for k, v in members.items() if isinstance(v, str | bytes | int | float) or inspect.isfunction(v)}
@@ -180,29 +213,31 @@ def _refers_to(function: Any) -> dict[str, Any]:
     return found
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """That of a function and of its inner ones."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
 
 
 def _name(value: Any) -> bytes:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
 
 
-@functools.cache
-def _class_digest(kind: type) -> bytes:
-    """Name of a class, and the code of its methods and bases unless they come from an installed package."""
-    h = hashlib.sha256(_name(kind))
+def _feed_class(h: _Walk, kind: Any) -> None:
+    """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
+    h.update(_name(kind))
     for one in inspect.getmro(kind):
         for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
-            member = getattr(member, "fget", getattr(member, "__func__", member))
+            for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
+                member = getattr(member, inner, member)
             if inspect.isfunction(member):
                 h.update(f"{name}{_code(member.__code__)}".encode())
+                if not _installed(member.__module__) and one.__module__.partition(".")[0] != "safexplain":
+                    _feed_references(h, member)
             elif isinstance(member, str | bytes | int | float) and not name.startswith("__"):
                 h.update(f"{name}{member!r}".encode())
-    return h.digest()
 
 
 def _code(code: CodeType) -> str:

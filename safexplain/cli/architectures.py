@@ -147,6 +147,21 @@ def current_directory_importable() -> Iterator[None]:
             sys.path.remove(here)
 
 
+@contextmanager
+def importable_in_workers() -> Iterator[None]:
+    """The same, for processes started meanwhile too: they are told by PYTHONPATH."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *([before] if before else [])])
+    try:
+        with current_directory_importable():
+            yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 def _similar(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=3)
     return f"; did you mean {', '.join(close)}?" if close else "; check the name against its documentation"

@@ -80,7 +80,7 @@ def canaries_command(
             where["workers"] = workers
         else:
             where["device"] = target
-        each = 1 - (1 - options.confidence) / len(names)
+        each = 1 - (1 - options.confidence) / max(1, len([name for name in names if name != "worst-case"]))
         found: list[Finding]
         if one_run and isinstance(auditor, SettingAuditor):
             found = [auditor.once(one_run, **where, progress=progress)]

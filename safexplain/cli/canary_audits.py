@@ -14,7 +14,7 @@ from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.stats.bound_methods import BoundMethod
 from safexplain.audit.stats.one_run import OneRunMethod
-from safexplain.cli.architectures import imported
+from safexplain.cli.architectures import importable_in_workers, imported
 from safexplain.cli.canary_config import CanaryConfig, Options
 from safexplain.errors import ConfigurationError
 
@@ -90,7 +90,8 @@ class FunctionAuditor:
             confidence=confidence,
             **where,
         )
-        return probe.run(progress=progress)
+        with importable_in_workers():
+            return probe.run(progress=progress)
 
 
 def _threshold(value: str | float) -> Threshold:

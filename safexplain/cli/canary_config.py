@@ -173,8 +173,11 @@ def load_canary_config(path: Path) -> CanaryConfig:
     data, training, promise, options = (
         _table(kind, content.get(name, {}), name, path) for name, kind in tables.items()
     )
-    x, y = _records(path.parent / data.file, data.label)
-    auxiliary = _records(path.parent / data.auxiliary, data.label) if data.auxiliary else None
+    x, y, names = _records(path.parent / data.file, data.label)
+    auxiliary = None
+    if data.auxiliary:
+        other, labels, theirs = _records(path.parent / data.auxiliary, data.label)
+        auxiliary = other, _renumbered(labels, theirs, names, data.auxiliary)
     if data.classes and int(y.max()) >= data.classes:
         raise InputError(f"{path}: classes = {data.classes}, but {data.file} has labels up to {int(y.max())}")
     claim = Claim(
@@ -206,9 +209,20 @@ def _clipping(training: Training) -> Clipping:
     return FlatClipping(training.clip) if training.clipping == "flat" else AutoSClipping(training.clip)
 
 
-def _records(path: Path, label: str) -> tuple[Tensor, Tensor]:
-    x, y = load_records(path, label=label or None)
-    return torch.from_numpy(x), torch.from_numpy(y)
+def _records(path: Path, label: str) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:
+    x, y, names = load_records(path, label=label or None)
+    return torch.from_numpy(x), torch.from_numpy(y), names
+
+
+def _renumbered(y: Tensor, theirs: tuple[str, ...] | None, ours: tuple[str, ...] | None, file: str) -> Tensor:
+    """Labels of the auxiliary records, numbered as those of the data."""
+    if theirs == ours:
+        return y
+    if theirs is None or ours is None or set(theirs) - set(ours):
+        raise InputError(
+            f"labels of {file}: expected those of the data, {ours or 'numbers'}; got {theirs or 'numbers'}"
+        )
+    return torch.tensor([ours.index(name) for name in theirs])[y]
 
 
 def _table(kind: type[Any], values: Any, name: str, path: Path) -> Any:

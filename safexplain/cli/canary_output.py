@@ -40,7 +40,7 @@ def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bo
         json_: one JSON object, of the strongest finding; `scenarios` has all where there are several.
         quiet: the verdict alone.
     """
-    strongest = max(found, key=lambda finding: finding.epsilon_lower)
+    strongest = max(judged_of(found), key=lambda finding: finding.epsilon_lower)
     files = {"result": "canaries.json"}
     content: dict[str, Any] = strongest.to_dict()
     if len(found) > 1:
@@ -58,13 +58,21 @@ def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bo
         console = Console()
         console.print(_table(found, confidence))
         console.print(f"{strongest.scenario}: {strongest.sentence}", highlight=False)
-        if len(found) > 1:
+        if len(judged_of(found)) < len(found):
+            line = "The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here."
+            console.print(line, style="dim", highlight=False)
+        if len(judged_of(found)) > 1:
             line = f"Each bound holds at {strongest.confidence:.1%}, so all of them together at {confidence:.0%}."
             console.print(line, style="dim", highlight=False)
         console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
         for file in files.values():
             console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
     return strongest.exit_code
+
+
+def judged_of(found: Sequence[Finding]) -> list[Finding]:
+    """Those that decide: where something was trained, the worst case, which is drawn, is only shown."""
+    return [finding for finding in found if finding.scenario != "worst-case"] or list(found)
 
 
 def _table(found: Sequence[Finding], confidence: float) -> Table:

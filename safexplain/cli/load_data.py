@@ -70,7 +70,9 @@ def load_data(
     return load_tables([(str(path), raw, None)], label=label, member_column=member_column)
 
 
-def load_records(path: str | Path, *, label: str | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def load_records(
+    path: str | Path, *, label: str | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
     """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
 
     Args:
@@ -78,7 +80,7 @@ def load_records(path: str | Path, *, label: str | None = None) -> tuple[NDArray
         label: Name of the label column of a table.
 
     Returns:
-        (n, ...) features and (n,) classes.
+        (n, ...) features, (n,) classes, and the names of the classes where the labels were names.
 
     Raises:
         InputError: as `load_data`.
@@ -87,13 +89,13 @@ def load_records(path: str | Path, *, label: str | None = None) -> tuple[NDArray
     raw = read_bytes(path, "data")
     if raw[:4] != b"PK\x03\x04":
         table = load_tables([(str(path), raw, True)], label=label, member_column="")
-        return table.x, table.y
+        return table.x, table.y, table.class_names
     arrays = _read_npz(raw, str(path))
     _require(arrays, ("x", "y"), str(path))
-    x, y = _as_features(arrays["x"], str(path))[0], _as_labels(arrays["y"], str(path))[0]
+    x, (y, names) = _as_features(arrays["x"], str(path))[0], _as_labels(arrays["y"], str(path))
     if len(x) != len(y):
         raise InputError(f"{path} has {len(x)} rows in x and {len(y)} labels in y; give one label a row")
-    return x, y
+    return x, y, names
 
 
 def _load_sides(

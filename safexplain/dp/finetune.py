@@ -201,12 +201,12 @@ class DPFineTuner:
     def audit(self, scenario: str | None = None, **options: Any) -> CanaryResult:
         """Put the guarantee to the test: train many times, half of the times with one record substituted.
 
-        Where a linear head alone trains, the runs are computed side by side, in milliseconds each. Otherwise each takes
+        Where a linear head alone trains, many heads are trained at once, in milliseconds each. Otherwise each run takes
         as long as `fit`.
 
         Args:
-            scenario: "gradient" (for a head, or in mode "hooks" or "functorch"), "crafted", "mislabelled" or "natural";
-                None: gradient for a head, otherwise mislabelled.
+            scenario: "crafted", "mislabelled", "natural", or "gradient" (not in mode "ghost"; for a head it tests the
+                described mechanism, not this code); None: crafted for a head, otherwise mislabelled.
             **options: of `safexplain.audit.canaries.finetuner.audit_training`; runs, seed, cache, workers and others.
 
         Returns:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import functools
+import logging
 import os
 import pickle
 import types
@@ -19,6 +22,7 @@ from safexplain.audit.cache import Undigestable, code_version, digest
 from safexplain.errors import InputError
 
 LR = 0.1
+log = logging.getLogger(__name__)
 settings = types.ModuleType("settings")
 settings.RATE = 0.5
 
@@ -245,11 +249,59 @@ def test_equal_things_have_equal_digests():
     assert digest(net(0)) == digest(net(0))
 
 
-@pytest.mark.parametrize("used", [function, function_with_inner, recursive])
+class Trainer:
+    def __call__(self, x):
+        return self.through(x)
+
+    def through(self, x):
+        return Trainer, function(x)
+
+
+class SubTrainer(Trainer):
+    def __init__(self):
+        super().__init__()  # refers to its own class
+
+
+class Lazy:
+    @functools.cached_property
+    def rate(self):
+        return LR
+
+
+@dataclasses.dataclass
+class Options:
+    rate: float = 0.5
+    many: list = dataclasses.field(default_factory=list)
+
+    def scaled(self):
+        log.debug("scaled")
+        return self.rate * LR
+
+
+def ping(n):
+    return pong(n - 1) if n else LR
+
+
+def pong(n):
+    return ping(n - 1) if n else 0
+
+
+USERS = [function, function_with_inner, recursive, ping, pong]
+USERS += [Trainer(), Trainer, Trainer().through, SubTrainer(), Lazy(), Options(), lambda: Options()]
+
+
+@pytest.mark.parametrize("used", USERS)
 def test_a_changed_global_changes_the_digest_of_what_uses_it(monkeypatch, used):
     before = digest(used)
+    assert digest(used) == before
     monkeypatch.setitem(globals(), "LR", 0.2)
     assert digest(used) != before
+
+
+def test_a_global_that_only_shares_its_name_with_an_attribute_does_not_matter(monkeypatch):
+    before = digest(Callable(1))
+    monkeypatch.setitem(globals(), "rate", torch.Generator())
+    assert digest(Callable(1)) == before
 
 
 def test_a_changed_number_in_a_module_changes_the_digest_of_what_uses_it(monkeypatch):

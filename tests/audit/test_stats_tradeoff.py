@@ -10,7 +10,7 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from safexplain.audit.stats.inversion import Family, largest_refuted
+from safexplain.audit.stats.inversion import Family, smallest_refuted
 from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
 from safexplain.dp.accounting import Steps
 from safexplain.dp.pairs import grid_interval, one_step
@@ -116,25 +116,25 @@ def test_more_noise_raises_the_curve_and_a_fixed_batch_size_lowers_it():
 
 
 @pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000), (0.9, 3)])
-def test_the_bisection_finds_the_largest_noise_that_is_refuted(q, steps):
+def test_the_bisection_finds_the_smallest_noise_that_is_refuted(q, steps):
     for limit in (0.3, 30.0):
-        found = largest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
+        found = smallest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
         assert 0.995 * limit < found.epsilon < limit
         assert found.curve.epsilon == found.epsilon
 
 
 def test_errors_that_refute_nothing_and_errors_that_refute_all_noise():
-    assert largest_refuted(Family(0.25, 10), DELTA, lambda curve: False).epsilon == 0
-    assert largest_refuted(Family(0.25, 1), DELTA, lambda curve: True).epsilon == math.inf
+    assert smallest_refuted(Family(0.25, 10), DELTA, lambda curve: False).epsilon == 0
+    assert smallest_refuted(Family(0.25, 1), DELTA, lambda curve: True).epsilon == math.inf
 
 
 def test_curves_are_computed_once():
     def refutes(curve):
         return bool(curve(0.1) > 0.2)
 
-    first = largest_refuted(Family(0.3, 40), DELTA, refutes)
+    first = smallest_refuted(Family(0.3, 40), DELTA, refutes)
     missed = trade_off.cache_info().misses
-    assert largest_refuted(Family(0.3, 40), DELTA, refutes) == first
+    assert smallest_refuted(Family(0.3, 40), DELTA, refutes) == first
     assert trade_off.cache_info().misses == missed
 
 

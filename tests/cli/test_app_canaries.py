@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from safexplain.audit.canaries import plan
+from safexplain.audit.canaries.pieces import Store
 from safexplain.cli import _run
+from safexplain.cli.canary_config import load_canary_config
 
 PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "runs")
 
@@ -61,7 +64,7 @@ def test_a_configuration_is_audited_and_the_files_are_written(config, tmp_path, 
     assert (tmp_path / "run" / "canaries.png").is_file()
 
 
-def test_a_broken_claim_exits_with_1_and_a_weak_canary_with_3(config, tmp_path, capfd):
+def test_a_broken_claim_exits_with_1_and_too_few_runs_with_3(config, tmp_path, capfd):
     text = config.read_text().replace("epsilon = 12.0", "epsilon = 12.0\nadjacency = 'add_remove'")
     config.write_text(text.replace("lr = 0.5", "lr = 0.5\nnoise_multiplier = 3.6"))
     loud = config.with_name("loud.toml")
@@ -77,13 +80,46 @@ def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
     out = capfd.readouterr().out
     for name in ("worst-case", "gradient", "crafted", "mislabelled", "natural"):
         assert name in out
-    assert "Each bound holds at 99.0%, so all of them together at 95%." in out
+    assert "Each bound holds at 98.8%, so all of them together at 95%." in out
+    assert "drawn, not trained" in out
     content = json.loads((tmp_path / "run" / "canaries.json").read_text())
-    assert {s["confidence"] for s in content["scenarios"].values()} == {0.99}
-    assert content["epsilon_lower"] == max(s["epsilon_lower"] for s in content["scenarios"].values())
+    assert {s["confidence"] for s in content["scenarios"].values()} == {0.9875}
+    trained = {name: s["epsilon_lower"] for name, s in content["scenarios"].items() if name != "worst-case"}
+    assert content["epsilon_lower"] == max(trained.values())
 
 
-def test_an_interrupted_run_is_taken_up(config, tmp_path, capfd):
+def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
+    for name, classes in (("train", ["cat", "dog", "eel"]), ("others", ["dog", "eel"])):
+        x = np.eye(60, 6, dtype=np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.array([classes[i % len(classes)] for i in range(60)]))
+    assert load_canary_config(config).auxiliary[1].unique().tolist() == [1, 2]
+    np.savez(tmp_path / "others.npz", x=x, y=np.array(["fox"] * 60))
+    assert run("--config", config, "--run-dir", tmp_path / "run") == 2
+    assert "expected those of the data, ('cat', 'dog', 'eel')" in capfd.readouterr().err
+
+
+def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(plan._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
+    save, kept = Store.save, []
+
+    def interrupted(store, block, values):
+        save(store, block, values)
+        kept.append(block.number)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "save", interrupted)
+    arguments = ("--config", config, "--run-dir", tmp_path / "run", "--json")
+    assert run(*arguments) == 130
+    assert "--resume goes on from there" in capfd.readouterr().err
+    assert run(*arguments, "--resume") == 0
+    assert sorted(kept) == [0, 1, 2, 3]
+    resumed = json.loads(capfd.readouterr().out)
+    assert run("--config", config, "--run-dir", tmp_path / "other", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["errors"] == resumed["errors"]
+
+
+def test_a_finished_run_is_not_trained_again(config, tmp_path, capfd):
     first = run("--config", config, "--run-dir", tmp_path / "run", "--json")
     one = json.loads(capfd.readouterr().out)
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "runs").rglob("*.npz")}
@@ -97,8 +133,9 @@ def test_an_interrupted_run_is_taken_up(config, tmp_path, capfd):
 
 def test_a_single_run_with_many_canaries(config, tmp_path, capfd):
     config.write_text(config.read_text().replace("lr = 0.5", "lr = 0.05\nhidden = [8]"))
-    assert run("--config", config, "--one-run", 40, "--run-dir", tmp_path / "run", "--json") in (0, 1, 3)
+    assert run("--config", config, "--one-run", 40, "--run-dir", tmp_path / "run", "--json") in (0, 3)
     content = json.loads(capfd.readouterr().out)
+    assert content["epsilon_lower"] <= content["epsilon_substitute"]
     assert (content["runs"], content["canaries"], content["guesses"]) == (1, 40, 8)
     assert run("--config", config, "--one-run", 40, "--scenario", "natural") == 2
     assert "leave out --scenario" in capfd.readouterr().err
@@ -136,6 +173,17 @@ def quiet(dataset, generator):
     config.write_text(config.read_text().replace("my_training:train", "my_training:quiet"))
     assert run("--config", config, "--run-dir", tmp_path / "quiet", "--quiet", "--runs", 240) == 1
     assert capfd.readouterr().out == "violates the claim: a bug\n"
+
+
+@pytest.mark.slow
+def test_a_training_function_of_the_current_directory_is_found_by_workers(config, tmp_path, capfd, monkeypatch):
+    (tmp_path / "worked.py").write_text(
+        "import torch\n\ndef train(dataset, generator):\n    model = torch.nn.Linear(6, 2)\n    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config.write_text(config.read_text().replace("lr = 0.5", "noise_multiplier = 3.6\nfunction = 'worked:train'"))
+    assert run("--config", config, "--run-dir", tmp_path / "run", "--runs", 8, "--workers", 2, "--quiet") == 3
+    assert capfd.readouterr().out == "inconclusive\n"
 
 
 @pytest.mark.parametrize(

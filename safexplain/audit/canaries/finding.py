@@ -41,12 +41,17 @@ TOLERANCE = 5e-3
 """Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
 
 
+FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
+"""Bounds that take nothing of the mechanism as given."""
+
+
 class Finding(ABC):
     """A lower bound on epsilon under substitution, beside what was claimed.
 
     Attributes:
         scenario: which canary.
         claim: what was audited.
+        method: of the bound.
         confidence: of the bound.
         runs: that were trained, in all.
         seconds: that they took.
@@ -54,6 +59,7 @@ class Finding(ABC):
 
     scenario: ScenarioName
     claim: Claim
+    method: str
     confidence: float
     runs: int
     seconds: float
@@ -99,7 +105,7 @@ class Finding(ABC):
             return "violates the claim: a bug"
         if add_remove is not None and lower > add_remove:
             return "violates add/remove as a claim about records or attributes"
-        if lower == 0 or self.ceiling < max(substitute or 0.0, add_remove or 0.0):
+        if lower == 0 or self.ceiling < max(self._claimed()):
             return "inconclusive"
         return "consistent with substitute"
 
@@ -131,11 +137,19 @@ class Finding(ABC):
             )
             if value is not None
         ]
+        assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
+        share = ""
+        if self.verdict == "consistent with substitute":
+            share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed."
         return (
-            f"Epsilon for a substituted record is at least {self.epsilon_lower:.2f} ({self.confidence:.0%} confidence,"
-            f" delta {self.claim.delta:g}; at most {self.ceiling:.2f} could have been shown); claimed are"
-            f" {' and '.join(claimed)}. {_MEANING[self.verdict]}"
+            f"Epsilon for a substituted record is at least {self.epsilon_lower:.2f}{assumed}"
+            f" ({self.confidence:.0%} confidence, delta {self.claim.delta:g}; at most {self.ceiling:.2f} could have"
+            f" been shown); claimed are {' and '.join(claimed)}. {_MEANING[self.verdict]}{share}"
         )
+
+    def _claimed(self) -> list[float]:
+        """Both epsilons, as far as they are known."""
+        return [value for value in (self.epsilon_substitute, self.epsilon_add_remove) if value is not None]
 
     def rows(self) -> dict[str, str]:
         """What a reader asks first, by name."""

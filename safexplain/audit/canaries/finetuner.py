@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safexplain.audit.cache import Undigestable, digest
 from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.heads import audit_heads
 from safexplain.audit.canaries.networks import LinearHead
 from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.audit.canaries.result import CanaryResult
 from safexplain.audit.canaries.run import Threshold, run_canaries
+from safexplain.audit.canaries.scenario import scenario_of
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.shadows import Progress, silent
 from safexplain.audit.stats.bound_methods import BoundMethod
@@ -21,7 +24,7 @@ from safexplain.dp.features import features
 from safexplain.dp.finetune import DPFineTuner
 from safexplain.dp.finetune_head import has_closed_form, head_problem, linear_that_trains
 from safexplain.dp.records import InMemory
-from safexplain.errors import InputError
+from safexplain.errors import ConfigurationError, InputError
 
 __all__ = ["CanaryResult", "audit_training"]
 
@@ -45,10 +48,12 @@ def audit_training(
 
     Args:
         tuner: whose model, data, plan and options are taken.
-        scenario: "gradient" (for a head, or in mode "hooks" or "functorch"), "crafted", "mislabelled" or "natural";
-            None: gradient where a linear head alone trains, otherwise mislabelled.
+        scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
+            "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
+            what the mechanism gives away, not whether the tuner's code is right. None: crafted for a head, otherwise
+            mislabelled.
         runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
-        every: for a head, audit after each so many steps too.
+        every: for the gradient canary of a head, audit after each so many steps too.
         auxiliary: (x, y) of records that are not trained on, for "natural".
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
         threshold: see `run_canaries`.
@@ -63,25 +68,25 @@ def audit_training(
     """
     claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
     model = tuner.prepared()
+    if scenario is not None and scenario_of(scenario) == "worst-case":
+        raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
     if has_closed_form(model, tuner.records, tuner.how):
         setting = _head_setting(tuner, model, claim, auxiliary, cache)
-        return run_canaries(
-            setting,
-            scenario or "gradient",
-            runs=runs,
-            every=every,
-            method=method,
-            threshold=threshold,
-            confidence=confidence,
-            seed=seed,
-            device=tuner.device,
-            cache=cache,
-            progress=progress,
-        )
+        if scenario is not None and scenario_of(scenario) == "gradient":
+            return run_canaries(
+                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
+                seed=seed, device=tuner.device, cache=cache, progress=progress,
+            )  # fmt: skip
+        if every is not None:
+            raise InputError('every: earlier steps are audited with scenario="gradient" alone; leave it out')
+        return audit_heads(
+            setting, scenario or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
+            seed=seed, progress=progress,
+        )  # fmt: skip
     if every is not None:
         raise InputError(
-            "every: earlier steps can be audited where a linear head alone trains, whose runs are computed side by"
-            " side; leave it out"
+            "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
+            " out"
         )
     probe = CanaryProbe(
         _train(tuner),
@@ -94,7 +99,7 @@ def audit_training(
         seed=seed,
         workers=workers,
         cache=cache,
-        version=repr([tuner.plan, sorted(tuner.how.purpose().items()), tuner.how.mode, tuner.statement.trained]),
+        version=_version(tuner),
         method=method,
         threshold=threshold,
         confidence=confidence,
@@ -122,8 +127,9 @@ def _head_setting(
     problem = head_problem(model, records, tuner.plan, tuner.how, cache=folder)
     others = None
     if auxiliary is not None:
-        seen = features(model, linear_that_trains(model) or "", auxiliary[0], cache=folder)
-        others = (seen.to(problem.x), auxiliary[1].to(problem.x.device).long())
+        x, y = (torch.as_tensor(part) for part in auxiliary)
+        seen = features(model, linear_that_trains(model) or "", x, cache=folder)
+        others = (seen.to(problem.x), y.to(problem.x.device).long())
     start = problem.initial.weight[0]
     if problem.recipe.bias:
         start = torch.cat([start, problem.initial.bias[0][:, None]], 1)
@@ -146,6 +152,19 @@ def _train(tuner: DPFineTuner) -> Callable[[Any, torch.Generator], nn.Module]:
         return tuner.again(dataset, seed=generator.initial_seed()).fit().model
 
     return train
+
+
+def _version(tuner: DPFineTuner) -> str:
+    """Names what is trained and how; optimizer and loss by their source where they are functions."""
+    how = tuner.how
+    try:
+        functions = digest(how.optimizer, how.loss)
+    except Undigestable as reason:
+        raise ConfigurationError(
+            f"optimizer or loss cannot be told from others ({reason}), so that finished runs could be mistaken; leave"
+            " cache out"
+        ) from None
+    return repr([tuner.plan, sorted(how.purpose().items()), how.mode, tuner.statement.trained, functions])
 
 
 def _data(tuner: DPFineTuner) -> Any:

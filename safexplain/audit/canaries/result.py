@@ -159,7 +159,7 @@ def judge(
         threshold: fixed before the scores were seen; None: chosen on 30 % of the runs, which then do not count.
         confidence: of each bound.
         seconds: that training and scoring took.
-        seed: of the split into halves.
+        seed: of the split.
         setting: what was trained on what, for readers.
 
     Raises:

@@ -38,7 +38,7 @@ def run_canaries(
     runs: int = 1000,
     every: int | None = None,
     method: BoundMethod = "pld",
-    threshold: Threshold = "auto",
+    threshold: Threshold | None = "auto",
     confidence: float = 0.95,
     canary: Canary | None = None,
     seed: int = 0,
@@ -56,7 +56,7 @@ def run_canaries(
         runs: models in both worlds together, half in each.
         every: audit after each so many steps, too; None: the released model only.
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
-        threshold: above which a run is said to be of world a.
+        threshold: above which a run is said to be of world a; None: "auto".
         confidence: of each bound.
         canary: one of your own; None: crafted.
         seed: of everything random.
@@ -168,9 +168,9 @@ def _told(placed: Setting, scenario: ScenarioName, seed: int, progress: Progress
     return made
 
 
-def _number(threshold: Threshold, canary: Canary | None) -> float | None:
+def _number(threshold: Threshold | None, canary: Canary | None) -> float | None:
     """What was fixed beforehand; None: to be chosen on some of the runs."""
-    if threshold == "auto":
+    if threshold is None or threshold == "auto":
         centred = canary is None or (isinstance(canary, GradientCanary) and canary.drift is not None)
         return 0.0 if centred else None
     return None if threshold == "split" else float(threshold)

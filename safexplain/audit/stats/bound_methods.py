@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr
 
 from safexplain.audit.stats.intervals import check_counts, clopper_pearson
-from safexplain.audit.stats.inversion import Family, largest_refuted
+from safexplain.audit.stats.inversion import Family, smallest_refuted
 from safexplain.audit.stats.tradeoff import TradeOff, gaussian_distance, gaussian_epsilon
 
 Array = NDArray[np.float64]
@@ -89,11 +89,11 @@ def pld_bound(errors: Errors, delta: float, family: Family) -> float:
     fpr, fnr = errors.fpr, errors.fnr
     if fpr + fnr >= 1:
         return 0.0
-    return largest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr)).epsilon
+    return smallest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr)).epsilon
 
 
 def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """How far rates are below the curve of the largest noise multiplier that any of them refutes."""
+    """How far rates are below the curve of the smallest noise multiplier that any of them refutes."""
     distance = gaussian_distance(fpr, fnr)
     if family.is_gaussian:
         return distance
@@ -101,7 +101,7 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     def refutes(curve: TradeOff) -> bool:
         return bool((curve(fpr) > fnr).any())
 
-    curve = largest_refuted(family, delta, refutes, COARSE).curve
+    curve = smallest_refuted(family, delta, refutes, COARSE).curve
     return distance if curve is None else curve(fpr) - fnr
 
 

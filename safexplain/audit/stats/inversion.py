@@ -1,7 +1,7 @@
 """Which noise multipliers do an attack's error rates refute? A bisection over a fixed grid, of which curves are kept.
 
 The family is that of one sampling rate and number of steps: its trade-off curves rise with the noise multiplier, so all
-that are smaller than a refuted one are refuted too, and epsilon is at least that of the largest refuted one.
+that are larger than a refuted one are refuted too: epsilon is at least that of the smallest refuted noise.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ class Refuted:
 
     Args:
         epsilon: a lower bound on epsilon; infinite if no noise multiplier explains so few errors, 0 if all do.
-        curve: the trade-off curve of the largest noise multiplier of the grid that is refuted, if any.
+        curve: the trade-off curve of the smallest noise multiplier of the grid that is refuted, if any.
     """
 
     epsilon: float
     curve: TradeOff | None = None
 
 
-def largest_refuted(
+def smallest_refuted(
     family: Family, delta: float, refutes: Callable[[TradeOff], bool], resolution: float = RESOLUTION
 ) -> Refuted:
-    """The epsilon of the largest noise multiplier of the grid whose trade-off curve is refuted.
+    """The epsilon of the smallest noise multiplier of the grid whose trade-off curve is refuted.
 
     Args:
         family: the mechanism that is claimed, but for its noise.

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from safexplain.audit.stats.inversion import Family, largest_refuted
+from safexplain.audit.stats.inversion import Family, smallest_refuted
 from safexplain.audit.stats.tradeoff import TradeOff
 from safexplain.dp.accounting import SMALLEST_DELTA
 from safexplain.dp.adjacency import Sampling
@@ -65,7 +65,7 @@ def one_run_lower_bound(
     def refutes(curve: TradeOff) -> bool:
         return _is_too_good(curve, correct, guesses, canaries, 1 - confidence)
 
-    return largest_refuted(family, delta, refutes).epsilon
+    return smallest_refuted(family, delta, refutes).epsilon
 
 
 def one_run_ceiling(
