@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import CodeType, EllipsisType, GenericAlias, UnionType
 from typing import Any
@@ -30,7 +30,8 @@ _TRAINING_CODE = ("cache.py", "recipe.py", "shadows.py", "training.py")
 DEEPEST = 16
 """Levels of nested values that are followed; an object within itself has no end."""
 
-_BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType, torch.device, torch.dtype)
+_PLAIN = (str, bytes, int, float, complex, bool, np.generic, PurePath, range, slice, EllipsisType)
+_BY_REPR = (*_PLAIN, GenericAlias, UnionType, torch.device, torch.dtype)
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
@@ -124,7 +125,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
-        self.update = self.hash.update
+        self.update: Callable[[Any], None] = self.hash.update
         self.met: list[Any] = []
         self._numbers: dict[int, int] = {}
 
@@ -139,15 +140,17 @@ def _feed(h: _Walk, value: Any, depth: int) -> None:
     if depth > DEEPEST:
         raise Undigestable("too deeply nested")
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:  # unknown to NumPy
+            h.update(b"bfloat16")
+            value = value.view(torch.int16)
+        value = value.numpy()
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise Undigestable("an array of objects")
         h.update(f"array{value.dtype}{value.shape}".encode())
         h.update(np.ascontiguousarray(value))
-    elif value is None or isinstance(value, str | bytes | int | float | complex | bool | np.generic):
-        h.update(f"{type(value).__name__}{value!r};".encode())
-    elif isinstance(value, _BY_REPR) or type(value).__module__ == "typing":
+    elif value is None or isinstance(value, _BY_REPR) or type(value).__module__ == "typing":
         h.update(f"{type(value).__name__}{value!r};".encode())
     elif isinstance(value, logging.Logger):
         h.update(f"logger {value.name};".encode())
@@ -189,11 +192,17 @@ def _feed_function(h: _Walk, function: Any) -> None:
     _feed_references(h, function)
 
 
-def _feed_references(h: _Walk, function: Any) -> None:
-    _feed(h, [function.__defaults__, function.__kwdefaults__], 0)
-    for name, value in sorted(_refers_to(function).items()):
+def _feed_references(h: _Walk, function: Any, *, strict: bool = True) -> None:
+    """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
+    found = {"": [function.__defaults__, function.__kwdefaults__], **_refers_to(function)}
+    for name, value in sorted(found.items()):
         h.update(name.encode())
-        _feed(h, value, 0)
+        try:
+            _feed(h, value, 0)
+        except Undigestable:
+            if strict:
+                raise
+            h.update(_name(type(value)))
 
 
 def _refers_to(function: Any) -> dict[str, Any]:
@@ -229,15 +238,24 @@ def _feed_class(h: _Walk, kind: Any) -> None:
     """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
     h.update(_name(kind))
     for one in inspect.getmro(kind):
+        own = one.__module__.partition(".")[0] == "safexplain"
         for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
             for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
                 member = getattr(member, inner, member)
             if inspect.isfunction(member):
                 h.update(f"{name}{_code(member.__code__)}".encode())
-                if not _installed(member.__module__) and one.__module__.partition(".")[0] != "safexplain":
-                    _feed_references(h, member)
-            elif isinstance(member, str | bytes | int | float) and not name.startswith("__"):
-                h.update(f"{name}{member!r}".encode())
+                if name != "__repr__" and not own and not _installed(member.__module__):
+                    _feed_references(h, member, strict=not issubclass(kind, nn.Module))
+        h.update(_constants(one))
+
+
+@functools.cache
+def _constants(kind: type) -> bytes:
+    """Numbers and texts of a class as they were first seen: a class may count its own calls."""
+    if _installed(kind.__module__):
+        return b""
+    found = {k: v for k, v in vars(kind).items() if isinstance(v, str | bytes | int | float) and not k.startswith("__")}
+    return repr(sorted(found.items())).encode()
 
 
 def _code(code: CodeType) -> str:

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pickle
+import threading
 import types
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from safexplain.audit.cache import Undigestable, code_version, digest
 from safexplain.errors import InputError
 
 LR = 0.1
+lock = threading.Lock()
 log = logging.getLogger(__name__)
 settings = types.ModuleType("settings")
 settings.RATE = 0.5
@@ -278,6 +280,11 @@ class Options:
         return self.rate * LR
 
 
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * LR, lock
+
+
 def ping(n):
     return pong(n - 1) if n else LR
 
@@ -287,7 +294,7 @@ def pong(n):
 
 
 USERS = [function, function_with_inner, recursive, ping, pong]
-USERS += [Trainer(), Trainer, Trainer().through, SubTrainer(), Lazy(), Options(), lambda: Options()]
+USERS += [Trainer(), Trainer, Trainer().through, SubTrainer(), Lazy(), Options(), Scaled(), lambda: Options()]
 
 
 @pytest.mark.parametrize("used", USERS)

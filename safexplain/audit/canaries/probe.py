@@ -14,6 +14,7 @@ from torch import nn
 
 from safexplain.audit.cache import Undigestable, digest
 from safexplain.audit.canaries.canary import Canary, GradientCanary
+from safexplain.audit.canaries.checks import check_target
 from safexplain.audit.canaries.claim import Claim
 from safexplain.audit.canaries.probe_canary import (
     Coordinate,
@@ -23,10 +24,11 @@ from safexplain.audit.canaries.probe_canary import (
     make_record,
     save_canary,
 )
-from safexplain.audit.canaries.probe_data import World, records
+from safexplain.audit.canaries.probe_checks import check_confidence, check_threshold, check_train, name_of, whole
+from safexplain.audit.canaries.probe_data import World, digest_of, records
 from safexplain.audit.canaries.probe_hook import GradientHook
 from safexplain.audit.canaries.probe_runs import Run, progress_bar, run_all, seed_of_run, seeded
-from safexplain.audit.canaries.probe_score import ScoreOf, Train, call, takes_device
+from safexplain.audit.canaries.probe_score import ScoreOf, Train, call
 from safexplain.audit.canaries.probe_store import Key, Store
 from safexplain.audit.canaries.result import CanaryResult, check_method, judge
 from safexplain.audit.canaries.run import Threshold
@@ -36,8 +38,7 @@ from safexplain.audit.shadows import Progress
 from safexplain.audit.stats import epsilon_ceiling
 from safexplain.audit.stats.bound_methods import BoundMethod
 from safexplain.audit.stats.lower_bounds import CHOOSING
-from safexplain.dp.records import records_of
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 __all__ = ["CanaryProbe"]
 
@@ -69,8 +70,10 @@ class CanaryProbe:
         workers: processes that train.
         devices: handed to `train` in turn.
         cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
-            its weights, canary and seed then resumes, also with more runs or another claim.
-        version: names the training function there, instead of its source and all that it refers to.
+            its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
+            read once to tell it from others.
+        version: names the training function there, instead of its source and all that it refers to; and `score` where
+            that cannot be digested.
         method: of `safexplain.audit.stats.epsilon_lower_bound`.
         threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
             "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
@@ -108,33 +111,39 @@ class CanaryProbe:
     ) -> None:
         check_method(method, claim)
         self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
-        self.data, self.seed, self.runs, self.workers = records(data), seed, runs, workers
+        check_train(train, devices)
+        check_confidence(confidence)
+        self.data, self.seed = records(data), whole("seed", seed, 0)
+        self.runs, self.workers = whole("runs", runs, 4), whole("workers", workers, 1)
         self.model, self.auxiliary, self.coordinate, self.score = model, auxiliary, coordinate, score
         self.method: BoundMethod = method
-        self.threshold: Threshold = "auto" if threshold is None else threshold
+        self.threshold: Threshold = check_threshold(threshold)
         self.confidence = confidence
         self.devices = [str(d) for d in devices] if devices else None
-        for name, value, least in (("runs", runs, 4), ("workers", workers, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        if target is not None:
+            check_target(target := whole("target", target, 0), len(self.data))
         if self.scenario == "worst-case":
             raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.worst_case')
         if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError('scenario "gradient" takes no canary and no score: choose with target, coordinate')
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
-        if self.devices and not takes_device(train):
-            raise ConfigurationError("devices: train(dataset, generator, device) must take the device")
         self._target = 0 if self.scenario == "gradient" and target is None else target
         self._given = None if canary is None else given_canary(canary, self.data, target, self.scenario)
         if self._given is not None:
             self.scenario = self._given.scenario
-        self.folder = None if cache is None else Path(cache) / self._digest(data, version)
+        self.folder = None if cache is None else Path(cache) / self._digest(version)
 
     @property
     def ceiling(self) -> float:
-        """The most that so many runs can show, if the worlds are told apart without an error."""
+        """The most that so many runs can show, if the worlds are told apart without an error.
+
+        For a gradient canary and threshold "auto" it is at most this until the canary is known, after `run`: without
+        a known drift, as under Adam, some runs then choose the threshold and do not count.
+        """
         split = self.threshold == "split" or (self.threshold == "auto" and self.scenario != "gradient")
+        if "canary" in self.__dict__:
+            split = self._number() is None
         each = self.runs // 2
         each -= max(1, round(CHOOSING * each)) if split else 0
         family = {"confidence": self.confidence, **self.claim.sampled()}
@@ -161,8 +170,8 @@ class CanaryProbe:
             progress: told after each run; None shows a bar with the time left on a terminal.
 
         Raises:
-            InputError: a run failed (it says which; what is finished is kept with `cache`), or the model cannot be
-                scored.
+            InputError: a run, or the reference training before them, failed (it says which; what is finished is kept
+                with `cache`), or the model cannot be scored.
             RefusedError: the target's row cannot be told in the loop, for a gradient canary.
         """
         if self.folder:
@@ -206,13 +215,19 @@ class CanaryProbe:
 
         def train(hook: GradientHook | None) -> Any:
             world = World(self.data, self._target or 0, fetched=hook.fetched if hook else None)
-            with seeded(seed), hook.watching() if hook else nullcontext():
-                return call(self.train, world, seed, device)
+            try:
+                with seeded(seed), hook.watching() if hook else nullcontext():
+                    return call(self.train, world, seed, device)
+            except RefusedError:
+                raise
+            except Exception as error:
+                raise InputError(
+                    f"the reference training on the data (seed {seed}), before any run, stopped with"
+                    f" {type(error).__name__}: {error}"
+                ) from error
 
         if self.scenario == "gradient":
-            if not 0 <= (target := self._target or 0) < len(self.data):
-                raise InputError(f"target: expected a row from 0 to {len(self.data) - 1}, got {target}")
-            return find_coordinate(train, target, self.coordinate)
+            return find_coordinate(train, self._target or 0, self.coordinate)
         model = train(None) if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
@@ -221,26 +236,27 @@ class CanaryProbe:
             )
         return make_record(self.scenario, model, self.data, self._target, self.auxiliary, seed)
 
-    def _digest(self, data: Any, version: str | None) -> str:
+    def _digest(self, version: str | None) -> str:
         given = self._given
         auxiliary = None if self.auxiliary is None else [torch.as_tensor(part) for part in self.auxiliary]
+        functions = [name_of("train", self.train, None) if version is None else version]
+        functions.append(name_of("score", self.score, version))
+        with seeded(seed_of_run(self.seed, "records", 0)):  # records may be drawn at random
+            data = digest_of(self.data)
         parts = (
-            records_of(data).digest(),
+            data,
             self.scenario,
             None if given is None else [given.target, given.x, given.y],
-            self.model,
             auxiliary,
             self._target,
             self.coordinate,
             self.seed,
+            functions,
         )
         try:
-            return digest(*parts, [self.train, self.score] if version is None else version)[:32]
+            return digest(*parts, self.model)[:32]
         except Undigestable as reason:
-            raise ConfigurationError(
-                f"cache: train cannot be told from other training functions ({reason}); give version=, a name that"
-                " changes whenever the function does"
-            ) from None
+            raise ConfigurationError(f"cache: model cannot be told from other models ({reason})") from None
 
 
 def _make_folder(folder: Path) -> None:

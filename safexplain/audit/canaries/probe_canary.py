@@ -78,22 +78,32 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
     """
     if isinstance(given, RecordCanary):
         check_target(given.target, len(data))
+        _checked(given.x, given.y, data[given.target])
         return given
     if target is None:
         raise ConfigurationError("canary: give target=, the number of the record that it stands in for")
     check_target(target, len(data))
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputError(f"canary: expected a record (x', y'), got {type(given).__name__}")
-    x, y = data[target]
-    instead = torch.as_tensor(given[0]).to(x)
-    if instead.shape != x.shape:
-        raise InputError(f"canary: expected x' of shape {tuple(x.shape)}, as the records have, got {instead.shape}")
-    label = int(given[1])
-    if torch.equal(instead, x):
-        if label == int(y):
-            raise InputError("canary: it is the target record itself; the worlds would be one")
+    instead, label, same = _checked(given[0], given[1], data[target])
+    if same:
         return RecordCanary("mislabelled", target, instead, label)
     return RecordCanary("crafted" if scenario == "mislabelled" else scenario, target, instead, label)  # type: ignore[arg-type]
+
+
+def _checked(x: Any, y: Any, target: tuple[Tensor, Tensor]) -> tuple[Tensor, int, bool]:
+    """x' like the target's x, the label, and whether x' is that x."""
+    try:
+        instead, label = torch.as_tensor(x).to(target[0]), int(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"canary: expected a record (x', y') of numbers, y' a class index ({error})") from None
+    if instead.shape != target[0].shape:
+        expected, got = tuple(target[0].shape), tuple(instead.shape)
+        raise InputError(f"canary: expected x' of shape {expected}, as the records have, got {got}")
+    same = torch.equal(instead, target[0])
+    if same and label == int(target[1]):
+        raise InputError("canary: it is the target record itself; the worlds would be one")
+    return instead, label, same
 
 
 def make_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 from safexplain.dp.records import InMemory, records_of
 from safexplain.errors import InputError
 
-__all__ = ["Fetched", "World", "records", "stacked"]
+__all__ = ["Fetched", "World", "digest_of", "records", "stacked"]
 
 Record = tuple[Tensor, Tensor]
 
@@ -81,7 +82,8 @@ class World(Dataset[Record]):
         return at % len(self)
 
     def _record(self, number: int) -> Record:
-        return self.instead if self.instead is not None and number == self.target else self.data[number]
+        x, y = self.instead if self.instead is not None and number == self.target else self.data[number]
+        return x.clone(), y.clone()  # training may change in place what it gets
 
 
 class _Pair:
@@ -133,3 +135,13 @@ def stacked(data: Any) -> tuple[Tensor, Tensor]:
         return data.x, data.y
     found = [data[i] for i in range(len(data))]
     return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+
+
+def digest_of(data: Any) -> str:
+    """SHA-256 of all records in order: types, shapes and bytes. A map-style data set is read once."""
+    found: Any = hashlib.sha256()
+    for record in [(data.x, data.y)] if isinstance(data, _Pair) else (data[i] for i in range(len(data))):
+        for tensor in record:
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return str(found.hexdigest())

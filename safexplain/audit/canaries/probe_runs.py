@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import tempfile
@@ -41,12 +42,16 @@ class Run:
         """Train one model.
 
         Raises:
-            InputError: training or scoring raised an error; which run it was stands before it.
+            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
         """
         began, seed = time.monotonic(), seed_of_run(self.seed, *key)
         try:
             with seeded(seed):
                 score = float(self.score(key[0], seed, device))
+            if not math.isfinite(score):
+                raise InputError(
+                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
+                )
         except Exception as error:
             world, number = key
             raise InputError(

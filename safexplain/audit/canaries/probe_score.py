@@ -17,7 +17,7 @@ from safexplain.audit.canaries.probe_hook import GradientHook
 from safexplain.audit.canaries.score import record_scores
 from safexplain.errors import InputError
 
-__all__ = ["ScoreOf", "Train", "call", "takes_device"]
+__all__ = ["ScoreOf", "Train", "call", "takes"]
 
 Train = Callable[..., Any]
 """(dataset, generator) -> model, or (dataset, generator, device) -> model."""
@@ -68,12 +68,12 @@ def call(train: Train, world: World, seed: int, device: str | None) -> Any:
     return train(world, generator) if device is None else train(world, generator, device)
 
 
-def takes_device(train: Train) -> bool:
-    """Whether it can be called with a third argument."""
+def takes(train: Train, arguments: int) -> bool:
+    """Whether it can be called with so many arguments."""
     try:
-        inspect.signature(train).bind(None, None, None)
+        inspect.signature(train).bind(*[None] * arguments)
     except TypeError:
         return False
     except ValueError:  # no signature, as of some compiled functions
-        return True
+        return callable(train)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +54,9 @@ class Store:
     def _read(self, line: str) -> None:
         try:
             row = json.loads(line)
-            self.runs.setdefault((row["world"], int(row["number"])), Finished(row["score"], row["seconds"]))
+            found = Finished(float(row["score"]), row["seconds"])
+            if isfinite(found.score):
+                self.runs.setdefault((row["world"], int(row["number"])), found)
         except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
             return
 

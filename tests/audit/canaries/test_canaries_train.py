@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from canary_runs import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
+from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
 from safexplain.audit.canaries import pieces, plan
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary

@@ -1,0 +1,188 @@
+"""What a probe refuses, tells apart and leaves alone: before, between and after its trainings."""
+
+import numpy as np
+import pytest
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from safexplain.audit.canaries.canary import RecordCanary
+from safexplain.audit.canaries.claim import Claim
+from safexplain.audit.canaries.probe import CanaryProbe
+from safexplain.audit.canaries.probe_data import World, records
+from safexplain.audit.shadows import silent
+from safexplain.dp.accounting import Steps
+from safexplain.errors import ConfigurationError, InputError
+
+N, D = 12, 3
+CLAIM = Claim(Steps(6.0, 0.5, 10), 1e-5)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook", "ignore:Optimal order")
+
+
+def data():
+    return torch.randn(N, D, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
+
+
+class Rows(Dataset):
+    def __init__(self, shift=0.0, jitter=0.0):
+        self.x, self.y = data()[0].numpy() + np.float32(shift), data()[1]
+        self.jitter = jitter
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return self.x[i] + self.jitter * torch.rand(D).numpy(), int(self.y[i])
+
+
+def quick(dataset, generator):
+    model = nn.Linear(D, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(2, D, generator=generator))
+    return model
+
+
+def never(dataset, generator):
+    raise AssertionError("trained")
+
+
+def probe(train=quick, records=None, **options):
+    options = {"claim": CLAIM, "runs": 8, "threshold": 0.0, "canary": (torch.zeros(D), 0), "target": 1} | options
+    return CanaryProbe(train, data() if records is None else records, **options)
+
+
+def test_a_data_set_with_other_records_has_other_runs(tmp_path):
+    assert probe(records=Rows(), cache=tmp_path).folder == probe(records=Rows(), cache=tmp_path).folder
+    assert probe(records=Rows(), cache=tmp_path).folder != probe(records=Rows(1.0), cache=tmp_path).folder
+    halves = [(x.bfloat16(), data()[1]) for x in (data()[0], data()[0] + 1)]
+    assert len({probe(records=half, cache=tmp_path).folder for half in halves}) == 2
+
+
+def test_a_data_set_that_draws_its_records_at_random_still_resumes(tmp_path):
+    first = probe(records=Rows(jitter=1.0), cache=tmp_path).folder
+    torch.manual_seed(5)
+    assert probe(records=Rows(jitter=1.0), cache=tmp_path).folder == first
+
+
+def low(model):
+    return 0.0
+
+
+def high(model):
+    return 1.0
+
+
+def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
+    folders = {probe(cache=tmp_path, version="1", score=score).folder for score in (None, low, high)}
+    assert len(folders) == 3
+    own = torch.Generator()
+    undigestable = [lambda model: own, None]
+    assert len({probe(cache=tmp_path, version="1", score=score).folder for score in undigestable}) == 2
+    with pytest.raises(ConfigurationError, match="cache: score cannot be told"):
+        probe(cache=tmp_path, score=undigestable[0])
+
+
+WRONG = {
+    "confidence of 1": ({"confidence": 1.0}, "confidence: expected a number between 0 and 1"),
+    "confidence in percent": ({"confidence": 95}, "confidence"),
+    "confidence that is no number": ({"confidence": "0.95"}, "confidence"),
+    "threshold that is a word": ({"threshold": "best"}, "threshold: expected"),
+    "threshold that is NaN": ({"threshold": float("nan")}, "threshold: expected"),
+    "threshold that is a flag": ({"threshold": True}, "threshold: expected"),
+    "negative seed": ({"seed": -1}, "seed: expected"),
+    "seed that is no whole number": ({"seed": 0.5}, "seed: expected"),
+    "target beyond the data": ({"canary": None, "target": N}, "target: expected a row from 0 to 11"),
+    "gradient of a target beyond the data": ({"canary": None, "target": N, "scenario": "gradient"}, "0 to 11"),
+    "negative target": ({"canary": None, "target": -1}, "target: expected"),
+    "target that is no whole number": ({"canary": None, "target": 1.5}, "target: expected"),
+    "record canary of another shape": ({"canary": RecordCanary("crafted", 1, torch.zeros(D + 1), 1)}, "shape"),
+    "record canary without a class": ({"canary": RecordCanary("crafted", 1, torch.zeros(D), "no")}, "class index"),
+    "record canary that is its target": ({"canary": RecordCanary("crafted", 1, data()[0][1], 1)}, "would be one"),
+    "canary that is no number": ({"canary": ("text", 0)}, "of numbers"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_is_refused_before_anything_is_trained(options, message):
+    with pytest.raises((ConfigurationError, InputError), match=message):
+        probe(never, **options)
+
+
+def test_whole_numbers_of_numpy_and_every_kind_of_threshold_are_taken():
+    assert probe(target=np.int64(1), seed=np.int64(3), runs=np.int64(8)).runs == 8
+    for threshold in ("auto", "split", None, 1, np.float32(0.5)):
+        probe(threshold=threshold)
+    kept = RecordCanary("crafted", 2, torch.zeros(D), 0)
+    assert probe(canary=kept).canary is kept
+
+
+@pytest.mark.parametrize("train", [lambda dataset: None, lambda a, b, c: None, "train"])
+def test_what_cannot_be_called_with_data_and_a_generator_is_refused(train):
+    with pytest.raises(ConfigurationError, match=r"train\(dataset, generator\)"):
+        probe(train)
+    probe(lambda *args: None)
+    probe(lambda dataset, generator, device=None: None)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_stops_at_once_and_is_not_stored(tmp_path, bad):
+    scores = [1.0, 2.0, bad]
+    made = probe(score=lambda model: scores.pop(0), cache=tmp_path, version="1")
+    with pytest.raises(InputError, match=r"run 1 of world a .*expected a finite number.*2 of 8 runs"):
+        made.run(silent)
+    assert len((made.folder / "runs.jsonl").read_text().splitlines()) == 2
+    with (made.folder / "runs.jsonl").open("a") as file:
+        file.write('{"world": "a", "number": 1, "score": NaN, "seconds": 1}\n')
+    scores += [1.0, 2.0] * 3
+    made.run(silent)
+    assert not scores, "a score that is no number counts as a run that is missing"
+
+
+@pytest.mark.parametrize("given", [data(), Rows()], ids=["tensors", "data set"])
+def test_a_record_that_is_changed_in_place_stays_as_it_was_for_others(given):
+    instead = (torch.full((D,), 9.0), torch.tensor(1))
+    world = World(records(given), 1, instead)
+    before = [(x.clone(), y.clone()) for x, y in world]
+    for x, y in [*world, *world.__getitems__(range(N))]:
+        x.add_(1)
+        y.add_(1)
+    for i in range(N):
+        assert torch.equal(world[i][0], before[i][0])
+        assert torch.equal(world[i][1], before[i][1])
+    assert torch.equal(instead[0], torch.full((D,), 9.0))
+
+
+def broken(dataset, generator):
+    raise ValueError("no such layer")
+
+
+@pytest.mark.parametrize("scenario", ["mislabelled", "gradient"])
+def test_an_error_of_the_reference_training_says_where_it_was(scenario):
+    with pytest.raises(InputError, match=r"reference training on the data .* stopped with ValueError: no such layer"):
+        probe(broken, scenario=scenario, canary=None, target=None).run(silent)
+
+
+def loop(make):
+    def train(dataset, generator):
+        model = nn.Linear(D, 2)
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=make(model.parameters(), lr=0.1), noise_multiplier=6.0, max_grad_norm=1.0,
+            data_loader=DataLoader(dataset, batch_size=N), poisson_sampling=False, noise_generator=generator,
+        )  # fmt: skip
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model
+
+    return train
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_the_ceiling_of_a_gradient_canary_counts_the_runs_that_choose_the_threshold(make):
+    made = probe(loop(make), canary=None, scenario="gradient", threshold="auto", runs=30)
+    at_most = made.ceiling
+    assert made.run(silent).ceiling == pytest.approx(made.ceiling)
+    assert (made.ceiling < at_most) == (make is torch.optim.Adam)
