@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safexplain.audit.canaries.checks import check_data, check_records
 from safexplain.audit.canaries.claim import Claim
 from safexplain.audit.canaries.networks import MLP, Activation, LinearHead
 from safexplain.dp.accounting import Steps
@@ -52,14 +52,13 @@ class Setting:
     initial: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_records(self.x, self.y, self.recipe.classes)
+        if self.x.dim() != 2 or not self.x.is_floating_point():
+            raise InputError(
+                f"x: expected floating-point features (n, d), got {self.x.dtype} of shape {tuple(self.x.shape)}"
+            )
+        check_data(self.network, self.x, self.y)
         if self.auxiliary is not None:
-            check_records(*self.auxiliary, self.recipe.classes, "auxiliary ")
-            if self.auxiliary[0].shape[1:] != self.x.shape[1:]:
-                raise InputError(
-                    f"auxiliary records: expected {self.x.shape[1]} features as the data have, got"
-                    f" {tuple(self.auxiliary[0].shape)}"
-                )
+            check_records("auxiliary records", self.network, *self.auxiliary)
         m = self.mechanism
         if (m.sample_rate, m.steps) != (self.recipe.sample_rate, self.recipe.steps) or m.sampling == "fixed-size":
             raise ConfigurationError(
@@ -109,15 +108,3 @@ class Setting:
             "expected_batch_size": r.expected_batch_size,
             "steps": m.steps,
         }
-
-
-def check_records(x: Tensor, y: Tensor, classes: int, what: str = "") -> None:
-    """Raise InputError unless these are features and class indices."""
-    if x.dim() != 2 or not x.numel() or not x.is_floating_point():
-        raise InputError(f"{what}x: expected floating-point features (n, d), got {x.dtype} of shape {tuple(x.shape)}")
-    if not bool(x.isfinite().all()):
-        raise InputError(f"{what}x: expected finite numbers, got NaN or infinity")
-    if y.shape != x.shape[:1] or y.is_floating_point() or math.prod(y.shape) < 2:
-        raise InputError(f"{what}y: expected {len(x)} class indices, got {y.dtype} of shape {tuple(y.shape)}")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise InputError(f"{what}y: expected classes 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}")
