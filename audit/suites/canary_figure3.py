@@ -6,7 +6,7 @@ DP-SGD, T = 500, C = 2, learning rate .001, delta 1e-5, the noise for epsilon 10
 here it is a MobileNet v2 of ImageNet whose 1,280 features are standardised by the images that are not trained on.
 
 Two tasks: "10 classes", and "one logit" (cats and dogs, 250 images of each), whose runs are ten times cheaper. The
-natural canary is chosen from images that are not trained on. By default there are 300 runs of the first and 1,000 of
+natural canary is chosen from images that are not trained on. By default there are 600 runs of the first and 2,500 of
 the second, once, for a CPU; `--full` takes the paper's sizes.
 
     python audit/suites/canary_figure3.py [--data DIR] [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
@@ -67,7 +67,7 @@ class Size:
     auxiliary: int = 3000
     steps: int = 500
     every: int = 25
-    runs: tuple[int, int] = (300, 1000)
+    runs: tuple[int, int] = (600, 2500)
     repeats: tuple[int, int] = (1, 1)
     rates: tuple[float, ...] = RATES
 
