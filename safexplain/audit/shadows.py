@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain.audit.cache import ModelCache, Undigestable, code_version, digest
+from safexplain.audit.cache import ModelCache, code_version
+from safexplain.audit.digests import Undigestable, digest
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.training import is_batchable, train_one, train_together

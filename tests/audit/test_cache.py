@@ -19,7 +19,8 @@ from torch import nn
 
 from safexplain.audit import ModelCache
 from safexplain.audit import cache as cache_module
-from safexplain.audit.cache import Undigestable, code_version, digest
+from safexplain.audit.cache import code_version
+from safexplain.audit.digests import Undigestable, digest
 from safexplain.errors import InputError
 
 LR = 0.1

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.cache import Undigestable, digest
 from safexplain.audit.canaries.claim import Claim
 from safexplain.audit.canaries.heads import audit_heads
 from safexplain.audit.canaries.networks import LinearHead
@@ -18,6 +17,7 @@ from safexplain.audit.canaries.result import CanaryResult
 from safexplain.audit.canaries.run import Threshold, run_canaries
 from safexplain.audit.canaries.scenario import scenario_of
 from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.digests import Undigestable, digest
 from safexplain.audit.shadows import Progress, silent
 from safexplain.audit.stats.bound_methods import BoundMethod
 from safexplain.dp.features import features

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.cache import digest
 from safexplain.audit.canaries.checks import check_records, check_target
 from safexplain.audit.canaries.draws import START, KeyedDraws, stream
 from safexplain.audit.canaries.inserted import Inserted
@@ -21,6 +20,7 @@ from safexplain.audit.canaries.networks import Network
 from safexplain.audit.canaries.pieces import Store, Tick, TrainBlock, code_version, train_blocks
 from safexplain.audit.canaries.plan import Block, Place, blocks_of, places_of, rows_at_once
 from safexplain.audit.canaries.steps import steps_of
+from safexplain.audit.digests import digest
 from safexplain.audit.shadows import Progress, silent
 from safexplain.dp.head_recipe import HeadRecipe
 from safexplain.dp.head_step import Rows

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from safexplain.audit.cache import Undigestable, digest
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.checks import check_target
 from safexplain.audit.canaries.claim import Claim
@@ -34,6 +33,7 @@ from safexplain.audit.canaries.result import CanaryResult, check_method, judge
 from safexplain.audit.canaries.run import Threshold
 from safexplain.audit.canaries.scenario import scenario_of
 from safexplain.audit.canaries.scores import Scores
+from safexplain.audit.digests import Undigestable, digest
 from safexplain.audit.shadows import Progress
 from safexplain.audit.stats import epsilon_ceiling
 from safexplain.audit.stats.bound_methods import BoundMethod

@@ -8,9 +8,9 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-from safexplain.audit.cache import Undigestable, digest
 from safexplain.audit.canaries.probe_score import takes
 from safexplain.audit.canaries.run import Threshold
+from safexplain.audit.digests import Undigestable, digest
 from safexplain.errors import ConfigurationError
 
 __all__ = ["check_confidence", "check_threshold", "check_train", "name_of", "whole"]
