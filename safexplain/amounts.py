@@ -77,3 +77,9 @@ def check_number(name: str, value: float, *, minimum: float | None = None, above
     if above is not None and value <= above:
         raise ConfigurationError(f"{name} must be greater than {above:g}, got {value!r}")
     return number
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ConfigurationError unless the value is an int (not a bool) of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")

@@ -6,7 +6,6 @@ write to cannot run code here.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zipfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from safexplain.audit.digests import sources_digest
 from safexplain.errors import InputError
 
 _TRAINING_CODE = ("cache.py", "digests.py", "recipe.py", "shadows.py", "training.py")
@@ -77,7 +77,4 @@ class ModelCache:
 
 def code_version() -> str:
     """Digest of the training code and the torch version: a changed one does not reuse old models."""
-    h = hashlib.sha256(torch.__version__.encode())
-    for name in _TRAINING_CODE:
-        h.update(Path(__file__).with_name(name).read_bytes())
-    return h.hexdigest()
+    return sources_digest(Path(__file__).with_name(name) for name in _TRAINING_CODE)

@@ -8,8 +8,8 @@ import hashlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from types import CodeType, EllipsisType, GenericAlias, UnionType
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Undigestable", "digest"]
+__all__ = ["Undigestable", "digest", "sources_digest"]
 
 DEEPEST = 16
 """Levels of nested values that are followed; an object within itself has no end."""
@@ -29,6 +29,14 @@ _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 class Undigestable(Exception):
     """A callable depends on something whose identity across runs cannot be told."""
+
+
+def sources_digest(paths: Iterable[Path]) -> str:
+    """SHA-256 of source files and of the torch version: what other code computed is not taken for this code's."""
+    h = hashlib.sha256(torch.__version__.encode())
+    for path in paths:
+        h.update(path.read_bytes())
+    return h.hexdigest()
 
 
 def digest(*parts: Any) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from safexplain.audit.canaries.finding import Finding, Verdict
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.result import CanaryResult
 from safexplain.audit.certificate import write_json
+from safexplain.cli.console import result_table
 
 __all__ = ["show"]
 
@@ -78,10 +78,8 @@ def judged_of(found: Sequence[Finding]) -> list[Finding]:
 def _table(found: Sequence[Finding], confidence: float) -> Table:
     delta = found[0].claim.delta
     title = f"Epsilon of a substituted record ({confidence:.0%} confidence, delta {delta:g})"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("canary", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    table = result_table(title, ("canary",), COLUMNS)
+    table.columns[0].no_wrap = True
     table.add_column("verdict", overflow="fold")
     for finding in found:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]

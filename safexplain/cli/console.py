@@ -74,7 +74,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     policy = configurations[-1].result.policy
     title = f"Members found while accusing at most {_percent(policy.fpr)} of the non-members"
     caption = f"The policy allows {_percent(policy.max_tpr)}; guessing finds {_percent(policy.fpr)}."
-    table = _table(
+    table = result_table(
         title, ("released", "verdict", "strongest attack"), ("AUC", "found", "label\nalone", "top 10%\nkept")
     )
     table.caption, table.caption_justify = caption, "left"
@@ -98,7 +98,9 @@ def attack_table(result: AuditResult) -> Table:
     """A line for each attack."""
     policy = result.policy
     title = f"{result.members} members, {result.non_members} non-members, {result.references} reference models"
-    table = _table(title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "bounds", "realised FPR"))
+    table = result_table(
+        title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "bounds", "realised FPR")
+    )
     table.caption, table.caption_justify = "Dim: shown beside, not judged.", "left"
     for a in result.attacks:
         rate = a.at(policy.fpr)
@@ -126,7 +128,8 @@ def _lines(attack: AttackResult) -> str:
     return f"{name if name.isupper() else name.lower()}\n[dim]{signal_name(attack.signal)}[/]"
 
 
-def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    """Text columns flush left, then numbers flush right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*texts, *numbers):
         table.add_column(name, justify="left" if name in texts else "right", overflow="fold")

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from safexplain.amounts import keep_number
+from safexplain.amounts import check_whole, keep_number
 from safexplain.dp.clipping import Clipping
 from safexplain.dp.head_optimizer import Update, adam, sgd
 from safexplain.errors import ConfigurationError
@@ -53,9 +53,7 @@ class HeadRecipe:
 
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("steps", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least)
         keep_number(self, "sample_rate", above=0.0)
         if self.sample_rate > 1:
             raise ConfigurationError(f"sample_rate: expected a probability in (0, 1], got {self.sample_rate!r}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from safexplain.dp.clipping import Clipping
 
-__all__ = ["Rows", "clipped_sum", "head_step"]
+__all__ = ["Rows", "clipped_sum", "head_step", "logit_gradient"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Rows:
 
     def take(self, index: Tensor) -> Rows:
         """Rows (b,) for all runs, or (runs, b) of each run, out of common ones."""
-        x = self.x.index_select(0, index.reshape(-1)).view(*index.shape, self.x.shape[1])
+        x = self.x.index_select(0, index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
         return Rows(x, self.labels[index], self.norms[index])
 
 
@@ -77,7 +77,7 @@ def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Cli
     common = batch.x.dim() == 2
     flat = theta.reshape(runs * outputs, columns)
     logits = (flat @ batch.x.T).view(runs, outputs, len(batch.x)) if common else theta @ batch.x.mT
-    residual = _residual(logits, batch.labels)
+    residual = logit_gradient(logits, batch.labels)
     factors: Tensor | None = weight
     if clipping is not None:
         norms = residual.square().sum(1).sqrt_().mul_(batch.norms)
@@ -90,7 +90,7 @@ def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Cli
     return residual @ batch.x
 
 
-def _residual(logits: Tensor, labels: Tensor) -> Tensor:
+def logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     """Gradient of the cross-entropy with respect to the logits, p - y: (runs, outputs, b)."""
     if logits.shape[1] == 1:
         return logits.sigmoid() - labels.unsqueeze(-2)

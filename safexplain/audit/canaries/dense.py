@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError
+from safexplain.amounts import check_whole
 
 
 def affine(matrices: Tensor, x: Tensor, bias: bool) -> Tensor:
@@ -31,5 +31,4 @@ def outer(delta: Tensor, x: Tensor, bias: bool) -> Tensor:
 def check_sizes(features: int, hidden: tuple[int, ...], classes: int) -> None:
     """Raise ConfigurationError unless these are sizes of a network."""
     for name, value, least in (("features", features, 1), *(("hidden", h, 1) for h in hidden), ("classes", classes, 2)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        check_whole(name, value, least)

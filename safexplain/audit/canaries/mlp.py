@@ -11,7 +11,7 @@ from torch import Tensor
 
 from safexplain.audit.canaries.dense import affine, check_sizes, outer, residual
 from safexplain.dp.clipping import Clipping
-from safexplain.dp.head_step import Rows
+from safexplain.dp.head_step import Rows, logit_gradient
 from safexplain.errors import ConfigurationError
 
 __all__ = ["MLP", "Activation"]
@@ -151,9 +151,7 @@ class MLP:
         for layer in layers[1:]:
             outs.append(z.tanh_() if self.activation == "tanh" else z.relu_())
             z = torch.baddbmm(layer[..., -1:], layer[..., :-1], outs[-1])
-        delta = z.softmax(1)
-        index = rows.labels.unsqueeze(-2).expand(len(first), 1, -1)
-        deltas = [delta.scatter_add_(1, index, delta.new_full((), -1.0).expand_as(index))]
+        deltas = [logit_gradient(z, rows.labels)]
         for layer, out in zip(reversed(layers[1:]), reversed(outs), strict=True):
             deltas.insert(0, self._back(layer[..., :-1].mT @ deltas[0], out))
         return outs, deltas

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from safexplain.audit.canaries.claim import Claim
@@ -56,13 +57,13 @@ class OneRunResult(Finding):
                 f" {self.correct} of {self.guesses} of {self.canaries}, {self.runs} runs"
             )
 
-    @property
+    @cached_property
     def epsilon_lower(self) -> float:
         """What epsilon under substitution is at least."""
         counts = (self.correct, self.guesses, self.canaries)
         return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **self._family()), VACUOUS)
 
-    @property
+    @cached_property
     def ceiling(self) -> float:
         """The bound if all guesses had been right."""
         return min(

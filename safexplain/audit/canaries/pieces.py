@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import zipfile
@@ -14,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import safexplain.dp.clipping
 from safexplain.audit.canaries.plan import Block, Place
+from safexplain.audit.digests import sources_digest
 from safexplain.audit.shadows import Progress
 from safexplain.errors import InputError
 
@@ -146,9 +145,5 @@ def train_blocks(
 
 def code_version() -> str:
     """Digest of the code that trains and scores, and the torch version: other code does not reuse old numbers."""
-    h = hashlib.sha256(torch.__version__.encode())
-    here, dp = Path(__file__).parent, Path(safexplain.dp.clipping.__file__).parent
-    for folder, names in ((here, _CANARIES), (dp, _DP)):
-        for name in names:
-            h.update((folder / f"{name}.py").read_bytes())
-    return h.hexdigest()
+    folders = ((Path(__file__).parent, _CANARIES), (Path(safexplain.dp.clipping.__file__).parent, _DP))
+    return sources_digest(folder / f"{name}.py" for folder, names in folders for name in names)

@@ -183,7 +183,7 @@ def _training(
     if left_out is not None:
         members[0, left_out] = False
     for index, weight in common_batches(recipe.sample_rate, members, recipe.steps, generator):
-        batch = rows if index is None else Rows(rows.x[index], rows.labels[index], rows.norms[index])
+        batch = rows if index is None else rows.take(index)
         total = network.clipped_sum(theta, batch, weight, recipe.clipping)
         update(total.div_(recipe.expected_batch_size))
         yield theta

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, get_args
 
 from safexplain.audit.canaries.claim import Claim
@@ -82,12 +83,12 @@ class CanaryResult(Finding):
         if not self.errors or self.runs < max(at.negatives + at.positives for at in self.errors):
             raise InputError(f"expected errors at one step or more, of at most the {self.runs} runs; got {self.errors}")
 
-    @property
+    @cached_property
     def epsilon_lower(self) -> float:
         """Of the released model: what epsilon under substitution is at least."""
         return self.lower(self.errors[-1])
 
-    @property
+    @cached_property
     def ceiling(self) -> float:
         """The bound if the counted runs had been told apart without an error: more could not have been shown."""
         at = self.errors[-1]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.audit.stats.bound_methods import BoundMethod, Errors, Method
+from safexplain.audit.stats.bound_methods import METHODS, BoundMethod, Errors, Method
 from safexplain.audit.stats.from_errors import checked_method
 from safexplain.audit.stats.intervals import upper_limits
 from safexplain.audit.stats.inversion import Family
@@ -36,8 +37,6 @@ class LowerBound:
     """A lower bound on epsilon, and what it was counted from.
 
     Args:
-        epsilon: the bound, at least 0; infinite if no noise at all explains so few errors (method "pld").
-        ceiling: what it would have been without any error; no attack can show more with so many runs.
         method: how it was computed.
         delta: of the epsilon.
         confidence: that the mechanism's epsilon is not smaller.
@@ -46,10 +45,9 @@ class LowerBound:
         negatives: counted runs of world b.
         false_negatives: runs of world a called b, of the `positives` that were counted.
         positives: counted runs of world a.
+        family: the mechanism that was claimed, but for its noise.
     """
 
-    epsilon: float
-    ceiling: float
     method: BoundMethod
     delta: float
     confidence: float
@@ -58,6 +56,21 @@ class LowerBound:
     negatives: int
     false_negatives: int
     positives: int
+    family: Family
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The bound, at least 0; infinite if no noise at all explains so few errors (method "pld")."""
+        return self._bound(self.false_positives, self.false_negatives)
+
+    @cached_property
+    def ceiling(self) -> float:
+        """What it would have been without any error; no attack can show more with so many runs."""
+        return self._bound(0, 0)
+
+    def _bound(self, false_positives: int, false_negatives: int) -> float:
+        errors = Errors(false_positives, self.negatives, false_negatives, self.positives, self.confidence)
+        return METHODS[self.method].bound(errors, self.delta, self.family)
 
     def __str__(self) -> str:
         return (
@@ -106,18 +119,16 @@ def bound_epsilon(
         threshold = _best_threshold(a_first, b_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)
     elif math.isnan(threshold):
         raise InputError("threshold: expected a number or None, got NaN")
-    errors = Errors(int((b >= threshold).sum()), b.size, int((a < threshold).sum()), a.size, confidence)
     return LowerBound(
-        epsilon=chosen.bound(errors, delta, family),
-        ceiling=chosen.bound(Errors(0, b.size, 0, a.size, confidence), delta, family),
         method=method,
         delta=float(delta),
         confidence=float(confidence),
         threshold=float(threshold),
-        false_positives=errors.false_positives,
-        negatives=errors.negatives,
-        false_negatives=errors.false_negatives,
-        positives=errors.positives,
+        false_positives=int((b >= threshold).sum()),
+        negatives=b.size,
+        false_negatives=int((a < threshold).sum()),
+        positives=a.size,
+        family=family,
     )
 
 
