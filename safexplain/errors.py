@@ -4,6 +4,11 @@ Messages say what was expected, what came, and what to do. Each class also deriv
 would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses keep working.
 """
 
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
 
 class SafexplainError(Exception):
     """Base of every error that safexplain raises on purpose."""
@@ -31,6 +36,53 @@ class CertificateError(SafexplainError, ValueError):
 
 class MissingExtraError(SafexplainError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class InfeasibleError(SafexplainError, ValueError):
+    """Some queries have no recourse within the constraints; what was found for the others is in `result`.
+
+    Attributes:
+        result: the whole `Recourse`, invalid rows included.
+        rows: positions of the queries without an answer.
+    """
+
+    def __init__(self, message: str, *, result: Any = None, rows: Any = ()) -> None:
+        super().__init__(message)
+        self.result = result
+        self.rows = rows
+
+
+class BudgetExhausted(SafexplainError, RuntimeError):
+    """A release would take an account past its privacy budget; nothing was charged and nothing was released.
+
+    Attributes:
+        principal: whose account, or None for all principals together.
+        requested: epsilon of the release that was refused.
+        spent: epsilon spent so far.
+        budget: epsilon that may be spent.
+        renews: when the budget renews (UTC), or None: never.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        principal: str | None = None,
+        requested: float = 0.0,
+        spent: float = 0.0,
+        budget: float = 0.0,
+        renews: datetime | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.principal = principal
+        self.requested = requested
+        self.spent = spent
+        self.budget = budget
+        self.renews = renews
+
+
+class LedgerError(SafexplainError, RuntimeError):
+    """A ledger cannot be used: locked, read-only, damaged, or written by a newer version."""
 
 
 class NoKeyWarning(UserWarning):

@@ -1,0 +1,168 @@
+"""What a change costs: norms over columns in public units.
+
+The scales are public. A scale computed from the training data, the median absolute deviation of Wachter, Mittelstadt
+and Russell 2017 (arXiv 1711.00399, section on distance) above all, publishes statistics of the data with every distance
+and counterfactual: take it from public data, or from what the features mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import ConfigurationError
+from safexplain.recourse.result import Floats
+
+Scale = Sequence[float] | NDArray[np.float64]
+
+
+class Cost(Protocol):
+    """What a cost offers."""
+
+    power: ClassVar[int]
+    """1: the parts of columns add up to the distance; 2: to its square."""
+
+    def weights(self, d: int) -> Floats:
+        """(d,) 1/scale."""
+
+    def distance(self, delta: Floats) -> Floats:
+        """(...) cost of changes (..., d)."""
+
+    def parts(self, delta: Floats) -> Floats:
+        """(..., d) what each column adds."""
+
+
+def _check_scale(scale: Scale | None, zero: str) -> tuple[float, ...] | None:
+    if scale is None:
+        return None
+    values = np.asarray(scale, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ConfigurationError(f"scale: expected one number a column, got shape {values.shape}")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        worst = values[~(np.isfinite(values) & (values >= 0))][0]
+        raise ConfigurationError(f"scale: expected positive finite numbers, got {worst}")
+    if not values.all():
+        raise ConfigurationError(f"scale: column {int((values == 0).argmax())} has scale 0; {zero}")
+    with np.errstate(over="ignore"):
+        reciprocal = 1.0 / values
+    if not np.isfinite(reciprocal).all():
+        raise ConfigurationError("scale: so small that 1/scale is infinite; use larger units")
+    return tuple(values.tolist())
+
+
+def _weights(scale: Scale | None, d: int) -> Floats:
+    if scale is None:
+        return np.ones(d)
+    if len(scale) != d:
+        raise ConfigurationError(f"scale: expected {d} numbers, one a column, got {len(scale)}")
+    return 1.0 / np.asarray(scale, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class L2:
+    """Euclidean norm of change / scale.
+
+    Args:
+        scale: (d,) public unit of each column; None: 1.
+
+    Raises:
+        ConfigurationError: a scale that is not positive and finite.
+    """
+
+    scale: Scale | None = None
+    power: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "scale", _check_scale(self.scale, "a change of that column would cost infinitely much")
+        )
+
+    def weights(self, d: int) -> Floats:
+        """(d,) 1/scale."""
+        return _weights(self.scale, d)
+
+    def distance(self, delta: Floats) -> Floats:
+        """(...) cost of changes (..., d); does not overflow where the result does not."""
+        scaled = np.atleast_2d(delta * self.weights(delta.shape[-1]))
+        with np.errstate(over="ignore"):
+            squares = np.einsum("...d,...d->...", scaled, scaled)
+        odd = ~((squares > 1e-200) & (squares < 1e200))
+        if odd.any():
+            largest = np.abs(scaled[odd]).max(axis=-1, initial=0.0, keepdims=True)
+            unit = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+            squares[odd] = ((scaled[odd] / unit) ** 2).sum(axis=-1)
+            length = np.sqrt(squares)
+            length[odd] *= unit[:, 0]
+        else:
+            length = np.sqrt(squares)
+        return np.asarray(length.reshape(delta.shape[:-1]))
+
+    def parts(self, delta: Floats) -> Floats:
+        """(..., d) what each column adds to the squared distance."""
+        squares: Floats = (delta * self.weights(delta.shape[-1])) ** 2
+        return squares
+
+
+@dataclass(frozen=True)
+class L1:
+    """Sum of |change| / scale; answers change few columns.
+
+    Args:
+        scale: (d,) public unit of each column; None: 1.
+
+    Raises:
+        ConfigurationError: a scale that is not positive and finite.
+    """
+
+    scale: Scale | None = None
+    power: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _check_scale(self.scale, self._zero()))
+
+    def _zero(self) -> str:
+        return "a change of that column would cost infinitely much"
+
+    def weights(self, d: int) -> Floats:
+        """(d,) 1/scale."""
+        return _weights(self.scale, d)
+
+    def distance(self, delta: Floats) -> Floats:
+        """(...) cost of changes (..., d)."""
+        total: Floats = self.parts(delta).sum(axis=-1)
+        return total
+
+    def parts(self, delta: Floats) -> Floats:
+        """(..., d) what each column adds to the distance."""
+        return np.abs(delta) * self.weights(delta.shape[-1])
+
+
+@dataclass(frozen=True)
+class MAD(L1):
+    """Sum of |change| / median absolute deviation (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
+
+    Args:
+        scale: (d,) median absolute deviations of PUBLIC data; those of the training data are private.
+
+    Raises:
+        ConfigurationError: no scale, or one that is not positive and finite.
+    """
+
+    def __post_init__(self) -> None:
+        if self.scale is None:
+            raise ConfigurationError("MAD needs the median absolute deviations of public data: MAD(scale)")
+        super().__post_init__()
+
+    def _zero(self) -> str:
+        return (
+            "the median absolute deviation is 0 where more than half of the rows share one value, as rare categories"
+            " do; give that column a unit of your own, 1 for a 0/1 column"
+        )
+
+
+EUCLIDEAN = L2()
+"""L2 in the columns' own units, the default cost."""

@@ -1,0 +1,86 @@
+"""What an answer holds: the listed arrays and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain.errors import InfeasibleError, InputError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Recourse:
+    """Answers to n queries about rows of d features; nothing in it is NaN or infinite.
+
+    Args:
+        x: (n, d) the queries, as they came.
+        counterfactual: (n, d) what to change x to; x itself where it is favourable already, and where nothing was
+            found.
+        valid: (n,) bool, whether the counterfactual reaches the target, within the constraints, by the scores that the
+            answer is made from.
+        distance: (n,) cost of the change, in the units of the cost.
+        score: (n,) released score of x: the logit of the favourable outcome, noised where the mechanism noises it.
+        favourable: (n,) bool, the released decision about x; nothing needs to change there.
+        censored: (n,) bool, whether the released number was moved to the end of its public range.
+    """
+
+    x: Floats
+    counterfactual: Floats
+    valid: NDArray[np.bool_]
+    distance: Floats
+    score: Floats
+    favourable: NDArray[np.bool_]
+    censored: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def change(self) -> Floats:
+        """(n, d) counterfactual - x."""
+        return self.counterfactual - self.x
+
+    def required(self) -> Recourse:
+        """This result, if every query has an answer.
+
+        Raises:
+            InfeasibleError: some have none; the error's `result` is this one.
+        """
+        if self.valid.all():
+            return self
+        rows = np.flatnonzero(~self.valid)
+        shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
+        raise InfeasibleError(
+            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {shown}); loosen the"
+            ' constraints, or pass infeasible="mark" to get them with valid=False. The others are in .result',
+            result=self,
+            rows=rows,
+        )
+
+
+def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
+    """(n, d) float64 copy of queries; one row may be given as (d,).
+
+    Raises:
+        InputError: not finite numbers, not one or two dimensions, or another number of features.
+    """
+    given: Any = x.detach().cpu().numpy() if hasattr(x, "detach") else x
+    try:
+        rows = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(
+            "x: expected numbers, one column a feature; encode categories (one column each) and dates first"
+        ) from None
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or (features is not None and rows.shape[1] != features):
+        expected = "(n, d)" if features is None else f"(n, {features}) or ({features},)"
+        raise InputError(f"x: expected shape {expected}, got {np.shape(given)}")
+    if not np.isfinite(rows).all():
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        raise InputError(f"x: NaN or infinite numbers in {len(bad)} rows (first: {bad[0]}); fill or leave them out")
+    return rows

@@ -1,0 +1,90 @@
+"""Slow answers that the fast ones are held against: an integer program for L1, enumeration and bisection for L2."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from safexplain.recourse.constraints import Constraints
+
+
+def integer_program(w, b, x, target, unit, constraints: Constraints) -> float:
+    """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down."""
+    d = len(w)
+    lower, upper = (side[0] for side in constraints.bounds(x[None]))
+    member = np.zeros(d, dtype=bool)
+    rules = [LinearConstraint(np.concatenate([w, -w])[None], lb=target - b - w @ x)]
+    rules.append(LinearConstraint(np.hstack([np.eye(d), -np.eye(d)]), lb=lower - x, ub=upper - x))
+    for group in constraints.groups:
+        member[group] = True
+        kept = np.isin(np.arange(d), group).astype(float)
+        rules.append(LinearConstraint(np.concatenate([kept, -kept])[None], lb=0, ub=0))
+    whole = np.tile(constraints.whole | member, 2)
+    found = milp(
+        np.tile(unit, 2),
+        constraints=rules,
+        integrality=whole.astype(int),
+        bounds=Bounds(0, np.where(np.tile(member, 2), 1, np.inf)),
+        options={"mip_rel_gap": 0.0},
+    )
+    return float(found.fun) if found.status == 0 else np.inf
+
+
+def enumerated(w, b, x, target, unit, constraints: Constraints, power: int, span: int = 6) -> float:
+    """Least distance for one query (d,): every choice within `span` steps, completed by bisection on the level."""
+    lower, upper = (side[0] for side in constraints.bounds(x[None]))
+    grouped = [int(column) for group in constraints.groups for column in group]
+    choices = []
+    for column in np.flatnonzero(constraints.whole):
+        steps = np.arange(x[column] - span, x[column] + span + 1)
+        choices.append([((int(column),), (value,)) for value in steps if lower[column] <= value <= upper[column]])
+    for group in constraints.groups:
+        vertices = np.eye(len(group))
+        open_ = [v for v in vertices if (v >= lower[group]).all() and (v <= upper[group]).all()]
+        choices.append([(tuple(group), tuple(vertex)) for vertex in open_])
+    free = np.setdiff1d(np.arange(len(w)), [*np.flatnonzero(constraints.whole), *grouped])
+    best = np.inf
+    for chosen in product(*choices):
+        candidate = x.copy()
+        for columns, values in chosen:
+            candidate[list(columns)] = values
+        filled = _filled(w, b, candidate, target, unit, power, free, lower, upper)
+        if filled is not None:
+            best = min(best, float((np.abs(unit * (filled - x)) ** power).sum() ** (1 / power)))
+    return best
+
+
+def _filled(w, b, x, target, unit, power, free, lower, upper):
+    """x with its free columns moved as little as needed; None where the target is out of reach."""
+    if w @ x + b >= target - 1e-11:
+        return x
+
+    def at(level):
+        moved = x.copy()
+        for column in free:
+            push = level * w[column] / unit[column] ** 2
+            if power == 1:
+                push = np.inf * w[column] if level * abs(w[column]) > unit[column] else 0.0
+            moved[column] = np.clip(x[column] + push, lower[column], upper[column])
+        return moved
+
+    if power == 1:
+        order = sorted(free, key=lambda column: unit[column] / abs(w[column]))
+        moved = x.copy()
+        for column in order:
+            wanted = moved[column] + (target - b - w @ moved) / w[column]
+            moved[column] = np.clip(wanted, lower[column], upper[column])
+            if w @ moved + b >= target - 1e-11:
+                return moved
+        return None
+    low, high = 0.0, 1.0
+    while w @ at(high) + b < target:
+        low, high = high, 2 * high
+        if high > 1e12:
+            return None
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if w @ at(middle) + b >= target else (middle, high)
+    return at(high)
