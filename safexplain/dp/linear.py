@@ -25,7 +25,7 @@ from safexplain.dp.linear_inputs import (
     positions,
 )
 from safexplain.dp.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.dp.objective import ObjectivePerturbation, perturbed_minimiser
+from safexplain.dp.one_against_rest import by_objective, by_output
 from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import ConfigurationError
 
@@ -47,21 +47,24 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.objective`. Two
       classes, or k of them one against the rest, each with epsilon / k (basic composition). `delta`, `steps` and
       `max_grad_norm` are not used.
+    - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.output`: with `delta=0` epsilon by
+      radial noise, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
 
     Sample weights and class weights are not taken: they would multiply a record's influence.
 
     Args:
         epsilon: budget of one `fit`, above 0.
-        delta: in [1e-12, 1), smaller than one over the number of records.
+        delta: in [1e-12, 1), smaller than one over the number of records; for "output" also 0.
         adjacency: "substitute" protects what a record says, "add_remove" only whether it was there (and hides the
             number of records), "zero_out" one record against an empty one.
-        mechanism: "noisy-gd" or "objective".
+        mechanism: "noisy-gd", "objective" or "output".
         norm_bound: public bound on the Euclidean norm of a row of X; required.
         classes: public list of at least two classes, whether or not they all occur; required.
         steps: of the gradient descent.
         max_grad_norm: clip bound of a record's gradient, which without it is below sqrt(2).
         logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
             learning rate and the regularization. Smaller is safer for few records, larger follows the data closer.
+            None: 1, and for "output" 0.1.
         intercept_scaling: the constant column; 0 for a model without intercept.
         random_state: None for noise from the operating system's entropy. An int, RandomState or Generator makes the
             noise repeatable, and the guarantee void for whoever knows it: for tests.
@@ -95,13 +98,13 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         epsilon: float = 1.0,
         delta: float = 1e-5,
         adjacency: Adjacency = "substitute",
-        mechanism: Literal["noisy-gd", "objective"] = "noisy-gd",
+        mechanism: Literal["noisy-gd", "objective", "output"] = "noisy-gd",
         *,
         norm_bound: float | None = None,
         classes: ArrayLike | None = None,
         steps: int = 100,
         max_grad_norm: float = 0.3,
-        logit_noise: float = 1.0,
+        logit_noise: float | None = None,
         intercept_scaling: float = 0.3,
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
     ) -> None:
@@ -134,20 +137,25 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             WeakDeltaWarning: delta is at least one over the number of records.
         """
         bound, classes = check_bound(self.norm_bound), check_classes(self.classes)
-        for name in ("epsilon", "logit_noise"):
-            check_positive(name, getattr(self, name))
+        check_positive("epsilon", self.epsilon)
+        check_positive("logit_noise", self._logit_noise())
         constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
         check_adjacency(self.adjacency)
-        if self.mechanism not in ("noisy-gd", "objective"):
-            raise ConfigurationError(f'mechanism: expected "noisy-gd" or "objective", got {self.mechanism!r}')
+        if self.mechanism not in ("noisy-gd", "objective", "output"):
+            raise ConfigurationError(f'mechanism: expected "noisy-gd", "objective" or "output", got {self.mechanism!r}')
         rows, targets = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(targets)
         labels, features = positions(targets, classes), in_unit_ball(rows, bound, constant)
-        if self.mechanism == "noisy-gd":
+        if self.mechanism == "noisy-gd" or (self.mechanism == "output" and self.delta != 0):
             check_delta(self.delta, len(features))
-            weights, privacy = self._descend(features, labels, len(classes))
+        rng, noise = noise_generator(self.random_state), self._logit_noise()
+        data, budget = (features, labels, len(classes)), (float(self.epsilon), self.adjacency, noise)
+        if self.mechanism == "noisy-gd":
+            weights, privacy = self._descend(*data, noise, rng)
+        elif self.mechanism == "objective":
+            weights, privacy = by_objective(*data, *budget, rng)
         else:
-            weights, privacy = self._perturb(features, labels, len(classes))
+            weights, privacy = by_output(*data, *budget, self.delta, rng)
         weights = weights.astype(np.float32).astype(np.float64)  # the last bits of sums tell more than their value
         weights = np.diff(weights, axis=0) if len(weights) == 2 else weights
         scale = math.hypot(1.0, constant)  # back to rows as they come
@@ -175,44 +183,34 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], axis=1)
-        if self.privacy_.delta > 0:
+        if self.mechanism == "noisy-gd":
             return np.asarray(softmax(scores, axis=1))
         each = np.maximum(expit(scores), np.finfo(np.float64).tiny)
         return np.asarray(each / each.sum(axis=1, keepdims=True))
 
+    def _logit_noise(self) -> float:
+        if self.logit_noise is None:
+            return 0.1 if self.mechanism == "output" else 1.0
+        return self.logit_noise
+
     def _descend(
-        self, features: NDArray[np.float64], labels: NDArray[np.int64], k: int
+        self,
+        features: NDArray[np.float64],
+        labels: NDArray[np.int64],
+        k: int,
+        logit_noise: float,
+        rng: np.random.Generator,
     ) -> tuple[NDArray[np.float64], PrivacyStatement]:
         hidden = self.adjacency == "add_remove"
-        options = (self.steps, self.max_grad_norm, self.logit_noise, hidden)
+        options = (self.steps, self.max_grad_norm, logit_noise, hidden)
         releases = NoisyGradientDescent(1.0, *options).releases
         sigma = noise_multiplier(float(self.epsilon), 1.0, releases, self.delta, self.adjacency, sampling="full-batch")
         descent = NoisyGradientDescent(sigma, *options)
-        weights, records = noisy_gradient_descent(features, labels, k, descent, noise_generator(self.random_state))
+        weights, records = noisy_gradient_descent(features, labels, k, descent, rng)
         return weights[0], PrivacyStatement(
             mechanism="logistic regression by noisy full-batch gradient descent (Bassily, Smith and Thakurta 2014)",
             records=round(records[0]),
             delta=self.delta,
             phases=(Steps(sigma, 1.0, releases, "full-batch"),),
             clipping=f"features scaled to norm 1, gradients over all classes clipped to norm {self.max_grad_norm:g}",
-        )
-
-    def _perturb(
-        self, features: NDArray[np.float64], labels: NDArray[np.int64], k: int
-    ) -> tuple[NDArray[np.float64], PrivacyStatement]:
-        problems = 1 if k == 2 else k
-        mechanism = ObjectivePerturbation.calibrated(
-            float(self.epsilon) / problems, features.shape[1], self.adjacency, logit_noise=self.logit_noise
-        )
-        rng = noise_generator(self.random_state)
-        signs = np.where(labels == np.arange(k)[:, None], 1.0, -1.0)[-problems:]
-        weights = np.concatenate([perturbed_minimiser(features * s[:, None], mechanism, rng) for s in signs])
-        return (np.concatenate([np.zeros_like(weights), weights]) if k == 2 else weights), PrivacyStatement(
-            mechanism="logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
-            + (f", {k} classes one against the rest" if k > 2 else ""),
-            records=len(features),
-            delta=0.0,
-            pure_epsilon=problems * mechanism.epsilon("substitute"),
-            pure_add_remove=problems * mechanism.epsilon("add_remove"),
-            clipping="features scaled to norm 1, the constant column included; the intercept is regularised",
         )

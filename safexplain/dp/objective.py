@@ -33,25 +33,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import expit
 
 from safexplain.dp.adjacency import Adjacency, check_adjacency
 from safexplain.dp.linear_inputs import check_positive
-from safexplain.errors import RefusedError
+from safexplain.dp.newton import CURVATURE, minimise
 
 SOLVER_SHARE = 0.01
 """Share of epsilon that hides the error of the solver."""
 
 SOLVER_NOISE = 0.01
 """Noise on a logit that hides the solver's error, over the noise on it by b."""
-
-CURVATURE = 0.25
-"""Largest second derivative of the logistic loss."""
-
-BLOCK = 1024
-"""Rows summed at a time: rounding errors grow with this and with the number of blocks, not with n."""
-
-MOST_ITERATIONS = 500
 
 
 @dataclass(frozen=True)
@@ -129,64 +120,6 @@ def perturbed_minimiser(
     linear = radial_noise(mechanism.noise_rate, shape, rng)
     minimiser = minimise(signed, linear, mechanism.regularization, mechanism.solver_error)
     return minimiser + radial_noise(mechanism.cover_rate, shape, rng)
-
-
-def minimise(
-    signed: NDArray[np.float64], linear: NDArray[np.float64], regularization: float, solver_error: float
-) -> NDArray[np.float64]:
-    """Minimisers of J for several linear terms b, certified to be within `solver_error`.
-
-    Newton's method with the damping log(1 + |step|) / |step|, which converges from any start, as the third derivative
-    of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv 1703.04599, nu = 2).
-
-    Args:
-        signed: (n, p) rows u_i of norm at most 1.
-        linear: (runs, p) rows b.
-        regularization: L.
-        solver_error: largest distance from the minimiser.
-
-    Returns:
-        (runs, p).
-
-    Raises:
-        RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
-    """
-    weights = np.zeros_like(linear)
-    identity = regularization * np.eye(linear.shape[1])
-    for _ in range(MOST_ITERATIONS):
-        gradient, hessian = regularization * weights + linear, np.zeros((*linear.shape, linear.shape[1]))
-        for start in range(0, len(signed), BLOCK):
-            rows = signed[start : start + BLOCK]
-            miss = expit(-(weights @ rows.T))
-            gradient -= miss @ rows
-            hessian += (rows.T * (miss * (1 - miss))[:, None, :]) @ rows
-        residual = np.linalg.norm(gradient, axis=1) + rounding_bound(len(signed), weights, linear, regularization)
-        if (residual <= regularization * solver_error).all():
-            return weights
-        step = np.linalg.solve(hessian + identity, gradient[:, :, None])[:, :, 0]
-        length = np.maximum(np.linalg.norm(step, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-        weights = weights - step * np.log1p(length) / length
-    raise RefusedError(
-        f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, and the proof needs"
-        f" {regularization * solver_error:.2g}. With very many records the rounding of sums alone exceeds it: use"
-        ' mechanism="noisy-gd"'
-    )
-
-
-def rounding_bound(
-    records: int, weights: NDArray[np.float64], linear: NDArray[np.float64], regularization: float
-) -> NDArray[np.float64]:
-    """(runs,) bound on the norm of the difference between the gradient of J and the one computed in float64.
-
-    From |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 4.2), twice over for terms of higher order: margins are sums of p terms below |w|, and change the logistic
-    function by a quarter of their error; then blocks of rows of norm at most 1, then the blocks.
-    """
-    unit = np.finfo(np.float64).eps / 2
-    length = np.linalg.norm(weights, axis=1)
-    additions = min(records, BLOCK) + records / BLOCK + 8
-    by_records = records * (additions + CURVATURE * (weights.shape[1] + 1) * length)
-    return np.asarray(2 * unit * (by_records + 4 * (regularization * length + np.linalg.norm(linear, axis=1))))
 
 
 def radial_noise(rate: float, shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:

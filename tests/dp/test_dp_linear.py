@@ -18,7 +18,7 @@ from safexplain.dp import epsilons
 from safexplain.dp.linear import DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, WeakDeltaWarning
 
-MECHANISMS = ["noisy-gd", "objective"]
+MECHANISMS = ["noisy-gd", "objective", "output"]
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
 
 
@@ -205,7 +205,7 @@ def test_a_delta_that_would_allow_publishing_a_record_warns():
         ({"epsilon": "1"}, ConfigurationTypeError),
         ({"delta": 0.0}, ConfigurationError),
         ({"adjacency": "row"}, ConfigurationError),
-        ({"mechanism": "output"}, ConfigurationError),
+        ({"mechanism": "newton"}, ConfigurationError),
         ({"norm_bound": -1.0}, ConfigurationError),
         ({"norm_bound": True}, ConfigurationTypeError),
         ({"classes": [1]}, ConfigurationError),

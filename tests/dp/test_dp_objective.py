@@ -10,8 +10,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest
 
+from safexplain.dp import newton as newton_module
 from safexplain.dp import objective
-from safexplain.dp.objective import ObjectivePerturbation, minimise, perturbed_minimiser, radial_noise, rounding_bound
+from safexplain.dp.newton import minimise, rounding_bound
+from safexplain.dp.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
 from safexplain.errors import ConfigurationError, RefusedError
 
 
@@ -28,7 +30,7 @@ def largest_log_ratio(first, second, mechanism, spread=60.0):
     return np.abs(log_density(grid, first, *options) - log_density(grid, second, *options)).max()
 
 
-@pytest.mark.parametrize(("n", "p", "regularization"), [(1, 2, 0.05), (40, 3, 0.5), (3000, 6, 20.0)])
+@pytest.mark.parametrize(("n", "p", "regularization"), [(1, 2, 0.05), (40, 3, 0.5), (3000, 6, 20.0), (60, 200, 2.0)])
 def test_it_finds_the_minimiser_that_a_generic_solver_finds(n, p, regularization):
     signed = signed_rows(n, p)
     linear = np.random.default_rng(1).normal(size=(3, p)) * 5
@@ -163,5 +165,5 @@ def test_the_released_weights_carry_noise_beyond_the_solver_error(monkeypatch):
 def test_more_rows_than_a_block_change_nothing_but_rounding(monkeypatch):
     signed, linear = signed_rows(200, 3), np.ones((2, 3))
     whole = minimise(signed, linear, 2.0, 1e-9)
-    monkeypatch.setattr(objective, "BLOCK", 7)
+    monkeypatch.setattr(newton_module, "BLOCK", 7)
     np.testing.assert_allclose(minimise(signed, linear, 2.0, 1e-9), whole, atol=2e-9)

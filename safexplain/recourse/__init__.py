@@ -1,0 +1,71 @@
+"""Recourse whose privacy promise holds: geometry, search, and what may be released."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.cost import L1, L2, MAD
+from safexplain.recourse.diverse import diverse
+from safexplain.recourse.linear import linear_recourse
+from safexplain.recourse.result import Recourse
+
+if TYPE_CHECKING:
+    from safexplain.recourse.as_published import AsPublishedLaplace
+    from safexplain.recourse.counterfactual import HardenedCounterfactual
+    from safexplain.recourse.dp_model import DPModelRecourse
+    from safexplain.recourse.guarantee import Guarantee
+    from safexplain.recourse.laplace_score import LaplaceScore, NoisyScores
+    from safexplain.recourse.metered import MeteredRecourse
+    from safexplain.recourse.perturbation import ObjectivePerturbation, OutputPerturbation
+    from safexplain.recourse.public_direction import PublicDirection
+    from safexplain.recourse.search import SearchOptions, search_recourse
+
+_LATER = {
+    "AsPublishedLaplace": "as_published",
+    "DPModelRecourse": "dp_model",
+    "Guarantee": "guarantee",
+    "HardenedCounterfactual": "counterfactual",
+    "LaplaceScore": "laplace_score",
+    "MeteredRecourse": "metered",
+    "NoisyScores": "laplace_score",
+    "ObjectivePerturbation": "perturbation",
+    "OutputPerturbation": "perturbation",
+    "PublicDirection": "public_direction",
+    "SearchOptions": "search",
+    "search_recourse": "search",
+}
+"""Names that are imported when they are asked for: geometry needs neither torch nor scikit-learn."""
+
+__all__ = [
+    "L1",
+    "L2",
+    "MAD",
+    "AsPublishedLaplace",
+    "Constraints",
+    "DPModelRecourse",
+    "Guarantee",
+    "HardenedCounterfactual",
+    "LaplaceScore",
+    "MeteredRecourse",
+    "NoisyScores",
+    "ObjectivePerturbation",
+    "OutputPerturbation",
+    "PublicDirection",
+    "Recourse",
+    "SearchOptions",
+    "diverse",
+    "linear_recourse",
+    "search_recourse",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"safexplain.recourse.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,279 @@
+"""Output perturbation: the stability that its noise is for holds, and the noise is for it."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import get_epsilon_gaussian
+from objective_oracle import newton
+from scipy.stats import gamma, kstest, norm
+
+from safexplain.dp import newton as newton_module
+from safexplain.dp import noise_multiplier, output
+from safexplain.dp.linear import DPLogisticRegression
+from safexplain.dp.linear_inputs import in_unit_ball
+from safexplain.dp.newton import largest_weight, minimise_by_products, solve
+from safexplain.dp.output import GRADIENT_ERROR, OutputPerturbation, perturbed_output, stability, stable_minimiser
+from safexplain.errors import ConfigurationError, RefusedError
+
+
+def signed_rows(n, p, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, p))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.2, 1, (n, 1))
+
+
+def leaning(*records):
+    """Twenty thousand records that push weights to one side, and the one in question."""
+    return np.array([(0.0, -1.0)] * 20_000 + list(records))
+
+
+SIDES = ((0.92, 0.39), (-0.92, 0.39))
+"""Two records that both lie on the far side of weights (0, -w), with features almost opposite."""
+
+
+def apart(first, second, regularization):
+    return np.linalg.norm(stable_minimiser(first, regularization) - stable_minimiser(second, regularization))
+
+
+# Stability
+
+
+@pytest.mark.parametrize("regularization", [0.5, 5.0, 50.0])
+def test_sixty_substitutions_each_stay_within_the_stability(regularization):
+    rng = np.random.default_rng(0)
+    signed = signed_rows(300, 5)
+    found, weights = 0.0, stable_minimiser(signed, regularization)
+    for _ in range(60):
+        other = signed.copy()
+        worst = rng.integers(300)
+        other[worst] = -signed[worst] / np.linalg.norm(signed[worst])  # its label turned, its features lengthened
+        found = max(found, float(np.linalg.norm(stable_minimiser(other, regularization) - weights)))
+    assert 0 < found <= stability(regularization, "substitute")
+
+
+def test_the_bound_is_nearly_reached_so_that_less_noise_would_not_do():
+    bound = stability(10.0, "substitute")
+    assert 0.8 * bound < apart(leaning(SIDES[0]), leaning(SIDES[1]), 10.0) <= bound
+
+
+def test_a_record_added_or_removed_moves_the_weights_half_as_far():
+    bound = stability(10.0, "add_remove")
+    assert 0.8 * bound < apart(leaning(), leaning(SIDES[1]), 10.0) <= bound == stability(10.0, "zero_out")
+    assert apart(leaning((0.0, 0.0)), leaning(SIDES[1]), 10.0) <= bound  # an empty record is none
+    assert apart(leaning(SIDES[0]), leaning(SIDES[1]), 10.0) > bound
+
+
+def test_an_intercept_that_is_not_regularised_would_break_the_bound():
+    """What scikit-learn minimises: the constant column is not penalised."""
+    signed = lambda label: np.array([(0.1, 1.0)] * 30 + [(0.1 * label, label)]) / np.hypot(0.1, 1.0)  # noqa: E731
+    zero = np.zeros((1, 2))
+    first, second = (newton(signed(label), zero, np.array([10.0, 0.0])) for label in (1.0, -1.0))
+    assert np.linalg.norm(first - second) > 2 * stability(10.0, "substitute")
+    assert apart(signed(1.0), signed(-1.0), 10.0) <= stability(10.0, "substitute")
+
+
+def test_rows_beyond_norm_one_would_break_the_bound():
+    assert apart(4 * leaning(SIDES[0]), 4 * leaning(SIDES[1]), 10.0) > stability(10.0, "substitute")
+
+
+# The solver
+
+
+def test_it_finds_the_minimiser_that_an_independent_solver_finds():
+    signed = signed_rows(200, 4)
+    oracle = newton(signed, np.zeros((1, 4)), 3.0)[0]
+    assert np.linalg.norm(stable_minimiser(signed, 3.0) - oracle) <= GRADIENT_ERROR / 3.0
+
+
+@pytest.mark.parametrize(("n", "p", "regularization"), [(3000, 20, 2.0), (50, 400, 0.5), (1, 3, 1e-3)])
+def test_conjugate_gradients_give_what_the_whole_hessian_gives(n, p, regularization, monkeypatch):
+    signed = signed_rows(n, p)
+    whole = solve(signed, regularization, 1e-6)
+    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", 0)
+    np.testing.assert_allclose(solve(signed, regularization, 1e-6), whole, atol=2e-6)
+
+
+def test_conjugate_gradients_take_a_linear_term_too():
+    signed, linear = signed_rows(100, 30), 3 * np.random.default_rng(1).normal(size=30)
+    found = minimise_by_products(signed, linear, 2.0, 1e-7)
+    np.testing.assert_allclose(found, newton(signed, linear[None], 2.0)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("largest_hessian", [0, 128])
+def test_the_certified_distance_holds_in_exact_arithmetic(largest_hessian, monkeypatch):
+    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", largest_hessian)
+    signed, regularization = signed_rows(1500, 3), 8.0
+    found = solve(signed, regularization, 1e-9)
+    with mpmath.workdps(50):
+        w = [mpmath.mpf(v) for v in found.tolist()]
+        rows = [[mpmath.mpf(v) for v in row] for row in signed.tolist()]
+        miss = [1 / (1 + mpmath.exp(mpmath.fdot(row, w))) for row in rows]
+        parts = [regularization * w[j] - mpmath.fdot(miss, [row[j] for row in rows]) for j in range(3)]
+        assert mpmath.sqrt(sum(part**2 for part in parts)) <= regularization * 1e-9
+
+
+def test_without_a_certificate_nothing_is_released(monkeypatch):
+    with pytest.raises(RefusedError, match="nothing is released"):
+        solve(signed_rows(50, 3), 1.0, 1e-18)
+    monkeypatch.setattr(newton_module, "LARGEST_HESSIAN", 0)
+    monkeypatch.setattr(newton_module, "MOST_ITERATIONS", 1)
+    with pytest.raises(RefusedError, match="nothing is released"):
+        solve(signed_rows(50, 3), 1.0, 1e-6)
+
+
+def test_refusing_for_want_of_precision_follows_from_the_shape_alone():
+    for rows in (np.zeros((50, 3)), signed_rows(50, 3), np.tile([1.0, 0.0, 0.0], (50, 1))):
+        with pytest.raises(RefusedError, match="50 records"):
+            solve(rows, 1.0, 2e-13)
+        solve(rows, 1.0, 1e-10)
+
+
+@pytest.mark.parametrize("regularization", [1e-3, 1.0, 1e3])
+def test_the_largest_weight_bounds_every_minimiser_and_is_nearly_reached(regularization):
+    alike = np.tile([1.0, 0.0], (100, 1))
+    bound = largest_weight(100, regularization)
+    for rows in (alike, signed_rows(100, 2)):
+        assert np.linalg.norm(solve(rows, regularization, 1e-6 / regularization)) <= bound * (1 + 1e-6)
+    assert np.linalg.norm(solve(alike, 1e3, 1e-9)) > 0.45 * largest_weight(100, 1e3)
+
+
+# Radial noise: exact density ratios
+
+
+def log_ratio(first, second, mechanism):
+    """Largest log ratio of the densities of what is released: where one minimiser lies behind the other."""
+    return mechanism.noise_rate * apart(first, second, mechanism.regularization)
+
+
+@pytest.mark.parametrize(("adjacency", "first"), [("substitute", leaning(SIDES[0])), ("add_remove", leaning())])
+def test_the_density_ratio_is_within_epsilon_and_nearly_reaches_it(adjacency, first):
+    mechanism = OutputPerturbation.radial(1.0, 2, adjacency)
+    assert 0.8 < log_ratio(first, leaning(SIDES[1]), mechanism) <= mechanism.epsilon(adjacency) <= 1.0
+
+
+def test_half_of_the_noise_would_exceed_epsilon():
+    mechanism = OutputPerturbation.radial(1.0, 2, "substitute")
+    halved = OutputPerturbation(mechanism.regularization, noise_rate=2 * mechanism.noise_rate)
+    assert log_ratio(leaning(SIDES[0]), leaning(SIDES[1]), halved) > 1.6
+
+
+def test_add_remove_accounting_would_not_cover_a_substitution():
+    mechanism = OutputPerturbation.radial(1.0, 2, "add_remove")
+    assert log_ratio(leaning(SIDES[0]), leaning(SIDES[1]), mechanism) > 1.5
+    assert mechanism.epsilon("substitute") > 1.5
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 8.0])
+@pytest.mark.parametrize("logit_noise", [0.1, 10.0])
+def test_calibration_spends_the_budget_and_no_more(adjacency, epsilon, logit_noise):
+    mechanism = OutputPerturbation.radial(epsilon, 24, adjacency, logit_noise=logit_noise)
+    assert 0.999999 * epsilon <= mechanism.epsilon(adjacency) <= epsilon
+    assert mechanism.epsilon("zero_out") == mechanism.epsilon("add_remove") < mechanism.epsilon("substitute")
+
+
+def test_radial_noise_has_the_density_that_the_proof_uses():
+    mechanism, signed = OutputPerturbation.radial(1.0, 3, "substitute"), signed_rows(5, 3)
+    noise = perturbed_output(signed, mechanism, np.random.default_rng(0), runs=8000)
+    noise -= stable_minimiser(signed, mechanism.regularization)
+    length = np.linalg.norm(noise, axis=1)
+    assert kstest(length, gamma(3, scale=1 / mechanism.noise_rate).cdf).pvalue > 0.01
+    assert kstest(length, gamma(3, scale=1.1 / mechanism.noise_rate).cdf).pvalue < 1e-6
+    assert noise.std(axis=0) == pytest.approx(1.0, rel=0.05)  # logit_noise
+
+
+# Gaussian noise
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+def test_gaussian_noise_covers_the_largest_move_at_the_stated_epsilon_and_delta(adjacency):
+    sigma = noise_multiplier(1.0, 1.0, 1, 1e-5, adjacency, sampling="full-batch")
+    mechanism = OutputPerturbation.gaussian(sigma)
+    std = sigma * stability(mechanism.regularization, "add_remove")
+    distance = stability(mechanism.regularization, adjacency) / std
+    assert 0.99 < get_epsilon_gaussian(1 / distance, 1e-5) <= 1.0
+    assert get_epsilon_gaussian(0.5 / distance, 1e-5) > 1.5  # half of the noise
+    reached = apart(leaning(*SIDES[: adjacency == "substitute"]), leaning(SIDES[1]), mechanism.regularization)
+    assert 0.8 * distance < reached / std <= distance
+
+
+def test_gaussian_noise_has_the_stated_standard_deviation():
+    mechanism, signed = OutputPerturbation.gaussian(3.0, logit_noise=0.5), signed_rows(5, 3)
+    noise = perturbed_output(signed, mechanism, np.random.default_rng(0), runs=4000)
+    noise -= stable_minimiser(signed, mechanism.regularization)
+    assert kstest(noise.ravel(), norm(scale=0.5).cdf).pvalue > 0.01
+    assert kstest(noise.ravel(), norm(scale=0.475).cdf).pvalue < 0.01
+    assert 3.0 * stability(mechanism.regularization, "add_remove") == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"logit_noise": -1.0}, {"adjacency": "row"}])
+def test_impossible_budgets_are_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        OutputPerturbation.radial(**{"epsilon": 1.0, "dimension": 3, **wrong})
+
+
+# The estimator
+
+
+def model(**options):
+    return DPLogisticRegression(
+        **{"mechanism": "output", "norm_bound": 5.0, "classes": [0, 1], "random_state": 0, **options}
+    )
+
+
+def two_gaussians(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    return rng.normal(size=(n, d)) + np.outer(2 * y - 1, np.full(d, 1.51 / np.sqrt(d))), y
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_the_estimator_releases_what_was_checked_here(delta):
+    X, y = two_gaussians(30, 2)
+    fitted = model(delta=delta, epsilon=2.0, random_state=np.random.default_rng(7)).fit(X, y)
+    sigma = noise_multiplier(2.0, 1.0, 1, 1e-5, "substitute", sampling="full-batch")
+    mechanism = (
+        OutputPerturbation.gaussian(sigma, logit_noise=0.1)
+        if delta
+        else OutputPerturbation.radial(2.0, 3, logit_noise=0.1)
+    )
+    signed = in_unit_ball(X, 5.0, 0.3) * (2 * y - 1)[:, None]
+    (mine,) = perturbed_output(signed, mechanism, np.random.default_rng(7))
+    scale = np.hypot(1, 0.3)
+    np.testing.assert_allclose(fitted.coef_[0] * 5.0 * scale, mine[:2], rtol=1e-6)
+    np.testing.assert_allclose(fitted.intercept_ * scale / 0.3, mine[2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+@pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2, 3]])
+def test_the_statement_spends_the_budget_and_no_more(adjacency, delta, classes):
+    stated = model(epsilon=2.0, delta=delta, adjacency=adjacency, classes=classes).fit(*two_gaussians(60, 2)).privacy_
+    assert 1.999 < stated.epsilons.of(adjacency) <= 2.0
+    assert stated.delta == delta
+    assert bool(stated.phases) == bool(delta)
+    assert (f"{len(classes)} classes one against the rest" in stated.mechanism) == (len(classes) > 2)
+    assert stated.phases == () or stated.phases[0].steps == (4 if len(classes) > 2 else 1)
+
+
+def test_four_problems_share_the_budget_of_radial_noise(monkeypatch):
+    asked = []
+    radial = OutputPerturbation.radial
+    monkeypatch.setattr(output.OutputPerturbation, "radial", lambda e, *a, **k: asked.append(e) or radial(e, *a, **k))
+    model(epsilon=2.0, delta=0.0, classes=[0, 1, 2, 3]).fit(*two_gaussians(60, 2))
+    assert asked == [0.5]
+
+
+@pytest.mark.parametrize(("d", "delta", "least"), [(23, 1e-5, 0.925), (23, 0.0, 0.91), (100, 1e-5, 0.905)])
+def test_at_epsilon_one_half_it_tells_five_thousand_records_apart(d, delta, least):
+    X, y = two_gaussians(9000, d)
+    fitted = model(epsilon=0.5, delta=delta, norm_bound=d**0.5).fit(X[:5000], y[:5000])
+    assert fitted.score(X[5000:], y[5000:]) >= least
+
+
+def test_probabilities_of_several_classes_sum_to_one_with_delta_too():
+    X, _ = two_gaussians(60, 2)
+    found = model(classes=[0, 1, 2]).fit(X, np.arange(60) % 3).predict_proba(X)
+    np.testing.assert_allclose(found.sum(axis=1), 1)

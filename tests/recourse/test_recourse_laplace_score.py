@@ -1,0 +1,349 @@
+"""LaplaceScore: one record cannot be told from answers beyond epsilon, and the weights cannot be read from them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from recourse_privacy_oracle import SIDES, largest_loss, leaning, log_probabilities, lower_bound, two_gaussians
+from scipy.stats import kstest, laplace
+
+from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
+from safexplain.recourse import Constraints, LaplaceScore, NoisyScores, stable_score
+from safexplain.recourse import laplace_score as module
+
+UP = np.array([1.0, 0.0])
+
+
+def mechanism(**options):
+    return LaplaceScore(**{"epsilon": 1.0, "norm_bound": 5.0, "random_state": 0, **options})
+
+
+def trained(X, y, **options):
+    return mechanism(**options).fit(X, y)
+
+
+def exact_score(fitted, x):
+    """(n,) what no answer may tell: the logit without noise."""
+    model = fitted._get("model")
+    return model.lifted(np.atleast_2d(x)) @ model.weights
+
+
+def worst_pair(**options):
+    """Mechanisms fitted on two neighbouring data sets that differ nearly as much as any."""
+    given = {"norm_bound": 1.0, "intercept_scaling": 0.0, "regularization": 5.0, **options}
+    return [trained(*leaning(side), **given) for side in SIDES]
+
+
+def exact_loss(pair, x):
+    """Largest privacy loss of one answer, from the exact probabilities of everything that may be released."""
+    logs = []
+    for one in pair:
+        model, bound = one._get("model"), one.score_bound
+        sensitivity = float(model.sensitivity(model.lifted(x[None]))[0])
+        logs.append(log_probabilities(exact_score(one, x)[0], sensitivity, one.epsilon, -bound, bound))
+    return largest_loss(*logs)
+
+
+# The statement
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("score_bound", [0.5, 10.0])
+def test_the_exact_loss_of_an_answer_is_within_epsilon_and_nearly_reaches_it(epsilon, score_bound):
+    pair = worst_pair(epsilon=epsilon, score_bound=score_bound)
+    losses = [exact_loss(pair, x) for x in (UP, -3 * UP, np.array([0.3, 2.0]), np.array([0.0, 0.05]))]
+    assert 0.8 * epsilon < max(losses) <= epsilon * (1 + 1e-9)
+
+
+def test_add_remove_accounting_does_not_cover_a_substitution():
+    pair = worst_pair(adjacency="add_remove", regularization=5.0)
+    assert exact_loss(pair, UP) > 1.6
+    X, y = leaning(SIDES[0])
+    assert 0.8 < exact_loss([pair[0], trained(X[:-1], y[:-1], **changed(pair[0]))], UP) <= 1.0
+
+
+def changed(fitted):
+    names = ("adjacency", "norm_bound", "intercept_scaling", "regularization")
+    return {name: getattr(fitted, name) for name in names}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sixty_adversarial_substitutions_each_keep_epsilon(seed):
+    rng = np.random.default_rng(seed)
+    X, y = two_gaussians(40, 3, seed)
+    fitted = trained(X, y, norm_bound=2.0, regularization=rng.choice([0.3, 3.0, 30.0]))
+    options = {"norm_bound": 2.0, "regularization": fitted.regularization}
+    largest = 0.0
+    for _ in range(10):
+        other_X, other_y = X.copy(), y.copy()
+        at = rng.integers(40)
+        other_X[at] = 2.0 * np.sign(rng.normal(size=3)) * rng.choice([1.0, 1e6])  # shortened, whatever it is
+        other_y[at] = 1 - y[at]
+        other = trained(other_X, other_y, **options)
+        move = other._get("model").weights - fitted._get("model").weights
+        assert np.linalg.norm(move) <= fitted._get("model").stability
+        scale = fitted._get("model").norm_bound * np.hypot(1, 0.3)
+        largest = max(
+            largest, *(exact_loss([fitted, other], q) for q in (move[:3] * scale, -7 * move[:3] * scale, X[0]))
+        )
+    assert 0.1 < largest <= 1.0 + 1e-9
+
+
+def scores_of(pair, runs):
+    return [fitted.score(np.tile(UP, (runs, 1))).score for fitted in pair]
+
+
+def test_an_attacker_with_forty_thousand_answers_proves_no_more_than_epsilon():
+    assert 0.55 < lower_bound(*scores_of(worst_pair(), 40_000)) <= 1.0
+
+
+def test_half_of_the_noise_is_caught(monkeypatch):
+    release = module.laplace_release
+    monkeypatch.setattr(module, "laplace_release", lambda values, s, *rest: release(values, s / 2, *rest))
+    assert lower_bound(*scores_of(worst_pair(), 40_000)) > 1.1
+
+
+def test_noise_is_scaled_to_the_query_as_it_comes():
+    fitted = trained(*two_gaussians(500, 2), regularization=20.0, score_bound=50.0)
+    for x in (np.array([0.5, -0.2]), np.array([40.0, 9.0])):  # the second is longer than norm_bound
+        noise = fitted.score(np.tile(x, (20_000, 1))).score - exact_score(fitted, x)
+        length = np.linalg.norm([*(x / 5.0), 0.3]) / np.hypot(1, 0.3)
+        assert kstest(noise, laplace(scale=length * 2 / 20.0).cdf).pvalue > 1e-3
+        assert kstest(noise, laplace(scale=length * 2.2 / 20.0).cdf).pvalue < 1e-3
+
+
+def test_the_intercept_is_part_of_what_a_record_may_change():
+    fitted = trained(*two_gaussians(500, 2), regularization=20.0)
+    at_zero = fitted.score(np.zeros((4000, 2))).score
+    assert np.std(at_zero) == pytest.approx(np.sqrt(2) * 0.3 / np.hypot(1, 0.3) * 2 / 20, rel=0.1)
+
+
+def test_without_an_intercept_the_row_of_zeros_tells_nothing():
+    fitted = trained(*two_gaussians(500, 2), intercept_scaling=0.0)
+    assert abs(fitted.score(np.zeros(2)).score[0]) < 1e-8
+
+
+def test_training_rows_are_shortened_and_queries_are_not():
+    X, y = two_gaussians(300, 2)
+    X *= (5.0 / np.linalg.norm(X, axis=1))[:, None]
+    near, far = (trained(X * s, y) for s in (1.0, 1000.0))
+    np.testing.assert_allclose(near._get("model").weights, far._get("model").weights, atol=1e-5)
+    assert exact_score(near, X[0] * 3)[0] != pytest.approx(exact_score(near, X[0])[0])
+
+
+# What cannot be read
+
+
+def test_directions_are_those_of_the_public_weights_whatever_the_data():
+    public, (X, y) = np.array([1.0, -0.5, 0.2]), two_gaussians(400, 3)
+    for data in ((X, y), (X[:, ::-1] * [1, -1, 3], 1 - y)):
+        change = trained(*data, public_weights=public, score_bound=3.0).explain(2 * X[:50]).change
+        moved = change[np.linalg.norm(change, axis=1) > 0]
+        assert len(moved) > 5
+        np.testing.assert_allclose(moved @ public, np.linalg.norm(moved, axis=1) * np.linalg.norm(public))
+
+
+def read_off_the_axes(epsilon):
+    """|cos| of the trained weights with what answers to one question an axis make of them."""
+    X, y = two_gaussians(500, 200)
+    fitted = trained(X, y, epsilon=epsilon, norm_bound=200**0.5, regularization=20.0)
+    read, private = fitted.score(np.eye(200) * 200**0.5).score, fitted._get("model").weights[:-1]
+    return abs(read @ private) / (np.linalg.norm(read) * np.linalg.norm(private))
+
+
+def test_two_hundred_questions_for_a_budget_of_one_leave_the_weights_hidden():
+    assert read_off_the_axes(1 / 200) < 0.3
+    assert read_off_the_axes(50.0) > 0.9  # the attack works where the budget lets it
+
+
+def test_neither_the_answers_nor_the_printed_mechanism_hold_weights():
+    fitted = trained(*two_gaussians(400, 3), public_weights=[1.0, 1.0, 1.0])
+    answer = fitted.explain(np.zeros(3))
+    numbers = np.concatenate([np.ravel(v) for v in (*vars(answer).values(), *vars(fitted.score(np.zeros(3))).values())])
+    private = np.append(fitted._get("model").weights, np.linalg.norm(fitted._get("model").weights))
+    assert not np.isclose(numbers[:, None], private).any()
+    for text in (repr(fitted), repr(fitted._get("model")), str(fitted.guarantee), str(fitted.guarantee.to_dict())):
+        assert not any(f"{w:.5f}"[:7] in text for w in private)
+    assert {name for name in vars(fitted) if not name.startswith("_")} == {f.name for f in fields(fitted)}
+
+
+# Answers
+
+
+def test_the_decision_is_that_of_the_noised_score():
+    X, y = two_gaussians(500, 2)
+    fitted = trained(X, y, epsilon=0.05, regularization=30.0, public_weights=[1.0, 1.0])
+    answer = fitted.explain(np.tile(X[:1] * 0, (400, 1)))
+    assert (answer.favourable == (answer.score >= 0)).all()
+    assert 0.2 < answer.favourable.mean() < 0.8  # the private decision would be the same for all
+    assert (answer.change[answer.favourable] == 0).all()
+    assert (answer.distance[answer.favourable] == 0).all()
+    assert answer.valid.all()
+
+
+def test_the_counterfactual_reaches_the_target_by_the_released_score():
+    public = np.array([0.5, 2.0])
+    answer = trained(*two_gaussians(500, 2), public_weights=public, target=0.3).explain(two_gaussians(50, 2, 1)[0])
+    asked = ~answer.favourable
+    np.testing.assert_allclose((answer.score + answer.change @ public)[asked], 0.3, atol=1e-9)
+
+
+def test_constraints_and_diverse_answers_cost_one_draw_of_noise():
+    rules = Constraints(3, immutable=(0,), lower=-8, upper=8)
+    fitted = trained(*two_gaussians(500, 3), public_weights=[3.0, 1.0, 1.0], constraints=rules)
+    queries = -np.ones((20, 3))
+    first, second = fitted.explain_diverse(queries, 2)
+    assert (first.score == second.score).all()
+    assert (first.change[:, 0] == 0).all()
+    asked = ~first.favourable
+    assert asked.sum() > 5
+    assert (first.distance[asked] <= second.distance[asked] + 1e-12).all()
+    assert (first.change[asked] != second.change[asked]).any()
+
+
+def test_recourse_that_the_constraints_rule_out_is_raised_with_all_that_was_paid_for():
+    rules = Constraints(2, upper=0.01, lower=-50)
+    fitted = trained(*two_gaussians(500, 2), public_weights=[0.01, 0.01], constraints=rules)
+    with pytest.raises(InfeasibleError) as caught:
+        fitted.explain(-2 * np.ones((3, 2)))
+    assert len(caught.value.result) == 3
+    marked = fitted.explain(-2 * np.ones((3, 2)), infeasible="mark")
+    assert not marked.valid.any()
+    assert (marked.change == 0).all()
+
+
+def test_scores_at_the_public_end_are_flagged():
+    X, y = two_gaussians(500, 2)
+    found = trained(X, y, score_bound=0.2).score(X[:50] * 5)
+    assert isinstance(found, NoisyScores)
+    assert (np.abs(found.score) <= 0.2).all()
+    assert (found.censored == (np.abs(found.score) == 0.2)).all()
+    assert found.censored.sum() > 20
+    assert not trained(X, y).score(X[:50] * 0.1).censored.any()
+
+
+def test_without_public_weights_explain_points_to_score():
+    with pytest.raises(ConfigurationError, match=r"call score\(x\)"):
+        trained(*two_gaussians(50, 2)).explain(np.zeros(2))
+
+
+def test_weights_of_public_data_are_on_the_scale_of_the_private_score():
+    X, y = two_gaussians(6000, 5)
+    given = mechanism(regularization=50.0, target=0.2)
+    public = given.public_fit(X[5000:], y[5000:], records=5000)
+    fitted = trained(X[:5000], y[:5000], regularization=50.0, target=0.2, public_weights=public)
+    private = exact_score(fitted, np.eye(5)) - exact_score(fitted, np.zeros(5))
+    assert np.linalg.norm(public) == pytest.approx(np.linalg.norm(private), rel=0.1)
+    assert public @ private > 0.98 * np.linalg.norm(public) * np.linalg.norm(private)
+    answer = fitted.explain(X[5000:])
+    reached = exact_score(fitted, answer.counterfactual[~answer.favourable])
+    assert (reached > 0).mean() > 0.9
+    unlike = given.public_fit(X[5000:], y[5000:], records=50_000)  # regularised far less
+    assert np.linalg.norm(unlike) > 1.5 * np.linalg.norm(public)
+
+
+def test_the_favourable_class_is_the_second_of_the_pair():
+    X, y = two_gaussians(500, 2)
+    one, other = (trained(X, y, classes=c).score(X[:40] * 3) for c in ((0, 1), (1, 0)))
+    assert (one.favourable != other.favourable).mean() > 0.9
+    named = trained(X, np.array(["no", "yes"])[y], classes=("no", "yes")).score(X[:40] * 3)
+    assert (named.favourable == one.favourable).all()
+
+
+def test_at_epsilon_one_half_decisions_are_nearly_as_good_as_without_noise():
+    X, y = two_gaussians(9000, 23)
+    fitted = trained(X[:5000], y[:5000], epsilon=0.5, norm_bound=23**0.5)
+    private = ((exact_score(fitted, X[5000:]) > 0) == y[5000:]).mean()
+    released = (fitted.score(X[5000:]).favourable == y[5000:]).mean()
+    assert private > 0.92
+    assert private - 0.01 < released
+
+
+# Seeds and state
+
+
+def test_seeds_repeat_the_answers_and_without_one_noise_is_fresh_after_copying():
+    X, y = two_gaussians(200, 2)
+    queries = X[:5]
+    one, two = (trained(X, y, random_state=3) for _ in range(2))
+    assert (one.score(queries).score == two.score(queries).score).all()
+    assert not (one.score(queries).score == one.score(queries).score).any()  # a seed goes on
+    fresh = trained(X, y, random_state=None)
+    twin = pickle.loads(pickle.dumps(fresh))
+    assert not np.isclose(fresh.score(queries).score, twin.score(queries).score, atol=1e-12).any()
+
+
+def test_each_answer_has_its_price():
+    fitted = trained(*two_gaussians(50, 2), epsilon=0.25)
+    assert fitted.release(np.zeros((4, 2))).tolist() == [0.25] * 4
+    assert fitted.guarantee.per == "answer"
+    assert fitted.guarantee.epsilon == 0.25
+
+
+def test_the_regularization_keeps_the_noise_small_by_default():
+    fitted = trained(*two_gaussians(50, 2), epsilon=0.5)
+    assert fitted._get("model").stability / 0.5 == pytest.approx(0.1)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0},
+        {"score_bound": -1.0},
+        {"target": 11.0},
+        {"target": np.nan},
+        {"regularization": 0.0},
+        {"adjacency": "row"},
+        {"classes": (0, 1, 2)},
+        {"public_weights": [0.0, 0.0]},
+        {"public_weights": [np.nan, 1.0]},
+        {"public_weights": "up"},
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused_at_once(wrong):
+    with pytest.raises(ConfigurationError):
+        mechanism(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"norm_bound": None}, "norm_bound is missing"),
+        ({"public_weights": [1.0]}, "public_weights: expected one number a feature, 2, got 1"),
+        ({"constraints": Constraints(3)}, "constraints: for 3 columns, but the data have 2"),
+    ],
+)
+def test_parameters_for_other_data_are_refused_before_training(wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
+        mechanism(**wrong).fit(*two_gaussians(50, 2))
+
+
+def test_questions_that_cannot_be_answered_draw_no_noise():
+    fitted = trained(*two_gaussians(50, 2), random_state=np.random.default_rng(5), public_weights=[1.0, 1.0])
+    for bad in ([np.nan, 0.0], [1e300, 1e300], [1.0, 2.0, 3.0]):
+        with pytest.raises(InputError):
+            fitted.explain(bad)
+    with pytest.raises(ConfigurationError, match="infeasible"):
+        fitted.explain([0.0, 0.0], infeasible="ignore")
+    assert fitted.random_state.random() == np.random.default_rng(5).random()
+
+
+def test_unseen_labels_and_missing_training_are_named():
+    with pytest.raises(InputError, match="expected labels out of"):
+        mechanism().fit(np.zeros((3, 2)), [0, 1, 2])
+    with pytest.raises(ConfigurationError, match=r"call fit\(X, y\) first"):
+        mechanism().score(np.zeros(2))
+    with pytest.raises(ConfigurationError, match=r"call fit\(X, y\) first"):
+        replace(trained(*two_gaussians(50, 2)), epsilon=9.0).score(np.zeros(2))
+
+
+def test_scores_that_float64_cannot_compute_closely_enough_are_refused(monkeypatch):
+    monkeypatch.setattr(stable_score, "EVALUATION_ERROR", 1e-16)
+    with pytest.raises(RefusedError, match="scores in float64"):
+        mechanism().fit(*two_gaussians(50, 2))

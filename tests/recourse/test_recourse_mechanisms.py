@@ -1,0 +1,341 @@
+"""Recourse from private models: any number of answers, all from what was released."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from recourse_privacy_oracle import two_gaussians
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps
+from safexplain.dp.weights import weights_digest
+from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
+from safexplain.recourse import (
+    L1,
+    Constraints,
+    DPModelRecourse,
+    LaplaceScore,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    PublicDirection,
+    Recourse,
+    linear_recourse,
+)
+
+BY_MODEL = {"dp": DPModelRecourse, "output": OutputPerturbation, "objective": ObjectivePerturbation}
+each_mechanism = pytest.mark.parametrize("name", BY_MODEL)
+
+
+def made(name="dp", **options):
+    return BY_MODEL[name](**{"norm_bound": 5.0, "random_state": 0, **options})
+
+
+def trained(name="dp", n=500, d=3, **options):
+    return made(name, **options).fit(*two_gaussians(n, d))
+
+
+def statement(**options):
+    return PrivacyStatement(
+        **{
+            "mechanism": "m",
+            "records": 100,
+            "delta": 1e-5,
+            "phases": (Steps(4.0, 1.0, 10, "full-batch"),),
+            **options,
+        }
+    )
+
+
+# One row of the table each
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mechanism"),
+    [
+        ("dp", {}, {}),
+        ("output", {}, {"mechanism": "output"}),
+        ("output", {"delta": 0.0}, {"mechanism": "output", "delta": 0.0}),
+        ("objective", {}, {"mechanism": "objective"}),
+    ],
+)
+def test_training_is_that_of_the_private_regression_and_nothing_else(name, options, mechanism):
+    X, y = two_gaussians(300, 3)
+    given = made(name, epsilon=2.0, adjacency="add_remove", **options).fit(X, y)
+    same = DPLogisticRegression(
+        2.0, adjacency="add_remove", norm_bound=5.0, classes=[0, 1], random_state=0, **mechanism
+    ).fit(X, y)
+    assert (given.private.coef_ == same.coef_).all()
+    assert given.statement == same.privacy_
+    found = linear_recourse(same.coef_[0], same.intercept_[0], X)
+    answer = given.explain(X)
+    for field, values in vars(found).items():
+        assert (getattr(answer, field) == values).all()
+
+
+@each_mechanism
+def test_answers_are_the_same_however_often_they_are_asked_for(name):
+    mechanism = trained(name)
+    queries = two_gaussians(30, 3, 1)[0]
+    first = mechanism.explain(queries).counterfactual
+    assert (mechanism.explain(queries).counterfactual == first).all()
+    assert (pickle.loads(pickle.dumps(mechanism)).explain(queries).counterfactual == first).all()
+    assert mechanism.release(queries).tolist() == [0.0] * 30
+
+
+def test_answers_depend_on_the_data_through_the_private_model_alone():
+    """The same released weights from other data: the same answers, bit by bit."""
+    one = trained()
+    other = DPModelRecourse(one.private, random_state=0)
+    queries = two_gaussians(30, 3, 1)[0]
+    for field, values in vars(one.explain(queries)).items():
+        assert (getattr(other.explain(queries), field) == values).all()
+
+
+@each_mechanism
+def test_counterfactuals_are_favourable_to_the_private_model(name):
+    mechanism = trained(name, target=0.2)
+    answer = mechanism.explain(two_gaussians(50, 3, 1)[0])
+    assert isinstance(answer, Recourse)
+    assert answer.valid.all()
+    asked = ~answer.favourable
+    assert asked.sum() > 5
+    assert (mechanism.private.decision_function(answer.counterfactual) >= 0.2 - 1e-9).all()
+    np.testing.assert_allclose(mechanism.private.decision_function(answer.counterfactual[asked]), 0.2, atol=1e-9)
+
+
+@each_mechanism
+def test_constraints_costs_and_diverse_answers_are_kept(name):
+    rules = Constraints(("age", "debt", "income"), immutable=("age",), lower=-9, upper=9)
+    mechanism = trained(name, constraints=rules, cost=L1())
+    queries = two_gaussians(40, 3, 1)[0]
+    answer = mechanism.explain(queries, infeasible="mark")
+    assert (answer.change[:, 0] == 0).all()
+    assert ((answer.change != 0).sum(axis=1) <= 2).all()
+    several = mechanism.explain_diverse(queries, 3)
+    assert len(several) == 3
+    assert (several[0].counterfactual == answer.counterfactual).all()
+    changed = ~answer.favourable & several[0].valid & several[1].valid
+    assert (several[1].counterfactual != several[0].counterfactual)[changed].any()
+    assert not several[2].valid[~answer.favourable].any()  # two columns are free, and both were used
+
+
+def test_recourse_that_the_constraints_rule_out_is_raised_or_marked():
+    mechanism = trained(constraints=Constraints(3, lower=-50, upper=0.1), target=40.0)
+    with pytest.raises(InfeasibleError) as caught:
+        mechanism.explain(np.zeros((2, 3)))
+    assert len(caught.value.result) == 2
+    assert not mechanism.explain(np.zeros((2, 3)), infeasible="mark").valid.any()
+
+
+@each_mechanism
+def test_the_favourable_class_is_the_second_of_the_pair(name):
+    X, y = two_gaussians(500, 3)
+    words = np.array(["no", "yes"])[y]
+    up, down = (made(name, classes=c).fit(X, words) for c in (("no", "yes"), ("yes", "no")))
+    clear = X[np.abs(X.sum(axis=1)) > 3]
+    assert (up.explain(clear).favourable == (clear.sum(axis=1) > 0)).mean() > 0.9
+    assert (down.explain(clear).favourable == (clear.sum(axis=1) < 0)).mean() > 0.9
+    chosen = made(name, classes=("no", "yes"), favourable="no").fit(X, words)
+    assert (chosen.explain(clear).favourable == (clear.sum(axis=1) < 0)).mean() > 0.9
+
+
+def test_of_several_classes_the_wanted_one_wins():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 1500)
+    X = rng.normal(size=(1500, 4)) + 4 * np.eye(4)[y]
+    mechanism = made(epsilon=8.0, classes=("a", "b", "c"), favourable="b", norm_bound=6.0).fit(
+        X, np.array(list("abc"))[y]
+    )
+    answer = mechanism.explain(X[:20])
+    assert answer.valid.all()
+    assert (mechanism.private.predict(answer.counterfactual) == "b").all()
+    assert (answer.favourable == (mechanism.private.predict(X[:20]) == "b")).all()
+    with pytest.raises(ConfigurationError, match="favourable"):
+        made(classes=("a", "b", "c"), norm_bound=6.0).fit(X, np.array(list("abc"))[y])
+
+
+@pytest.mark.parametrize(("name", "delta"), [("dp", 1e-5), ("output", 1e-5), ("output", 0.0), ("objective", 1e-5)])
+def test_at_epsilon_one_it_loses_little_of_the_accuracy(name, delta):
+    X, y = two_gaussians(9000, 23)
+    mechanism = made(name, norm_bound=23**0.5, delta=delta).fit(X[:5000], y[:5000])
+    assert mechanism.private.score(X[5000:], y[5000:]) > 0.92
+
+
+# Models that come trained
+
+
+def test_a_private_regression_brings_its_statement():
+    X, y = two_gaussians(300, 3)
+    model = DPLogisticRegression(norm_bound=5.0, classes=["no", "yes"], random_state=0)
+    model.fit(X, np.array(["no", "yes"])[y])
+    mechanism = DPModelRecourse(model)
+    assert mechanism.statement is model.privacy_
+    assert mechanism.classes == ("no", "yes")
+    assert mechanism.explain(X[:5]).valid.all()
+    with pytest.raises(ConfigurationError, match="trained already"):
+        mechanism.fit(X, y)
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), nn.Linear(3, 2)])
+def test_a_model_without_a_statement_is_refused(model):
+    if isinstance(model, LogisticRegression):
+        model.fit(*two_gaussians(60, 3))
+    with pytest.raises(RefusedError, match="without a PrivacyStatement"):
+        DPModelRecourse(model)
+    assert DPModelRecourse(model, privacy=statement()).statement == statement()
+
+
+def test_a_statement_that_promises_nothing_is_refused():
+    without_noise = statement(phases=(Steps(0.0, 1.0, 10, "full-batch"),))
+    assert without_noise.epsilons.substitute == math.inf
+    with pytest.raises(RefusedError, match="promises nothing"):
+        DPModelRecourse(nn.Linear(3, 2), privacy=without_noise)
+
+
+def test_a_statement_about_other_weights_is_refused():
+    network = nn.Linear(3, 2)
+    own = statement(weights=weights_digest(network))
+    DPModelRecourse(network, privacy=own)
+    with torch.no_grad():
+        network.weight += 1e-3
+    with pytest.raises(RefusedError, match="other weights"):
+        DPModelRecourse(network, privacy=own)
+
+
+def test_a_fine_tuned_network_answers_by_search():
+    X, y = two_gaussians(300, 3)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    data = torch.tensor(X, dtype=torch.float32), torch.tensor(y)
+    tuned = DPFineTuner(
+        network, data, epsilon=8.0, delta=1e-5, steps=15, batch_size=100, lr=0.1, seed=0, progress=lambda *_: None
+    ).fit()
+    mechanism = DPModelRecourse(tuned)
+    answer = mechanism.explain(X[:25])
+    assert answer.valid.all()
+    with torch.no_grad():
+        margin = np.diff(tuned.model(torch.tensor(answer.counterfactual, dtype=torch.float32)).numpy(), axis=1)[:, 0]
+    assert (margin[~answer.favourable] >= -1e-6).all()
+    assert mechanism.guarantee.statement == tuned.statement
+    assert mechanism.guarantee.epsilon == tuned.statement.epsilons.substitute
+    other = DPModelRecourse(tuned, favourable=0).explain(X[:25])
+    assert (other.favourable != answer.favourable).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (DPLogisticRegression(norm_bound=1.0), {}, "not fitted"),
+        (object(), {"privacy": statement()}, "expected a fitted linear model or a torch module"),
+        (nn.Linear(3, 2), {"privacy": statement(), "favourable": "yes"}, "favourable"),
+        (None, {"privacy": statement()}, "a statement without a model"),
+    ],
+)
+def test_what_is_no_private_model_is_named(model, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        DPModelRecourse(model, **options)
+
+
+def test_two_statements_for_one_model_are_a_contradiction():
+    model = DPLogisticRegression(norm_bound=5.0, classes=[0, 1], random_state=0).fit(*two_gaussians(60, 3))
+    with pytest.raises(ConfigurationError, match="another one"):
+        DPModelRecourse(model, privacy=statement())
+
+
+# All mechanisms
+
+
+EVERY = {
+    **BY_MODEL,
+    "score": lambda **o: LaplaceScore(public_weights=np.ones(3), **o),
+    "direction": lambda **o: PublicDirection(np.ones(3), slope_floor=0.1, **o),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_answer_is_finite_and_keeps_what_recourse_promises(name):
+    mechanism = EVERY[name](norm_bound=5.0, random_state=0).fit(*two_gaussians(300, 3))
+    queries = np.concatenate([two_gaussians(60, 3, 1)[0], 1e6 * np.eye(3), np.zeros((1, 3))])
+    answer = mechanism.explain(queries, infeasible="mark")
+    assert (answer.x == queries).all()
+    for values in vars(answer).values():
+        assert len(values) == len(queries)
+        assert np.isfinite(values).all()
+    stays = answer.favourable | ~answer.valid
+    assert (answer.change[stays] == 0).all()
+    assert (answer.distance[stays] == 0).all()
+    assert answer.valid[answer.favourable].all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_one_row_may_be_asked_for_without_a_batch(name):
+    mechanism = EVERY[name](norm_bound=5.0, random_state=0).fit(*two_gaussians(300, 3))
+    assert mechanism.explain([0.0, 0.0, -1.0]).counterfactual.shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_fit_is_told_apart_by_its_identity_and_copies_are_not(name):
+    X, y = two_gaussians(100, 3)
+    mechanism = EVERY[name](norm_bound=5.0, random_state=0)
+    with pytest.raises(ConfigurationError, match="call fit"):
+        _ = mechanism.identity
+    first = mechanism.fit(X, y).identity
+    assert pickle.loads(pickle.dumps(mechanism)).identity == mechanism.identity == first
+    assert mechanism.fit(X, y).identity != first
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_questions_that_do_not_fit_are_refused(name):
+    mechanism = EVERY[name](norm_bound=5.0, constraints=Constraints(3, upper=5.0)).fit(*two_gaussians(100, 3))
+    for bad in ([1.0, 2.0], [np.nan, 0.0, 0.0], [9.0, 0.0, 0.0], ["a", "b", "c"]):
+        with pytest.raises(InputError):
+            mechanism.explain(bad)
+    with pytest.raises(ConfigurationError, match="infeasible"):
+        mechanism.explain(np.zeros(3), infeasible="no")
+    if hasattr(mechanism, "explain_diverse"):
+        with pytest.raises(ConfigurationError, match="answers"):
+            mechanism.explain_diverse(np.zeros(3), 0)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_training_needs_is_asked_for(name):
+    X, y = two_gaussians(100, 3)
+    with pytest.raises(ConfigurationError, match="norm_bound is missing"):
+        EVERY[name]().fit(X, y)
+    with pytest.raises(ConfigurationError, match="for 2 columns"):
+        EVERY[name](norm_bound=5.0, constraints=Constraints(2)).fit(X, y)
+    with pytest.raises(InputError, match="labels out of"):
+        EVERY[name](norm_bound=5.0).fit(X, y + 1)
+    with pytest.raises(ConfigurationError, match="call fit"):
+        EVERY[name](norm_bound=5.0).explain(X)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epsilon": 0.0}, {"target": np.inf}, {"target": "0"}, {"cost": "L2"}, {"adjacency": "row"}]
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_parameters_that_make_no_sense_are_refused_at_once(name, wrong):
+    with pytest.raises(ConfigurationError):
+        EVERY[name](**wrong)
+
+
+def test_geometry_and_guarantees_are_imported_without_the_mechanisms():
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('safexplain'); package.__path__ = [sys.argv[1]]\n"
+        "sys.modules['safexplain'] = package\n"
+        "import safexplain.recourse\n"
+        "assert not {'torch', 'sklearn'} & set(sys.modules), set(sys.modules) & {'torch', 'sklearn'}\n"
+        "safexplain.recourse.DPModelRecourse\n"
+        "assert 'sklearn' in sys.modules\n"
+    )
+    import safexplain
+
+    subprocess.run([sys.executable, "-c", code, safexplain.__path__[0]], check=True)
