@@ -32,12 +32,14 @@ from safexplain.hardening import (
     UnitNorm,
 )
 from safexplain.outputs import Probability
+from safexplain.recourse.counterfactual import HardenedCounterfactual
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GaussianNoise",
     "HardenedAnchors",
+    "HardenedCounterfactual",
     "HardenedDeconvolution",
     "HardenedDeepLift",
     "HardenedGradCAM",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +31,24 @@ def run(name: str, folder: Path) -> str:
     return done.stdout
 
 
+def ask(port: int, x: object, customer: str = "ann") -> tuple[int, dict[str, object]]:
+    """Status and content of a service's reply."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}", json.dumps({"x": x}).encode(), {"X-Customer": customer}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
 def test_there_is_a_test_for_every_example() -> None:
     text = Path(__file__).read_text()
     assert EXAMPLES
-    assert [path.stem for path in EXAMPLES if f'run("{path.stem}"' not in text] == []
+    named = ('run("{}"', '"examples" / "{}.py"')
+    assert [path.stem for path in EXAMPLES if not any(n.format(path.stem) in text for n in named)] == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -117,3 +134,36 @@ def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
     assert right.startswith("right: Epsilon for a substituted record is at least")
     assert "Nothing speaks against the claim" in right or "speaks neither" in right
     assert wrong.endswith("its noise, clipping, sampling or accounting is wrong.")
+
+
+def test_recourse_is_answered_from_a_private_model_and_the_ledger_stops_who_asks_too_often(tmp_path: Path) -> None:
+    printed = run("credit_recourse", tmp_path)
+    private, native = (float(v) for v in re.findall(r"([0-9.]+)% (?:private|without)", printed))
+    assert 70 <= private <= native
+    rejected, with_recourse = (int(v) for v in re.findall(r"(\d+) rejected, (\d+) with recourse", printed)[0])
+    assert 0 < with_recourse <= rejected
+    assert "(substitute) once, for any number of answers" in printed
+    assert "asked twice: 0.25 spent, same answer: True" in printed
+    assert "refused after 4 answers; renews: True" in printed
+    assert "mean symmetry:" not in printed
+
+
+def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "examples" / "recourse_service.py"), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().split()[-1])
+            x = [0.2, 0.1, -0.2, 0.1, -0.3, 0.2, -0.1, 0.3, 0.0, 0.1]
+            first = ask(port, x)
+            assert first[0] == 200
+            assert first[1].keys() == {"counterfactual", "valid", "favourable", "score", "censored"}
+            assert ask(port, x) == first
+            assert ask(port, [1, 2])[0] == ask(port, [9.0] * 10)[0] == ask(port, "x")[0] == 400
+            codes = [ask(port, [v + i / 100 for v in x])[0] for i in range(1, 12)]
+            assert codes == [200] * 9 + [429] * 2
+            assert ask(port, x) == first
+            assert ask(port, x, customer="bob") == first
+        finally:
+            server.kill()

@@ -41,6 +41,7 @@ NAMES = {
         "HardenedGradCAMPlusPlus",
         "HardenedProtoDash",
         "HardenedAnchors",
+        "HardenedCounterfactual",
         "superpixels",
         "Hardening",
         "RangeClip",
@@ -57,6 +58,24 @@ NAMES = {
     "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold"],
     "safexplain.audit.canaries": ["CanaryProbe", "run_canaries", "Claim", "preset"],
     "safexplain.audit.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
+    "safexplain.ledger": ["Ledger", "BudgetExhausted", "Pure", "Approximate", "Gaussian", "Laplace"],
+    "safexplain.recourse": [
+        "DPModelRecourse",
+        "LaplaceScore",
+        "PublicDirection",
+        "OutputPerturbation",
+        "ObjectivePerturbation",
+        "AsPublishedLaplace",
+        "HardenedCounterfactual",
+        "MeteredRecourse",
+        "Constraints",
+        "L1",
+        "L2",
+        "MAD",
+        "linear_recourse",
+        "search_recourse",
+        "diverse",
+    ],
     "safexplain.errors": ["SafexplainError", "InputError", "ConfigurationError", "RefusedError"],
 }
 
@@ -71,7 +90,15 @@ def test_a_public_name_is_where_scripts_import_it_from(module, name):
 
 
 @pytest.mark.parametrize(
-    "module", ["safexplain", "safexplain.audit", "safexplain.audit.attacks", "safexplain.hardening"]
+    "module",
+    [
+        "safexplain",
+        "safexplain.audit",
+        "safexplain.audit.attacks",
+        "safexplain.hardening",
+        "safexplain.ledger",
+        "safexplain.recourse",
+    ],
 )
 def test_every_listed_name_exists_once(module):
     listed = importlib.import_module(module).__all__

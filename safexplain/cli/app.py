@@ -24,6 +24,7 @@ from safexplain.cli.console import (
 )
 from safexplain.cli.demo import run_demo
 from safexplain.cli.folders import choose_folder
+from safexplain.cli.ledger import ledger_app
 from safexplain.cli.plan import QUERIES, Outcome
 from safexplain.cli.policy_options import (
     Attacks,
@@ -209,6 +210,7 @@ def demo_command(
 app.command("canaries")(canaries_command)
 app.command("verify")(verify_command)
 app.command("sign")(sign_command)
+app.add_typer(ledger_app, name="ledger")
 
 
 def _show(outcome: Outcome, json_: bool, quiet: bool) -> int:

@@ -1,0 +1,132 @@
+"""`safexplain ledger`: who has spent what, who may ask for more, and the records for an auditor."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+import typer
+from rich.console import Console
+
+from safexplain.cli.console import result_table
+from safexplain.errors import ConfigurationError
+from safexplain.ledger import Account, Ledger
+from safexplain.ledger.export import line
+
+__all__ = ["ledger_app"]
+
+Format = Literal["jsonl", "csv"]
+
+ledger_app = typer.Typer(
+    help="Show, raise and export privacy budgets.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, postgresql://..., or a path.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+@ledger_app.command("show")
+def show_command(
+    ledger: Url,
+    principal: Annotated[str | None, typer.Option(help="Only this account, with its last charges.")] = None,
+    last: Annotated[int, typer.Option(min=0, help="Charges to list with --principal.")] = 10,
+    verify: Annotated[bool, typer.Option(help="Add up all records again and compare with the sums.")] = False,
+    json_: Json = False,
+) -> int:
+    """Accounts, what they have spent, what remains and when it renews."""
+    with _opened(ledger) as opened:
+        accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
+        charges = list(opened.charges(principal))[-last:] if principal is not None and last else []
+        total = opened.total()
+        checked = opened.verify() if verify else None
+    if json_:
+        content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
+        if principal is not None:
+            content["charges"] = [line(c) for c in charges]
+        if checked is not None:
+            content["verified"] = checked
+        typer.echo(json.dumps(content, allow_nan=False))
+        return 0
+    console = Console()
+    numbers = ("spent", "remaining", "budget", "delta", "charges")
+    table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), numbers)
+    for account in accounts if principal is not None else [*accounts, total]:
+        table.add_row(*_cells(account))
+    console.print(table)
+    for charge in charges:
+        about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {charge.mechanism}"
+        console.print(about.rstrip(), highlight=False, markup=False)
+    if checked is not None:
+        console.print(f"{checked:,} records add up to what the accounts say.", highlight=False)
+    return 0
+
+
+@ledger_app.command("grant")
+def grant_command(
+    ledger: Url,
+    principal: Annotated[str, typer.Argument(help="Whose budget.")],
+    epsilon: Annotated[float, typer.Option(help="The new budget of each period; what is spent stays spent.")],
+    delta: Annotated[float | None, typer.Option(help="The new delta.  [default: as before]")] = None,
+    note: Annotated[str, typer.Option(help="Why; kept with the grant.")] = "",
+    json_: Json = False,
+) -> int:
+    """Give a principal another budget than the ledger's; recorded with the time and the note."""
+    with _opened(ledger) as opened:
+        opened.grant(principal, epsilon=epsilon, delta=delta, note=note)
+        account = opened.account(principal)
+    if json_:
+        typer.echo(json.dumps(_plain(account), allow_nan=False))
+    else:
+        typer.echo(
+            f"{principal}: {account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g}) remain."
+        )
+    return 0
+
+
+@ledger_app.command("export")
+def export_command(
+    ledger: Url,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: standard output.")] = None,
+    format_: Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(Format))}.")] = "jsonl",
+) -> int:
+    """Write every recorded charge and grant; answers stay in the ledger, their digests leave."""
+    if format_ not in get_args(Format):
+        raise ConfigurationError(f"--format: expected {' or '.join(get_args(Format))}, got {format_!r}")
+    with _opened(ledger) as opened:
+        opened.export(sys.stdout if out is None else out, format=cast(Format, format_))
+    return 0
+
+
+def _opened(url: str) -> Ledger:
+    """A ledger that exists: without a budget none is made."""
+    return Ledger(url if "://" in url else f"sqlite:///{url}")
+
+
+def _plain(account: Account) -> dict[str, Any]:
+    """JSON types; what has no limit is None."""
+    numbers = {name: getattr(account, name) for name in ("spent", "remaining", "epsilon", "delta")}
+    return {
+        **asdict(account),
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        "renews": account.renews.isoformat() if account.renews else None,
+    }
+
+
+def _cells(account: Account) -> tuple[str, ...]:
+    limited = math.isfinite(account.epsilon)
+    return (
+        account.principal or "all together",
+        account.period,
+        f"{account.renews:%Y-%m-%d %H:%M} UTC" if account.renews else "never",
+        f"{account.spent:.4f}",
+        f"{account.remaining:.4f}" if limited else "no limit",
+        f"{account.epsilon:g}" if limited else "no limit",
+        f"{account.delta:g}",
+        f"{account.charges:,}",
+    )

@@ -1,0 +1,181 @@
+"""Questions that are answered once: what is stored, what must be made, what is charged to whom."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.ledger.book import Book, Entry
+from safexplain.ledger.records import Answer, Charge
+from safexplain.ledger.releases import Release, as_release, from_json, to_json
+from safexplain.ledger.schema import Execute
+
+CHUNK = 500
+"""Questions looked up by one statement."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An answer that exists.
+
+    Args:
+        text: as JSON.
+        release: under which it was made.
+        owned: whether this principal was given it before.
+    """
+
+    text: str
+    release: Release
+    owned: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Questions of one principal, all to be answered or none.
+
+    Args:
+        principal: who asks.
+        questions: digests, one a question.
+        releases: the same.
+        mechanism: to be recorded.
+        parameters: to be recorded, as JSON.
+    """
+
+    principal: str
+    questions: tuple[str, ...]
+    releases: tuple[Release, ...]
+    mechanism: str
+    parameters: str
+
+    @classmethod
+    def of(
+        cls,
+        principal: str,
+        questions: Sequence[str | bytes],
+        release: Release | Sequence[Release],
+        mechanism: str,
+        parameters: str,
+    ) -> Batch:
+        """Check and digest what was asked.
+
+        Raises:
+            ConfigurationError: not one release, nor as many as questions.
+        """
+        if isinstance(questions, str | bytes):
+            raise ConfigurationTypeError("questions: expected a sequence of them; for one there is `answer`")
+        digests = tuple(map(question_digest, questions))
+        if isinstance(release, Sequence):
+            releases = tuple(as_release(r) for r in release)
+        else:
+            releases = (as_release(release),) * len(digests)
+        if len(releases) != len(digests):
+            raise ConfigurationError(
+                f"release: expected one, or {len(digests)} as there are questions, got {len(releases)}"
+            )
+        return cls(principal, digests, releases, mechanism, parameters)
+
+    @property
+    def distinct(self) -> dict[str, int]:
+        """Digest -> position where it is asked first."""
+        return {digest: i for i, digest in reversed(list(enumerate(self.questions)))}
+
+    def look_up(self, execute: Execute) -> dict[str, Stored]:
+        """Which of them are answered already."""
+        digests = sorted(self.distinct)
+        found: dict[str, Stored] = {}
+        for start in range(0, len(digests), CHUNK):
+            part = digests[start : start + CHUNK]
+            rows = execute(
+                "SELECT a.question, a.value, a.release, c.id FROM ledger_answers a LEFT JOIN ledger_charges c"
+                " ON c.question = a.question AND c.principal = ?"
+                f" WHERE a.question IN ({', '.join('?' * len(part))})",
+                (self.principal, *part),
+            )
+            found |= {q: Stored(text, from_json(release), number is not None) for q, text, release, number in rows}
+        return found
+
+    def is_free(self, found: Mapping[str, Stored]) -> bool:
+        """Whether this principal has been given every answer before."""
+        return all(q in found and found[q].owned for q in self.questions)
+
+    def entries(self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None) -> list[Entry]:
+        """What is to be charged, in the order of the questions.
+
+        Args:
+            found: answers that exist.
+            made: answers that were made, as JSON; None before they are.
+        """
+        entries = []
+        for q, i in sorted(self.distinct.items(), key=lambda item: item[1]):
+            stored = found.get(q)
+            if stored is None or not stored.owned:
+                text = stored.text if stored else (made or {}).get(q, "")
+                release = stored.release if stored else self.releases[i]
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                entries.append(Entry(release, self.mechanism, self.parameters, q, digest, stored is not None))
+        return entries
+
+    def made(self, compute: Callable[[list[int]], Sequence[Any]], found: Mapping[str, Stored]) -> dict[str, str]:
+        """Answers that do not exist yet, as JSON.
+
+        Raises:
+            InputError: they are not JSON, or not as many as asked for.
+        """
+        positions = sorted(i for q, i in self.distinct.items() if q not in found)
+        if not positions:
+            return {}
+        values = list(compute(positions))
+        if len(values) != len(positions):
+            raise InputError(f"compute gave {len(values)} answers to {len(positions)} questions; nothing was charged")
+        try:
+            texts = [json.dumps(v, allow_nan=False) for v in values]
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"an answer must be of JSON types, without NaN or infinity ({error}); use .tolist() on arrays. Nothing"
+                " was charged"
+            ) from None
+        return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
+
+    def settle(self, execute: Execute, book: Book, made: Mapping[str, str]) -> tuple[Answer, ...]:
+        """Inside a transaction that holds the accounts: charge and store what nobody stored meanwhile.
+
+        Args:
+            execute: runs a statement.
+            book: the accounts, locked.
+            made: answers as JSON.
+        """
+        found = self.look_up(execute)
+        entries = self.entries(found, made)
+        charges = book.with_entries(entries).write(execute, entries) if entries else []
+        for entry in entries:
+            if entry.question is not None and not entry.repeated:
+                execute(
+                    "INSERT INTO ledger_answers VALUES (?, ?, ?)",
+                    (entry.question, made[entry.question], to_json(entry.release)),
+                )
+        texts = {**made, **{q: s.text for q, s in found.items()}}
+        return self._answers(texts, {c.question: c for c in charges})
+
+    def answers(self, found: Mapping[str, Stored]) -> tuple[Answer, ...]:
+        """Where all of them are free."""
+        return self._answers({q: s.text for q, s in found.items()}, {})
+
+    def _answers(self, texts: Mapping[str, str], charges: Mapping[str | None, Charge]) -> tuple[Answer, ...]:
+        first = self.distinct
+        return tuple(
+            Answer(json.loads(texts[q]), charges.get(q) if first[q] == i else None)
+            for i, q in enumerate(self.questions)
+        )
+
+
+def question_digest(question: str | bytes) -> str:
+    """SHA-256 of a question; text and bytes of the same spelling are different questions."""
+    if isinstance(question, str):
+        return hashlib.sha256(b"text:" + question.encode()).hexdigest()
+    if isinstance(question, bytes | bytearray | memoryview):
+        return hashlib.sha256(b"bytes:" + bytes(question)).hexdigest()
+    raise ConfigurationTypeError(f"question: expected text or bytes, got {type(question).__name__}")

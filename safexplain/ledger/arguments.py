@@ -1,0 +1,34 @@
+"""Arguments of a ledger's methods, checked before anything is begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from safexplain.errors import ConfigurationTypeError, InputError
+
+
+def named(principal: str) -> str:
+    """A principal's name.
+
+    Raises:
+        InputError: no database keeps it as it is.
+    """
+    if not isinstance(principal, str):
+        raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
+    try:
+        size = len(principal.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= 500 or "\0" in principal:
+        raise InputError(f"principal: expected 1 to 500 bytes of UTF-8 without NUL, got {principal[:40]!r}")
+    return principal
+
+
+def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
+    """What is recorded beside a release."""
+    try:
+        return str(mechanism), json.dumps(dict(parameters or {}), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"parameters: expected a mapping of JSON types without NaN or infinity ({error})") from None

@@ -1,0 +1,291 @@
+"""The ledger: who may still ask. Charges are atomic, and what was answered is never charged twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from os import PathLike
+from types import TracebackType
+from typing import IO, Any
+
+from safexplain.ledger import answers, export, verify
+from safexplain.ledger.arguments import described, named
+from safexplain.ledger.book import ACCOUNT_COLUMNS, TOTAL, Book, Entry, Standing
+from safexplain.ledger.composition import Budget
+from safexplain.ledger.history import charges, grants
+from safexplain.ledger.opening import prepare
+from safexplain.ledger.records import Account, Answer, Charge, Grant
+from safexplain.ledger.releases import Release, as_release
+from safexplain.ledger.settings import Settings, checked_delta, checked_epsilon
+from safexplain.ledger.storage import open_storage
+
+
+class Ledger:
+    """Records what each principal was told, and refuses what would take one past its privacy budget.
+
+    Every principal has a budget (epsilon, delta) for each period; all principals together may have one for ever. Both
+    hold for whatever the principals ask, see `safexplain.ledger.composition`. The guarantee of a principal is about
+    what the ledger returned to it; if several may collude, the total is what protects against them. It is usable from
+    threads, after fork, and can be pickled: each process opens a connection of its own when it needs one. Its time
+    never goes back: a clock that is set back renews no budget, one that is set forward renews it early but once.
+
+    Args:
+        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
+        epsilon: budget of each principal and period. Stored when the ledger is made; None: as stored.
+        delta: the same; 0 if never given. Gaussian releases need it above 0.
+        period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
+        total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
+        total_delta: the same; `delta` if never given.
+        timeout: seconds to wait for others who write.
+        clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
+
+    Raises:
+        ConfigurationError: a value out of range, or other than what is stored.
+        LedgerError: the database is locked, read-only, damaged or written by a newer safexplain.
+        InputError: the folder does not exist.
+        MissingExtraError: PostgreSQL without psycopg.
+
+    Example:
+        >>> import tempfile
+        >>> ledger = Ledger(f"sqlite:///{tempfile.mkdtemp()}/ledger.db", epsilon=1.0, delta=1e-6)
+        >>> _ = ledger.charge("clinic-7", epsilon=0.1)
+        >>> ledger.spent("clinic-7")
+        0.1
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        period: str | None = None,
+        total_epsilon: float | None = None,
+        total_delta: float | None = None,
+        timeout: float = 10.0,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        given = Settings(epsilon, delta, period, total_epsilon, total_delta)
+        self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
+        self._storage = open_storage(url, timeout, clock)
+        self._settings = prepare(self._storage, given)
+
+    def charge(
+        self,
+        principal: str,
+        release: Release | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        mu: float | None = None,
+        mechanism: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Charge:
+        """Record a release, if it fits; charge before the answer leaves, or use `answer`.
+
+        Args:
+            principal: who is told.
+            release: what the answer can reveal; or one of
+            epsilon: of a pure answer, or with `delta` of an approximate one,
+            delta: see epsilon,
+            mu: of a Gaussian answer.
+            mechanism: what makes the answer, to be recorded.
+            parameters: of the mechanism, to be recorded; JSON types.
+
+        Returns:
+            The charge as recorded; it is durable.
+
+        Raises:
+            BudgetExhausted: it does not fit; nothing was recorded.
+            ConfigurationError: not exactly one of release, epsilon and mu; a value out of range.
+            LedgerError: the database cannot be written.
+        """
+        entry = Entry(as_release(release, epsilon, delta, mu), *described(mechanism, parameters))
+        now = self._storage.now()
+        with self._storage.transaction() as execute:
+            book = self._book(execute, named(principal), now).with_entries([entry])
+            return book.write(execute, [entry])[0]
+
+    def answer(
+        self,
+        principal: str,
+        question: str | bytes,
+        compute: Callable[[], Any],
+        release: Release,
+        *,
+        mechanism: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Answer a question once; the same question again gets the stored answer.
+
+        A principal who was given the answer before is given it again, free. To another principal it is charged, but
+        not again to the total: nothing new leaves the model. A new answer is computed outside any transaction, then
+        recorded together with its charge, and returned only when both are durable; if somebody was faster, theirs is
+        returned and the own one is dropped unseen.
+
+        Args:
+            principal: who asks.
+            question: all that the answer depends on: mechanism, its parameters, the model, the query. It is stored as
+                a SHA-256 digest.
+            compute: makes the answer, of JSON types. If it raises, nothing is charged.
+            release: what the answer can reveal; a stored answer is charged as it was made.
+            mechanism: to be recorded.
+            parameters: to be recorded; JSON types.
+
+        Raises:
+            BudgetExhausted: it does not fit; nothing was recorded, and `compute` was not called unless somebody else
+                spent the rest meanwhile.
+            InputError: the answer is not JSON.
+            LedgerError: the database cannot be written.
+        """
+        return self.answer_many(
+            principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters
+        )[0]
+
+    def answer_many(
+        self,
+        principal: str,
+        questions: Sequence[str | bytes],
+        compute: Callable[[list[int]], Sequence[Any]],
+        release: Release | Sequence[Release],
+        *,
+        mechanism: str = "",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> tuple[Answer, ...]:
+        """`answer` for several questions at once, all or nothing.
+
+        Args:
+            principal: who asks.
+            questions: see `answer`.
+            compute: makes the answers to the questions at the positions that it is given, in their order.
+            release: of each answer, or one for all.
+            mechanism: to be recorded.
+            parameters: to be recorded; JSON types.
+
+        Raises:
+            BudgetExhausted: not all fit; nothing was recorded.
+            InputError: the answers are not JSON, or not as many as asked for.
+            LedgerError: the database cannot be written.
+        """
+        batch = answers.Batch.of(named(principal), questions, release, *described(mechanism, parameters))
+        found = batch.look_up(self._storage.read)
+        if not batch.is_free(found):
+            self._book(self._storage.read, principal).with_entries(batch.entries(found))
+            made = batch.made(compute, found)
+            now = self._storage.now()
+            with self._storage.transaction() as execute:
+                book = self._book(execute, principal, now)
+                return batch.settle(execute, book, made)
+        self._storage.sync()  # no answer may outlive its charge
+        return batch.answers(found)
+
+    def spent(self, principal: str) -> float:
+        """Epsilon that a principal has spent in the current period, at the delta of its budget."""
+        return self.account(principal).spent
+
+    def account(self, principal: str) -> Account:
+        """How a principal stands."""
+        return self._book(self._storage.read, named(principal)).account()
+
+    def total(self) -> Account:
+        """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
+        return self._book(self._storage.read, TOTAL).account()
+
+    def accounts(self) -> list[Account]:
+        """Every principal that was ever charged or granted a budget, by name."""
+        rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
+        found, now = {row[0]: Standing.of(row) for row in rows}, self._storage.now()
+        return [Book.of(self._settings, found, name, now).account() for name in found if name != TOTAL]
+
+    def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
+        """Recorded releases, oldest first.
+
+        Args:
+            principal: only of this one.
+            since: only from this time on; without a time zone it is UTC.
+        """
+        return charges(self._storage.read, None if principal is None else named(principal), since)
+
+    def grant(self, principal: str | None, epsilon: float, delta: float | None = None, note: str = "") -> Account:
+        """Replace the budget of a principal, from now on and for every later period.
+
+        What a principal is granted must not depend on what it was answered. A budget below what is spent refuses
+        further releases; what was told stays told.
+
+        Args:
+            principal: whose; None for all principals together.
+            epsilon: the new budget.
+            delta: the same; None: as it is.
+            note: why, to be recorded.
+
+        Raises:
+            ConfigurationError: a value out of range.
+            LedgerError: the database cannot be written.
+        """
+        name = TOTAL if principal is None else named(principal)
+        epsilon = checked_epsilon("epsilon", epsilon)
+        now = self._storage.now()
+        with self._storage.transaction() as execute:
+            book = self._book(execute, name, now)
+            old = book.total_budget if principal is None else book.budget
+            budget = Budget(epsilon, old.delta if delta is None else checked_delta("delta", delta))
+            execute(
+                "INSERT INTO ledger_grants (principal, time, epsilon, delta, note) VALUES (?, ?, ?, ?, ?)",
+                (name, book.time, budget.epsilon, budget.delta, str(note)),
+            )
+            book.with_budget(budget).store(execute)
+        return self.total() if principal is None else self.account(principal)
+
+    def grants(self) -> list[Grant]:
+        """Every budget that replaced another, oldest first."""
+        return grants(self._storage.read)
+
+    def export(self, target: str | PathLike[str] | IO[str], format: str = "jsonl") -> int:
+        """Write all charges; how many there were.
+
+        Args:
+            target: path, or a text stream.
+            format: "jsonl" or "csv".
+
+        Raises:
+            ConfigurationError: another format.
+        """
+        return export.write(self.charges(), target, format)
+
+    def verify(self) -> int:
+        """Add up every recorded release again, and look at every stored answer; how many charges there are.
+
+        Others wait until it is done, a few seconds for a million charges.
+
+        Raises:
+            LedgerError: a sum is not that of its records, or charges and answers do not match.
+        """
+        with self._storage.transaction() as execute:
+            return verify.verify(execute, self._storage.for_update)
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another."""
+        self._storage.close()
+
+    def _book(self, execute: Any, principal: str, now: int | None = None) -> Book:
+        lock = "" if now is None else self._storage.for_update
+        return Book.open(execute, self._settings, principal, self._storage.now() if now is None else now, lock)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arguments": self._arguments, "settings": self._settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._arguments, self._settings = state["arguments"], state["settings"]
+        self._storage = open_storage(**self._arguments)
+
+    def __repr__(self) -> str:
+        each = self._settings.each
+        return f"Ledger({self._storage.name!r}, epsilon={each.epsilon:g}, delta={each.delta:g})"

@@ -1,0 +1,159 @@
+"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases.
+
+A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
+the answer can be. All releases of a ledger must speak of the same neighbours (`substitute`, say, throughout).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+
+
+@dataclass(frozen=True)
+class Pure:
+    """An answer that is epsilon-differentially private, delta being 0.
+
+    Args:
+        epsilon: above 0.
+    """
+
+    epsilon: float
+    kind: ClassVar[str] = "pure"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", above=0.0)
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """An answer that is (epsilon, delta)-differentially private.
+
+    Args:
+        epsilon: at least 0.
+        delta: in (0, 1).
+    """
+
+    epsilon: float
+    delta: float
+    kind: ClassVar[str] = "approximate"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", least=0.0)
+        _number(self, "delta", above=0.0, below=1.0)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """An answer no easier to tell apart than two unit normal variables whose means differ by mu: it is mu-GDP.
+
+    A Gaussian mechanism has mu = sensitivity / standard deviation (Dong, Roth and Su 2019, arXiv 1905.02383, Theorem
+    2.7).
+
+    Args:
+        mu: above 0.
+    """
+
+    mu: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _number(self, "mu", above=0.0)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """An answer no easier to tell apart than two Laplace variables of scale 1 / epsilon whose means differ by 1.
+
+    A Laplace mechanism has epsilon = sensitivity / scale. Noise on a grid (discrete Laplace) reveals a little more than
+    continuous noise of the same epsilon, but less than a continuous one of epsilon + a^2 / 4, a = epsilon / steps being
+    the loss of one step: at a loss of epsilon - 2 j a its delta is exactly 1 - exp(-j a), on the curve of the
+    continuous mechanism; between those points delta is a chord of that curve in exp(loss), which is above it by at most
+    the factor cosh(a / 2), and 2 log cosh(a / 2) <= a^2 / 4.
+
+    Args:
+        epsilon: above 0.
+        steps: None for continuous noise; for noise on a grid, how many steps of the grid two neighbours can be apart.
+    """
+
+    epsilon: float
+    steps: int | None = None
+    kind: ClassVar[str] = "laplace"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", above=0.0)
+        if self.steps is not None and (isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 1):
+            raise ConfigurationError(f"steps: expected a whole number of at least 1 or None, got {self.steps!r}")
+
+    @property
+    def continuous_epsilon(self) -> float:
+        """Epsilon of the continuous mechanism that reveals at least as much."""
+        one_step = 0.0 if self.steps is None else self.epsilon / self.steps
+        return self.epsilon + one_step * one_step / 4
+
+
+Release = Pure | Approximate | Gaussian | Laplace
+KINDS: dict[str, type[Release]] = {c.kind: c for c in (Pure, Approximate, Gaussian, Laplace)}
+
+
+def as_release(
+    release: Release | None = None, epsilon: float | None = None, delta: float = 0.0, mu: float | None = None
+) -> Release:
+    """The release that the arguments of `Ledger.charge` name.
+
+    Raises:
+        ConfigurationError: not exactly one of release, epsilon and mu, or a value out of range.
+    """
+    if (release is not None) + (epsilon is not None) + (mu is not None) != 1:
+        raise ConfigurationError("a charge needs exactly one of a release, epsilon= (with or without delta=) and mu=")
+    if delta and epsilon is None:
+        raise ConfigurationError("delta= goes with epsilon=; a release has its own, and mu= has none")
+    if release is not None:
+        if not isinstance(release, Release):
+            raise ConfigurationTypeError(
+                f"release: expected Pure, Approximate, Gaussian or Laplace, got {type(release).__name__}"
+            )
+        return release
+    if mu is not None:
+        return Gaussian(mu)
+    assert epsilon is not None
+    return Approximate(epsilon, delta) if delta else Pure(epsilon)
+
+
+@lru_cache(maxsize=4096)
+def to_json(release: Release) -> str:
+    """As it is recorded."""
+    values = {name: value for name, value in asdict(release).items() if value is not None}
+    return json.dumps({"kind": release.kind, **values})
+
+
+@lru_cache(maxsize=4096)
+def from_json(text: str) -> Release:
+    """The release that `to_json` wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    values: dict[str, Any] = json.loads(text)
+    return KINDS[values.pop("kind")](**values)
+
+
+def _number(owner: object, name: str, least: float = 0.0, above: float = -1.0, below: float = math.inf) -> None:
+    """Make a field a float, or say what it should have been."""
+    value = getattr(owner, name)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
+    if isinstance(value, bool | str):
+        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}")
+    if not (number >= least and above < number < below):
+        low = f"above {above:g}" if above >= 0 else f"of at least {least:g}"
+        high = f" and below {below:g}" if below < math.inf else ""
+        raise ConfigurationError(f"{name}: expected a finite number {low}{high}, got {value!r}")
+    object.__setattr__(owner, name, number)

@@ -1,0 +1,72 @@
+"""Tables of a ledger, as numbered steps: a database is brought from the step it is at to the last one.
+
+Sums are whole numbers kept as text, as they may have more than 64 bits; `loss` has one for each condition. Times are
+microseconds since 1970, UTC. The account "" is that of all principals together; its time is the last that the ledger
+saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from safexplain.errors import LedgerError
+
+Execute = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE ledger_settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE ledger_accounts (principal TEXT PRIMARY KEY, period BIGINT NOT NULL, time BIGINT NOT NULL,"
+        " rule TEXT NOT NULL, alpha DOUBLE PRECISION NOT NULL, prefix_epsilon TEXT NOT NULL,"
+        " prefix_delta TEXT NOT NULL, epsilon TEXT NOT NULL, delta TEXT NOT NULL, loss TEXT NOT NULL,"
+        " unbounded BIGINT NOT NULL, charges BIGINT NOT NULL, granted_epsilon DOUBLE PRECISION,"
+        " granted_delta DOUBLE PRECISION)",
+        "CREATE TABLE ledger_charges (id {identity}, principal TEXT NOT NULL, period BIGINT NOT NULL,"
+        " time BIGINT NOT NULL, mechanism TEXT NOT NULL, parameters TEXT NOT NULL, release TEXT NOT NULL)",
+        "CREATE INDEX ledger_charges_of ON ledger_charges (principal, id)",
+        "CREATE TABLE ledger_grants (id {identity}, principal TEXT NOT NULL, time BIGINT NOT NULL,"
+        " epsilon DOUBLE PRECISION NOT NULL, delta DOUBLE PRECISION NOT NULL, note TEXT NOT NULL)",
+    ),
+    (
+        "CREATE TABLE ledger_answers (question TEXT PRIMARY KEY, value TEXT NOT NULL, release TEXT NOT NULL)",
+        "ALTER TABLE ledger_charges ADD COLUMN question TEXT",
+        "ALTER TABLE ledger_charges ADD COLUMN digest TEXT",
+        "ALTER TABLE ledger_charges ADD COLUMN repeated BIGINT NOT NULL DEFAULT 0",
+        "CREATE UNIQUE INDEX ledger_charges_once ON ledger_charges (principal, question) WHERE question IS NOT NULL",
+    ),
+)
+"""Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
+
+VERSION = len(MIGRATIONS)
+
+
+def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) -> None:
+    """Bring a database to a version; inside a transaction that nobody else runs beside.
+
+    Args:
+        execute: runs a statement.
+        identity: type of a column that numbers its rows.
+        at: version found, None for a database without a ledger.
+        to: version wanted.
+
+    Raises:
+        LedgerError: it was written by a newer safexplain.
+    """
+    check_version(at)
+    if at is None:
+        execute("CREATE TABLE ledger_schema_version (version BIGINT NOT NULL)", ())
+        execute("INSERT INTO ledger_schema_version VALUES (0)", ())
+    for step in MIGRATIONS[at or 0 : to]:
+        for statement in step:
+            execute(statement.replace("{identity}", identity), ())
+    execute("UPDATE ledger_schema_version SET version = ?", (to,))
+
+
+def check_version(at: int | None) -> None:
+    """Raise LedgerError for a version that this safexplain does not know."""
+    if at is not None and at > VERSION:
+        raise LedgerError(
+            f"the ledger was written by a newer safexplain: its schema is version {at}, this one knows up to {VERSION};"
+            " upgrade safexplain on this machine"
+        )

@@ -1,0 +1,189 @@
+"""A ledger in an SQLite file: write-ahead log, writers in a queue, commits of several processes synced together.
+
+SQLite syncs its log while it holds the lock on writing (synchronous = FULL), so that everybody waits for every sync.
+Here it does not (NORMAL); whoever committed lets the next one in, then syncs the log, and only then is the transaction
+acknowledged. The kernel serves syncs that wait together by one, and a synced log holds every commit before, so what was
+acknowledged survives a power failure as under FULL.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import InputError, LedgerError
+from safexplain.ledger.clock import PROCESS_CLOCK
+from safexplain.ledger.forks import abandon, watch
+from safexplain.ledger.schema import Execute
+from safexplain.ledger.storage import Rows
+from safexplain.ledger.write_queue import FileQueue
+
+ADVICE = {
+    sqlite3.SQLITE_BUSY: "is locked by another program; close it, or raise timeout=",
+    sqlite3.SQLITE_LOCKED: "is locked by another program; close it, or raise timeout=",
+    sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and of its folder",
+    sqlite3.SQLITE_PERM: "cannot be opened: look at the permissions of the file and of its folder",
+    sqlite3.SQLITE_NOTADB: "is not an SQLite database; name another file, or restore it from a backup",
+    sqlite3.SQLITE_CORRUPT: "is damaged; restore it from a backup",
+    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
+    sqlite3.SQLITE_IOERR: "could not be read or written: the disk reported an error",
+}
+
+
+class SqliteStorage:
+    """One connection a process, shared by its threads.
+
+    Args:
+        path: absolute, of the file.
+        timeout: seconds to wait for other writers.
+        clock: microseconds since 1970; None for the clock of the process.
+    """
+
+    identity = "INTEGER PRIMARY KEY"
+    for_update = ""
+
+    def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
+        self.path = path
+        self.name = str(path)
+        self.timeout = timeout
+        self._clock = clock or PROCESS_CLOCK
+        self._start()
+        watch(self)
+
+    def _start(self) -> None:
+        self.lock = threading.RLock()
+        self._queue = FileQueue(self.path.with_name(self.path.name + "-queue"))
+        self._connection: sqlite3.Connection | None = None
+        self._log: int | None = None
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """See Storage."""
+        with self.lock, self._explained():
+            return _run(self._open(), sql, parameters)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """See Storage."""
+        until = time.monotonic() + self.timeout
+        if not self.lock.acquire(timeout=self.timeout):
+            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
+        try:
+            with self._explained():
+                connection = self._open()
+                if not self._queue.acquire(until - time.monotonic()):
+                    raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    try:
+                        yield partial(_run, connection)
+                        connection.execute("COMMIT")
+                    except BaseException:
+                        with suppress(sqlite3.Error):
+                            connection.execute("ROLLBACK")
+                        raise
+                finally:
+                    self._queue.release()
+        finally:
+            self.lock.release()
+        self.sync()
+
+    def sync(self) -> None:
+        """See Storage; after it every commit that was seen is durable."""
+        with self._explained():
+            with self.lock:
+                self._open()
+                if self._log is None:
+                    self._log = os.open(self.path.with_name(self.path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                log = os.dup(self._log)  # another thread may close the ledger meanwhile
+            try:
+                getattr(os, "fdatasync", os.fsync)(log)
+            finally:
+                os.close(log)
+
+    def version(self, execute: Execute | None = None) -> int | None:
+        """See Storage."""
+        rows = execute or self.read
+        if not rows("SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'", ()):
+            return None
+        return int(rows("SELECT version FROM ledger_schema_version", ())[0][0])
+
+    def now(self) -> int:
+        """See Storage."""
+        return self._clock()
+
+    def close(self) -> None:
+        """See Storage."""
+        with self.lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._close_files()
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if not self.path.parent.is_dir():
+                raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
+            connection = sqlite3.connect(
+                self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            try:
+                self._set_up(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "ledger_schema_version" not in tables:
+            raise LedgerError(f"{self.name} is an SQLite database of something else, not a ledger; name another file")
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            self._queue.acquire(self.timeout)  # SQLite itself does not wait here
+            try:
+                connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            finally:
+                self._queue.release()
+        connection.execute("PRAGMA synchronous = NORMAL")  # the module's docstring says why this is durable
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the database into ones that say what to do."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            advice = ADVICE.get(code & 0xFF if code is not None else -1, "could not be used")
+            raise LedgerError(f"ledger {self.name} {advice} ({error})") from error
+        except OSError as error:
+            raise LedgerError(f"ledger {self.name}: {error}; look at the permissions of its folder") from error
+
+    def _close_files(self) -> None:
+        self._queue.close()
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+    def forget(self) -> None:
+        """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""
+        if self._connection is not None:
+            abandon(self._connection)
+        self._close_files()
+        self._start()
+
+
+def _run(connection: sqlite3.Connection, statement: str, parameters: Sequence[Any] = ()) -> Rows:
+    return connection.execute(statement, parameters).fetchall()

@@ -1,0 +1,79 @@
+"""Where a ledger is kept: one small protocol, two databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from safexplain.errors import ConfigurationError
+from safexplain.ledger.schema import Execute
+
+Rows = list[tuple[Any, ...]]
+
+
+class Storage(Protocol):
+    """A database that runs transactions one after another. SQL has ? for parameters.
+
+    Attributes:
+        name: to show in messages, without a password.
+        identity: type of a column that numbers its rows.
+        for_update: what a SELECT ends with to lock the rows that it reads.
+    """
+
+    name: str
+    identity: str
+    for_update: str
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Rows as of the last commit."""
+
+    def transaction(self) -> AbstractContextManager[Execute]:
+        """All or nothing, durable once the block is left; rolled back if it raises.
+
+        Raises:
+            LedgerError: the database cannot be written, or others did not let go of it within the timeout.
+        """
+
+    def sync(self) -> None:
+        """Make durable what was read; others may have committed it a moment ago."""
+
+    def version(self, execute: Execute | None = None) -> int | None:
+        """Version of the schema found; None: there is no ledger yet."""
+
+    def exists(self) -> bool:
+        """False where connecting would make an empty database."""
+
+    def now(self) -> int:
+        """Microseconds since 1970 by the clock that this database goes by."""
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another."""
+
+
+def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
+    """The storage that a URL names; nothing is connected yet.
+
+    Args:
+        url: "sqlite:///relative.db", "sqlite:////absolute.db" or "postgresql://user@host/database".
+        timeout: seconds to wait for others.
+        clock: microseconds since 1970, instead of the usual clock.
+
+    Raises:
+        ConfigurationError: the URL is of another kind.
+        MissingExtraError: PostgreSQL without the extra.
+    """
+    scheme, separator, rest = str(url).partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        from safexplain.ledger.postgres import PostgresStorage
+
+        return PostgresStorage(str(url), timeout, clock)
+    if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
+        from safexplain.ledger.sqlite import SqliteStorage
+
+        return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
+    raise ConfigurationError(
+        f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
+        " forget what was spent"
+    )

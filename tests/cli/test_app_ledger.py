@@ -1,0 +1,103 @@
+"""`safexplain ledger`: budgets are shown, raised and exported from the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from safexplain.cli import _run
+from safexplain.ledger import BudgetExhausted, Ledger
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """Two principals of a ledger with a total."""
+    path = f"sqlite:///{tmp_path / 'budget.db'}"
+    with Ledger(path, epsilon=1.0, delta=1e-6, total_epsilon=2.0) as ledger:
+        ledger.charge("ann", epsilon=0.25, mechanism="LaplaceScore")
+        ledger.charge("ann", epsilon=0.25)
+        ledger.charge("bob", epsilon=0.5)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return _run(["ledger", *map(str, arguments)])
+
+
+def test_show_lists_every_account_and_all_together(database, capfd):
+    assert run("show", database) == 0
+    printed = capfd.readouterr().out
+    rows = {line.split("  ")[0].strip(): line.split() for line in printed.splitlines()}
+    assert rows["ann"][3:] == ["0.5000", "0.5000", "1", "1e-06", "2"]
+    assert rows["all together"][-5:] == ["1.0000", "1.0000", "2", "1e-06", "3"]
+
+
+def test_show_as_json_has_what_a_monitor_needs(database, capfd):
+    assert run("show", database, "--json", "--verify") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert [a["principal"] for a in content["accounts"]] == ["ann", "bob"]
+    assert content["accounts"][0]["remaining"] == pytest.approx(0.5)
+    assert content["total"]["spent"] == pytest.approx(1.0)
+    assert content["verified"] == 3
+
+
+def test_show_of_one_principal_lists_its_last_charges(database, capfd):
+    assert run("show", database, "--principal", "ann", "--last", "1", "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert len(content["accounts"]) == len(content["charges"]) == 1
+    assert run("show", database, "--principal", "ann") == 0
+    assert "LaplaceScore" in capfd.readouterr().out
+
+
+def test_a_ledger_without_a_total_shows_no_limit_and_stays_json(tmp_path, capfd):
+    Ledger(f"sqlite:///{tmp_path / 'b.db'}", epsilon=1.0).charge("ann", epsilon=0.5)
+    assert run("show", tmp_path / "b.db", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["total"]["epsilon"] is None
+    assert run("show", tmp_path / "b.db") == 0
+    assert "no limit" in capfd.readouterr().out
+
+
+def test_a_grant_lets_an_exhausted_principal_ask_again_and_is_kept_with_its_note(database, capfd):
+    with Ledger(database) as ledger:
+        ledger.charge("bob", epsilon=0.5)
+        with pytest.raises(BudgetExhausted):
+            ledger.charge("bob", epsilon=0.25)
+    assert run("grant", database, "bob", "--epsilon", 1.5, "--note", "appeal 7") == 0
+    assert "0.5 of epsilon 1.5" in capfd.readouterr().out
+    with Ledger(database) as ledger:
+        ledger.charge("bob", epsilon=0.25)
+        assert [(g.principal, g.epsilon, g.note) for g in ledger.grants()] == [("bob", 1.5, "appeal 7")]
+
+
+def test_an_export_has_every_charge(database, tmp_path, capfd):
+    assert run("export", database) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(c["principal"], c["epsilon"]) for c in lines] == [("ann", 0.25), ("ann", 0.25), ("bob", 0.5)]
+    assert run("export", database, "--format", "csv", "--out", tmp_path / "charges.csv") == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "charges.csv").read_text())))
+    assert [row["principal"] for row in rows] == ["ann", "ann", "bob"]
+
+
+def test_looking_at_a_ledger_that_is_not_there_makes_none(tmp_path, capfd):
+    assert run("show", tmp_path / "none.db") == 2
+    assert "needs a budget" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("export", "DB", "--format", "xml"), "--format: expected jsonl or csv, got 'xml'"),
+        (("grant", "DB", "bob", "--epsilon=-1"), "epsilon: expected a"),
+        (("show", "mysql://host/db"), "url: expected"),
+    ],
+)
+def test_wrong_usage_is_one_line(database, capfd, arguments, message):
+    assert run(*(database if a == "DB" else a for a in arguments)) == 2
+    error = capfd.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
