@@ -1,0 +1,158 @@
+"""What a search asks of a model, and that it leaves the model as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.network_score import NetworkScore, evaluation_mode
+from safexplain.recourse.search import search_recourse
+
+ROWS = np.random.default_rng(0).normal(size=(20, 5))
+
+
+class Odd(nn.Module):
+    """Dropout, batch statistics, and a parameter that is frozen."""
+
+    def __init__(self, outputs=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.drop = nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)
+        self.last = nn.Linear(16, outputs)
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.tanh(self.norm(self.first(x)))))
+
+
+def test_the_model_is_left_as_it_was():
+    model = Odd().train()
+    model.norm.eval()
+    model.last.weight.grad = torch.ones_like(model.last.weight)
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    calls: list[int] = []
+    model.last.register_forward_hook(lambda *_: calls.append(1))
+    found = search_recourse(model, ROWS, target=0.3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert calls
+    assert len(model.last._forward_hooks) == 1
+    assert (model.last.weight.grad == 1).all()
+    assert model.first.weight.grad is None
+    assert not model.first.bias.requires_grad
+    assert (found.counterfactual == search_recourse(model.eval(), ROWS, target=0.3).counterfactual).all()
+
+
+def test_training_flags_come_back_after_an_error():
+    model = Odd(outputs=3).train()
+    with pytest.raises(InputError, match="class 7"):
+        search_recourse(model, ROWS, favourable=7)
+    assert all(m.training for m in model.modules())
+
+
+def test_no_grad_of_the_caller_does_not_matter():
+    model = Odd().eval()
+    with torch.no_grad():
+        found = search_recourse(model, ROWS, target=0.3)
+    assert (found.counterfactual == search_recourse(model, ROWS, target=0.3).counterfactual).all()
+
+
+def test_a_callable_and_its_network_get_the_same_answers():
+    model = Odd().eval()
+    by_network = search_recourse(model, ROWS, target=0.3)
+    by_callable = search_recourse(lambda rows: model(rows)[:, 0], torch.tensor(ROWS), target=0.3)
+    assert (by_network.counterfactual == by_callable.counterfactual).all()
+
+
+@pytest.mark.parametrize("favourable", [0, 1, 2])
+def test_answers_for_one_class_of_many_are_predicted_as_that_class(favourable):
+    model = Odd(outputs=3).eval()
+    found = search_recourse(model, ROWS, favourable=favourable)
+    with torch.no_grad():
+        predicted = model(torch.tensor(found.counterfactual, dtype=torch.float32)).argmax(dim=1).numpy()
+        before = model(torch.tensor(ROWS, dtype=torch.float32))
+    assert found.valid.all()
+    assert (predicted == favourable).all()
+    assert (found.favourable == (before.argmax(dim=1).numpy() == favourable)).all()
+    others = before[:, [k for k in range(3) if k != favourable]].amax(dim=1)
+    assert found.score == pytest.approx((before[:, favourable] - others).numpy(), abs=1e-6)
+
+
+def test_class_0_of_a_single_logit_is_its_negative():
+    model = Odd().eval()
+    one, zero = (NetworkScore(model, favourable=k).values(torch.tensor(ROWS)) for k in (1, 0))
+    assert torch.equal(one, -zero)
+    flat = NetworkScore(nn.Sequential(model, nn.Flatten(0)))
+    assert torch.equal(flat.values(torch.tensor(ROWS)), one)
+
+
+def test_gradients_are_those_of_each_row_whatever_the_batch():
+    model = Odd().double().eval()
+    rows = torch.tensor(ROWS)
+    values, slopes = NetworkScore(model, batch_size=3).gradients(rows)
+    assert values.dtype == slopes.dtype == torch.float64
+    for k in range(len(rows)):
+        leaf = rows[k : k + 1].clone().requires_grad_()
+        model(leaf).sum().backward()
+        assert torch.allclose(leaf.grad[0], slopes[k], rtol=1e-10)
+
+
+def test_rows_are_rounded_to_the_type_of_the_network():
+    seen = []
+    model = nn.Linear(5, 1)
+    model.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    NetworkScore(model).values(torch.tensor(ROWS))
+    NetworkScore(model.half().bfloat16()).values(torch.tensor(ROWS))
+    NetworkScore(lambda rows: seen.append(rows.dtype) or rows[:, 0], dtype=torch.float64).values(torch.tensor(ROWS))
+    assert seen == [torch.float32, torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (lambda rows: rows, r"expected shape \(20,\)"),
+        (lambda rows: rows[:, :1], r"got \(20, 1\)"),
+        (lambda rows: rows.sum(), "one score a row"),
+        (lambda rows: rows[:, 0].numpy(), "expected a tensor, got ndarray"),
+        (lambda rows: (rows[:, 0] - 9).detach(), "differentiate"),
+        (lambda rows: rows[:, 0] * torch.nan, "not a finite number for 20 queries"),
+        (lambda rows: torch.where(rows[:, 0] > 0, torch.inf, rows[:, 0]), "not a finite number"),
+        (nn.Linear(5, 1), r"with a column for class 2, got \(20, 1\)"),
+        (nn.Linear(5, 2), r"with a column for class 2, got \(20, 2\)"),
+        (nn.Unflatten(1, (5, 1, 1)), r"got \(20, 5, 1, 1\)"),
+    ],
+)
+def test_unusable_scores_are_refused(score, says):
+    favourable = 2 if isinstance(score, nn.Module) else 1
+    with pytest.raises(InputError, match=says):
+        search_recourse(score, ROWS, favourable=favourable)
+
+
+def test_a_callable_says_itself_what_is_favourable():
+    with pytest.raises(ConfigurationError, match="favourable"):
+        search_recourse(lambda rows: rows[:, 0], ROWS, favourable=0)
+
+
+def test_scores_that_overflow_on_the_way_are_not_answers():
+    found = search_recourse(lambda rows: -(rows[:, 0] + 9).clamp_min(1e-3).log() + 1.0, ROWS)
+    assert np.isfinite(found.counterfactual).all()
+    assert found.valid.all()
+
+
+def test_evaluation_mode_leaves_a_callable_alone():
+    with evaluation_mode(lambda rows: rows[:, 0]):
+        pass
+
+
+@pytest.mark.gpu
+def test_a_network_on_a_gpu_gets_answers_like_one_on_the_cpu():
+    model = Odd().eval()
+    here = search_recourse(model, ROWS, target=0.3)
+    there = search_recourse(model.cuda(), ROWS, target=0.3)
+    assert there.valid.all()
+    assert there.distance == pytest.approx(here.distance, rel=1e-2)

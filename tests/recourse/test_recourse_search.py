@@ -1,0 +1,270 @@
+"""Search for recourse on networks: valid, near, within the constraints, and without a trace on the model."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.cost import L1, L2, MAD
+from safexplain.recourse.diverse import diverse
+from safexplain.recourse.linear import linear_recourse
+from safexplain.recourse.search import SearchOptions, search_recourse
+
+COSTS = [L2(), L2(tuple(np.linspace(0.5, 2.0, 8))), L1(), MAD(tuple(np.linspace(2.0, 0.5, 8)))]
+
+
+def network(features=8, outputs=1, hidden=16, seed=0, activation=nn.ReLU, dtype=torch.float32):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(features, hidden), activation(), nn.Linear(hidden, hidden), activation()]
+    net = nn.Sequential(*layers, nn.Linear(hidden, outputs))
+    with torch.no_grad():
+        for part in net:
+            if isinstance(part, nn.Linear):
+                part.weight.mul_(2.0)
+    return net.to(dtype).eval()
+
+
+def queries(net, count=40, features=8, seed=0):
+    """Rows that the network does not favour."""
+    x = np.random.default_rng(seed).normal(size=(40 * count, features))
+    with torch.no_grad():
+        out = net(torch.tensor(x, dtype=next(net.parameters()).dtype))
+    return x[(out.reshape(-1) < -0.05).numpy()][:count]
+
+
+def scores_of_single_rows(net, rows):
+    dtype = next(net.parameters()).dtype
+    with torch.no_grad():
+        return np.array([float(net(torch.tensor(row[None], dtype=dtype))) for row in rows])
+
+
+def by_adam(net, row, cost, *, steps=400, seeds=2):
+    """One query, Wachter's objective by Adam: several multipliers and starts, the nearest valid point ever seen."""
+    w, x = torch.tensor(cost.weights(len(row)), dtype=torch.float32), torch.tensor(row, dtype=torch.float32)
+    nearest = np.inf
+    for seed, multiplier in itertools.product(range(seeds), (0.3, 1.0, 3.0, 10.0, 30.0)):
+        generator = torch.Generator().manual_seed(seed)
+        z = (x + (seed > 0) * 0.5 * torch.randn(len(row), generator=generator)).requires_grad_()
+        optimizer = torch.optim.Adam([z], 0.03)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+        for _ in range(steps):
+            score = net(z[None])[0, 0]
+            if float(score.detach()) >= 0:
+                nearest = min(nearest, float(cost.distance(z.detach().double().numpy() - row)))
+            change = (z - x) * w
+            size = change.square().sum() / 2 if cost.power == 2 else change.abs().sum()
+            optimizer.zero_grad()
+            (size + multiplier * (1e-3 - score).clamp_min(0.0)).backward()
+            optimizer.step()
+            schedule.step()
+    return nearest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+def test_answers_reach_the_target_by_the_models_own_score_one_row_at_a_time(cost, dtype):
+    net = network(dtype=dtype)
+    x = queries(net)
+    for target in (0.0, 0.7):
+        found = search_recourse(net, x, cost=cost, target=target)
+        assert found.valid.mean() >= 1.0 - 0.05 * (target > 0)
+        assert (scores_of_single_rows(net, found.counterfactual) >= target)[found.valid].all()
+        assert found.distance == pytest.approx(cost.distance(found.counterfactual - x))
+        assert ((found.distance > 0) == found.valid).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("cost", [L2(), L1()], ids=str)
+def test_answers_are_as_near_as_those_of_a_long_search_of_one_query_at_a_time(cost, activation):
+    net = network(activation=activation)
+    x = queries(net, 8)
+    oracle = np.array([by_adam(net, row, cost) for row in x])
+    ratio = search_recourse(net, x, cost=cost).distance / oracle
+    assert ratio.mean() <= 1.01
+    assert ratio.max() <= 1.1
+
+
+def test_a_search_that_stops_early_is_told_apart_from_a_good_one():
+    net = network()
+    x = queries(net)
+    hasty = search_recourse(net, x, cost=L1(), options=SearchOptions(starts=1, steps=2))
+    both = hasty.valid
+    assert (hasty.distance[both] / search_recourse(net, x, cost=L1()).distance[both]).mean() > 1.05 or both.mean() < 0.9
+
+
+def test_more_starts_are_never_worse():
+    net = network(activation=nn.Tanh)
+    x = queries(net)
+    few, many = (search_recourse(net, x, cost=L1(), options=SearchOptions(starts=k)) for k in (1, 12))
+    assert (many.distance <= few.distance * (1 + 1e-3)).all()
+    assert many.distance.mean() < few.distance.mean()
+
+
+def linear(weights, bias):
+    net = nn.Linear(len(weights), 1).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor(weights)[None])
+        net.bias.fill_(bias)
+    return net
+
+
+@pytest.mark.parametrize("cost", [L2(tuple(np.linspace(0.5, 2.0, 12))), L1()], ids=["L2", "L1"])
+@pytest.mark.parametrize(
+    ("constraints", "aim"),
+    [
+        (Constraints(12), 1.001),
+        (Constraints(12, lower=-4, upper=4, immutable=(0, 1), increasing=(2,), decreasing=(3,)), 1.001),
+        (Constraints(12, one_hot=((0, 1, 2), (3, 4, 5, 6))), 1.005),
+        (Constraints(12, integer=tuple(range(12)), lower=-9, upper=9), 1.03),
+        (Constraints(12, integer=(7, 8), one_hot=((0, 1, 2), (3, 4, 5, 6)), lower=-9, upper=9), 1.01),
+    ],
+    ids=["free", "box", "one-hot", "integer", "mixed"],
+)
+def test_a_linear_model_gets_the_answers_of_linear_recourse(cost, constraints, aim):
+    rng = np.random.default_rng(1)
+    weights = rng.normal(size=12)
+    x = constraints.project(rows := rng.normal(size=(150, 12)).clip(-4, 4) - 0.3 * weights, rows)
+    for group in constraints.groups:
+        x[:, group] = np.eye(len(group))[rng.integers(0, len(group), len(x))]
+    found = search_recourse(linear(weights, -1.0), x, cost=cost, constraints=constraints)
+    exact = linear_recourse(weights, -1.0, x, cost=cost, constraints=constraints)
+    assert (found.favourable == exact.favourable).all()
+    assert (found.valid >= exact.valid).all()
+    unfavourable = found.valid & exact.valid & ~found.favourable
+    ratio = found.distance[unfavourable] / exact.distance[unfavourable]
+    assert ratio.mean() <= aim
+    assert ratio.max() <= 1 + 10 * (aim - 1)
+
+
+DISCRETE = Constraints(9, integer=(0, 1, 2), lower=0, upper=4, one_hot=((3, 4, 5), (6, 7, 8)), increasing=(0,))
+
+
+def every_row():
+    whole = np.array(list(itertools.product(range(5), repeat=3)), dtype=float)
+    options = np.array([np.r_[a, b] for a, b in itertools.product(np.eye(3), np.eye(3))])
+    return np.array([np.r_[w, o] for w, o in itertools.product(whole, options)])
+
+
+@pytest.mark.parametrize("cost", [L2(), L1()], ids=str)
+def test_discrete_answers_are_those_of_trying_every_row(cost):
+    net, grid = network(9, activation=nn.Tanh, dtype=torch.float64, seed=3), every_row()
+    scores = scores_of_single_rows(net, grid)
+    x = grid[scores < 0][::7][:60]
+    for target in (0.0, np.quantile(scores, 0.97)):  # near the top some queries have no recourse
+        found = search_recourse(net, x, cost=cost, constraints=DISCRETE, target=target)
+        distance = np.array(
+            [
+                cost.distance(allowed - row).min(initial=np.inf)
+                for row in x
+                for allowed in [grid[(scores >= target) & (grid[:, 0] >= row[0])]]
+            ]
+        )
+        assert not (found.valid & np.isinf(distance)).any()
+        assert found.valid[np.isfinite(distance)].mean() >= 0.97
+        ratio = found.distance[found.valid] / distance[found.valid]
+        assert ratio.min() >= 1 - 1e-12
+        assert ratio.mean() <= 1.03
+        assert (ratio < 1 + 1e-9).mean() >= 0.85
+
+
+MIXED = Constraints(
+    8, lower=-3, upper=3, immutable=(0,), integer=(1, 2), increasing=(3,), decreasing=(4,), one_hot=((5, 6, 7),)
+)
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+def test_answers_stay_within_the_constraints(cost):
+    net = network(seed=5)
+    x = queries(net, 60).clip(-3, 3)
+    x[:, 1:3] = np.rint(x[:, 1:3])
+    x[:, 5:] = np.eye(3)[np.arange(len(x)) % 3]
+    frozen = np.zeros(x.shape, dtype=bool)
+    frozen[::2, 3], frozen[::3, 6] = True, True
+    found = search_recourse(net, x, cost=cost, constraints=MIXED, frozen=frozen)
+    assert MIXED.satisfied(x, found.counterfactual, frozen).all()
+    assert (found.counterfactual[:, 0] == x[:, 0]).all()
+    assert (found.counterfactual[::2, 3] == x[::2, 3]).all()
+    assert (found.counterfactual[::3, 5:] == x[::3, 5:]).all()
+    assert found.valid.mean() > 0.5
+    assert (scores_of_single_rows(net, found.counterfactual)[found.valid] >= 0).all()
+    assert np.isfinite(found.counterfactual).all()
+
+
+def test_favourable_queries_stay_as_they_are_and_hopeless_ones_are_marked():
+    net = linear(np.array([1.0, 1.0]), 0.0)
+    x = np.array([[1.0, 1.0], [-1.0, 0.5], [-4.0, -4.0]])
+    found = search_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1))
+    assert found.favourable.tolist() == [True, False, False]
+    assert found.valid.all()
+    hopeless = search_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1), frozen=np.array([True, False]))
+    assert hopeless.valid.tolist() == [True, True, False]
+    for result, row in ((found, 0), (hopeless, 0), (hopeless, 2)):
+        assert (result.counterfactual[row] == x[row]).all()
+        assert result.distance[row] == 0
+
+
+def test_later_starts_leave_a_plateau():
+    def score(rows):
+        return (rows.norm(dim=1) - 1.0).clamp_min(0.0) - 0.5  # flat around the origin
+
+    found = search_recourse(score, np.zeros((1, 4)), options=SearchOptions(dtype=torch.float64))
+    alone = search_recourse(score, np.zeros((1, 4)), options=SearchOptions(starts=1, dtype=torch.float64))
+    assert not alone.valid[0]
+    assert found.valid[0]
+    assert found.distance[0] == pytest.approx(1.5, rel=1e-3)
+
+
+def test_diverse_answers_of_a_network_change_different_features():
+    net = network()
+    x = queries(net, 10)
+    first, second = diverse(lambda frozen: search_recourse(net, x, cost=L1(), frozen=frozen), x, 2, cost=L1())
+    largest = np.abs(first.change).argmax(axis=1)
+    assert (second.change[np.arange(len(x)), largest] == 0).all()
+    assert second.distance[second.valid].mean() >= first.distance.mean()
+
+
+def test_the_same_call_gives_the_same_answer_and_so_does_another_batch():
+    net = network()
+    x = queries(net, 30)
+    whole, again = (search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4)) for _ in range(2))
+    assert (whole.counterfactual == again.counterfactual).all()
+    small = search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4), options=SearchOptions(batch_size=7))
+    alone = [search_recourse(net, row, constraints=Constraints(8, lower=-4, upper=4)).distance[0] for row in x]
+    assert np.quantile(np.abs(small.distance / whole.distance - 1), 0.9) < 1e-3
+    assert np.quantile(np.abs(np.array(alone) / whole.distance - 1), 0.9) < 1e-3
+
+
+def test_no_queries_give_no_answers():
+    found = search_recourse(network(), np.empty((0, 8)))
+    assert len(found) == 0
+    assert found.counterfactual.shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"target": np.inf}, ConfigurationError, "finite"),
+        ({"frozen": np.zeros(8)}, InputError, "bool"),
+        ({"frozen": np.zeros((3, 8), dtype=bool)}, InputError, "shape"),
+        ({"constraints": Constraints(7)}, InputError, "7"),
+        ({"constraints": Constraints(8, lower=50.0)}, InputError, "outside"),
+    ],
+)
+def test_bad_arguments_are_refused(changes, error, says):
+    with pytest.raises(error, match=says):
+        search_recourse(network(), np.zeros((2, 8)), **changes)
+
+
+@pytest.mark.parametrize("changes", [{"starts": 0}, {"steps": 0}, {"batch_size": 2.5}, {"seed": -1}, {"starts": True}])
+def test_bad_options_are_refused(changes):
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        SearchOptions(**changes)
+    with pytest.raises(ConfigurationError, match="dtype"):
+        SearchOptions(dtype=torch.int64)
