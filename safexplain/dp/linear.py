@@ -74,7 +74,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         intercept_: (1,) or (n_classes,).
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
-        privacy_: `PrivacyStatement`. Its number of records is the true one, except for "noisy-gd" under add/remove,
+        privacy_: `PrivacyStatement`. Its number of records is the true one, which is public, except under add/remove,
             where it is noised; its pure epsilon is that under substitution, which is the larger.
 
     Example:

@@ -1,4 +1,8 @@
-"""Output and objective perturbation for two classes, or for more of them one against the rest."""
+"""Output and objective perturbation for two classes, or for more of them one against the rest.
+
+Statements tell the number of records. Where one record more or less is the neighbour, it is one more release: with
+two-sided geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,15 @@ from numpy.typing import NDArray
 from safexplain.dp.accounting import Steps
 from safexplain.dp.adjacency import Adjacency
 from safexplain.dp.calibration import noise_multiplier
+from safexplain.dp.noisy_gd import float_safe_normal
 from safexplain.dp.objective import ObjectivePerturbation, perturbed_minimiser
 from safexplain.dp.output import OutputPerturbation, perturbed_output
 from safexplain.dp.statement import PrivacyStatement
 
 Released = tuple[NDArray[np.float64], PrivacyStatement]
+COUNT_SHARE = 0.02
+"""Share of a pure epsilon that hides the number of records, under add/remove."""
+
 CLIPPING = "features scaled to norm 1, the constant column included; the intercept is regularised"
 
 
@@ -28,17 +36,16 @@ def by_objective(
     rng: np.random.Generator,
 ) -> Released:
     """Objective perturbation, each problem with epsilon / (number of problems); see `safexplain.dp.objective`."""
-    problems = _problems(k)
-    mechanism = ObjectivePerturbation.calibrated(
-        epsilon / problems, features.shape[1], adjacency, logit_noise=logit_noise
-    )
+    problems, count = _problems(k), _count_epsilon(epsilon, adjacency)
+    each = (epsilon - count) / problems
+    mechanism = ObjectivePerturbation.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
     return weights, PrivacyStatement(
         mechanism="logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)" + _rest(k),
-        records=len(features),
+        records=_noised_count(len(features), count, rng),
         delta=0.0,
         pure_epsilon=problems * mechanism.epsilon("substitute"),
-        pure_add_remove=problems * mechanism.epsilon("add_remove"),
+        pure_add_remove=problems * mechanism.epsilon("add_remove") + count,
         clipping=CLIPPING,
     )
 
@@ -56,26 +63,43 @@ def by_output(
     """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere; see `safexplain.dp.output`."""
     problems, name = _problems(k), "logistic regression by output perturbation"
     if delta == 0:
-        mechanism = OutputPerturbation.radial(epsilon / problems, features.shape[1], adjacency, logit_noise=logit_noise)
+        count = _count_epsilon(epsilon, adjacency)
+        each = (epsilon - count) / problems
+        mechanism = OutputPerturbation.radial(each, features.shape[1], adjacency, logit_noise=logit_noise)
         statement = PrivacyStatement(
             mechanism=f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011){_rest(k)}",
-            records=len(features),
+            records=_noised_count(len(features), count, rng),
             delta=0.0,
             pure_epsilon=problems * mechanism.epsilon("substitute"),
-            pure_add_remove=problems * mechanism.epsilon("add_remove"),
+            pure_add_remove=problems * mechanism.epsilon("add_remove") + count,
             clipping=CLIPPING,
         )
     else:
-        sigma = noise_multiplier(epsilon, 1.0, problems, delta, adjacency, sampling="full-batch")
+        hidden = adjacency == "add_remove"
+        releases = problems + hidden
+        sigma = noise_multiplier(epsilon, 1.0, releases, delta, adjacency, sampling="full-batch")
+        noise = sigma * float(float_safe_normal(rng, (1,))[0]) if hidden else 0.0
         mechanism = OutputPerturbation.gaussian(sigma, logit_noise=logit_noise)
         statement = PrivacyStatement(
             mechanism=f"{name}, Gaussian noise (Wu et al. 2017){_rest(k)}",
-            records=len(features),
+            records=max(1, round(len(features) + noise)),
             delta=delta,
-            phases=(Steps(sigma, 1.0, problems, "full-batch"),),
+            phases=(Steps(sigma, 1.0, releases, "full-batch"),),
             clipping=CLIPPING,
         )
     return _each(features, labels, k, lambda signed: perturbed_output(signed, mechanism, rng)), statement
+
+
+def _count_epsilon(epsilon: float, adjacency: Adjacency) -> float:
+    return COUNT_SHARE * epsilon if adjacency == "add_remove" else 0.0
+
+
+def _noised_count(records: int, epsilon: float, rng: np.random.Generator) -> int:
+    """The number itself where epsilon is 0: it is public then. Else with P(noise = z) proportional to exp(-eps |z|)."""
+    if epsilon == 0:
+        return records
+    drawn = rng.geometric(-np.expm1(-epsilon), size=2)
+    return max(1, records + int(drawn[0]) - int(drawn[1]))
 
 
 def _problems(k: int) -> int:

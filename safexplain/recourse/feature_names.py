@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 
 Feature = int | str
 Features = int | tuple[str, ...]
@@ -113,3 +113,24 @@ def hashable(features: Features, given: Limit, what: str) -> Any:
     if isinstance(given, Mapping):
         return tuple(limits(features, given, what, -np.inf if what == "lower" else np.inf).tolist())
     return tuple(np.asarray(given, dtype=np.float64).ravel().tolist()) if np.ndim(given) else float(given)  # type: ignore[arg-type]
+
+
+def check_columns(features: Features, x: Any) -> None:
+    """Refuse a table whose columns have other names, or stand in another order, than the features.
+
+    Args:
+        features: with names, or a number, of which nothing can be said.
+        x: anything; only what has `columns` is looked at.
+
+    Raises:
+        InputError: they differ.
+    """
+    columns = getattr(x, "columns", None)
+    if columns is None or not isinstance(features, tuple):
+        return
+    found = tuple(str(name) for name in columns)
+    if found != features:
+        raise InputError(
+            f"x: expected the columns {', '.join(features)}, in this order, got {', '.join(found)}; pass"
+            " x[list(constraints.features)]"
+        )

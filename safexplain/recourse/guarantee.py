@@ -16,6 +16,10 @@ PUBLIC_GEOMETRY = (
     "the cost and its scales, the constraints, the target, the norm bound, the clamp and public weights or directions"
     " were not computed from the training data"
 )
+UNTIMED = (
+    "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
+    " answers at fixed intervals"
+)
 PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
 
 
@@ -72,6 +76,12 @@ class Guarantee:
         return f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
 
 
-def assumptions(*, seeded: bool) -> tuple[str, ...]:
-    """What every mechanism of this package assumes; `seeded`: noise comes from a seed that the user gave."""
-    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, SEEDED if seeded else RANDOMNESS)
+def assumptions(*, seeded: bool, noised: bool = False) -> tuple[str, ...]:
+    """What every mechanism of this package assumes.
+
+    Args:
+        seeded: noise comes from a seed that the user gave.
+        noised: each answer has noise of its own.
+    """
+    timing = (UNTIMED,) if noised else ()
+    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, *timing, SEEDED if seeded else RANDOMNESS)

@@ -56,7 +56,7 @@ def laplace_grid(sensitivity: float, epsilon: float, low: float, high: float) ->
     Raises:
         ConfigurationError: an empty interval or a number out of range.
     """
-    check_positive("epsilon", epsilon)
+    epsilon = check_positive("epsilon", epsilon)
     check_positive("sensitivity", sensitivity)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigurationError(f"expected a public interval with low < high, got {low!r} to {high!r}")

@@ -96,7 +96,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
                 " (Chaudhuri, Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are"
                 " never used otherwise. Answers add up: n of them spend n epsilon"
             ),
-            assumptions=assumptions(seeded=self.random_state is not None),
+            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
         )
 
     def score(self, x: ArrayLike) -> NoisyScores:

@@ -18,6 +18,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost
 from safexplain.recourse.diverse import diverse
+from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.guarantee import Guarantee, Per
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
@@ -65,6 +66,8 @@ class RecourseMechanism(ABC):
             raise ConfigurationTypeError(f"target: expected a number, got {self.target!r}")
         if not math.isfinite(self.target):
             raise ConfigurationError(f"target: expected a finite logit, got {self.target!r}")
+        if self.constraints is not None and not isinstance(self.constraints, Constraints):
+            raise ConfigurationTypeError(f"constraints: expected Constraints(...), got {self.constraints!r}")
         if not callable(getattr(self.cost, "distance", None)):
             raise ConfigurationTypeError(f"cost: expected L2(), L1() or MAD(scale), got {self.cost!r}")
 
@@ -150,6 +153,7 @@ class RecourseMechanism(ABC):
         """Everything that can be wrong with queries is found before anything is spent."""
         rows = as_rows(x, self.features)
         if self.constraints is not None:
+            check_columns(self.constraints.features, x)
             self.constraints.check(rows)
         return rows
 

@@ -16,7 +16,14 @@ from safexplain.recourse.result import Recourse, as_rows
 if TYPE_CHECKING:
     from safexplain.ledger import Ledger
 
-FIELDS = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
+FIELDS: dict[str, type] = {
+    "counterfactual": float,
+    "valid": bool,
+    "distance": float,
+    "score": float,
+    "favourable": bool,
+    "censored": bool,
+}
 """What is stored of an answer; the query is not."""
 
 
@@ -85,7 +92,10 @@ class MeteredRecourse:
             mechanism=type(self.mechanism).__name__,
             parameters={"model": self.mechanism.identity, "adjacency": self.guarantee.adjacency},
         )
-        columns = {name: np.array([answer.value[name] for answer in stored]) for name in FIELDS}
+        columns: dict[str, Any] = {
+            name: np.array([answer.value[name] for answer in stored], kind) for name, kind in FIELDS.items()
+        }
+        columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
         result = Recourse(x=rows, **columns)
         return result.required() if infeasible == "raise" else result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class PrivateModel:
         width: number of features; None for a network, which says so itself.
         weights: (d,) of a linear logit; None: a network.
         bias: of the same.
-        network: a torch module, where there is no single linear logit.
+        network: a torch module, where there is no single linear logit; a copy, as the statement is about these weights.
         column: of the network's output.
         labels: (unfavourable, favourable) of a linear model with two classes.
         search: options of the search.
@@ -146,4 +147,4 @@ def _network(network: Any, given: Any, statement: PrivacyStatement, favourable: 
     column = 1 if favourable is None else favourable
     if isinstance(column, bool) or not isinstance(column, int) or column < 0:
         raise ConfigurationError(f"favourable: expected a column of the network's output, got {favourable!r}")
-    return PrivateModel(given, statement, None, network=network, column=column, search=search)
+    return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safexplain.dp.linear_inputs import check_positive
+from safexplain.errors import ConfigurationError
 from safexplain.recourse.guarantee import Guarantee, assumptions
 from safexplain.recourse.laplace import laplace_release
 from safexplain.recourse.laplace_score import check_length, public_vector
@@ -56,7 +57,8 @@ class PublicDirection(StableScoreMechanism):
     private. With a floor above the true slope likewise. Its `score` is target - step * floor (floor 1 without one), the
     logit if the slope is the floor.
 
-    `valid` says that the constraints left the step whole: each feature moved at least as far as the step asks for.
+    `valid` says that the constraints left the step whole: each feature moved at least as far as the step asks, whole
+    numbers up to the next one.
 
     Args:
         direction: (d,) u, public: what is to change, and in which proportion.
@@ -106,12 +108,17 @@ class PublicDirection(StableScoreMechanism):
                 " the stability of the regularised regression, bound; the noise is scaled to it. Answers add up: n of"
                 " them spend n epsilon"
             ),
-            assumptions=assumptions(seeded=self.random_state is not None),
+            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
         )
 
     def _check_width(self, width: int) -> None:
         super()._check_width(width)
         check_length("direction", self.direction, width)
+        groups = () if self.constraints is None else self.constraints.groups
+        if any(np.asarray(self.direction)[group].any() for group in groups):
+            raise ConfigurationError(
+                "direction: expected 0 in the columns of one-hot groups; a step cannot switch them"
+            )
 
     def sensitivity(self, x: ArrayLike) -> Floats:
         """(n,) what one record may change the step of each query by; public.
@@ -142,6 +149,9 @@ class PublicDirection(StableScoreMechanism):
         step, censored = laplace_release(wanted, self._sensitivity(lifted), self.epsilon, low, high, self._noise())
         favourable = step <= 0
         change = np.where(favourable, 0.0, step)[:, None] * direction
+        if self.constraints is not None and self.constraints.whole.any():
+            whole = self.constraints.whole  # whole numbers at least as far as the step asks for
+            change[:, whole] = np.copysign(np.ceil(np.abs(change[:, whole])), change[:, whole])
 
         def solve(frozen: Frozen) -> Recourse:
             reached = rows + change

@@ -255,7 +255,8 @@ def test_the_statement_spends_the_budget_and_no_more(adjacency, delta, classes):
     assert stated.delta == delta
     assert bool(stated.phases) == bool(delta)
     assert (f"{len(classes)} classes one against the rest" in stated.mechanism) == (len(classes) > 2)
-    assert stated.phases == () or stated.phases[0].steps == (4 if len(classes) > 2 else 1)
+    hidden = adjacency == "add_remove"
+    assert stated.phases == () or stated.phases[0].steps == (4 if len(classes) > 2 else 1) + hidden
 
 
 def test_four_problems_share_the_budget_of_radial_noise(monkeypatch):
@@ -277,3 +278,18 @@ def test_probabilities_of_several_classes_sum_to_one_with_delta_too():
     X, _ = two_gaussians(60, 2)
     found = model(classes=[0, 1, 2]).fit(X, np.arange(60) % 3).predict_proba(X)
     np.testing.assert_allclose(found.sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("mechanism", ["output", "objective"])
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_the_number_of_records_is_told_with_noise_where_it_is_not_public(mechanism, delta):
+    X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 2
+
+    def told(adjacency, rows):
+        options = {"mechanism": mechanism, "delta": delta, "norm_bound": 3.0, "classes": [0, 1]}
+        fits = (DPLogisticRegression(1.0, adjacency=adjacency, random_state=i, **options) for i in range(20))
+        return [model.fit(X[:rows], y[:rows]).privacy_.records for model in fits]
+
+    assert set(told("substitute", 60)) == {60}
+    assert len(set(told("add_remove", 60))) > 5
+    assert set(told("add_remove", 60)) & set(told("add_remove", 59))
