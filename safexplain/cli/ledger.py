@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -42,7 +43,7 @@ def show_command(
     """Accounts, what they have spent, what remains and when it renews."""
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
-        charges = list(opened.charges(principal))[-last:] if principal is not None and last else []
+        charges = deque(opened.charges(principal), maxlen=last) if principal is not None and last else []
         total = opened.total()
         checked = opened.verify() if verify else None
     if json_:
@@ -70,22 +71,24 @@ def show_command(
 @ledger_app.command("grant")
 def grant_command(
     ledger: Url,
-    principal: Annotated[str, typer.Argument(help="Whose budget.")],
+    principal: Annotated[str | None, typer.Argument(help="Whose budget; left out with --total.")] = None,
+    *,
     epsilon: Annotated[float, typer.Option(help="The new budget of each period; what is spent stays spent.")],
     delta: Annotated[float | None, typer.Option(help="The new delta.  [default: as before]")] = None,
     note: Annotated[str, typer.Option(help="Why; kept with the grant.")] = "",
+    total: Annotated[bool, typer.Option("--total", help="The budget of all principals together, for ever.")] = False,
     json_: Json = False,
 ) -> int:
     """Give a principal another budget than the ledger's; recorded with the time and the note."""
+    if (principal is None) != total:
+        raise ConfigurationError("give either a principal, or --total for the budget of all together")
     with _opened(ledger) as opened:
-        opened.grant(principal, epsilon=epsilon, delta=delta, note=note)
-        account = opened.account(principal)
+        account = opened.grant(principal, epsilon=epsilon, delta=delta, note=note)
     if json_:
         typer.echo(json.dumps(_plain(account), allow_nan=False))
     else:
-        typer.echo(
-            f"{principal}: {account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g}) remain."
-        )
+        left = f"{account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g})"
+        typer.echo(f"{principal or 'all together'}: {left} remain.")
     return 0
 
 
@@ -95,7 +98,7 @@ def export_command(
     out: Annotated[Path | None, typer.Option(help="Where to write; default: standard output.")] = None,
     format_: Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(Format))}.")] = "jsonl",
 ) -> int:
-    """Write every recorded charge and grant; answers stay in the ledger, their digests leave."""
+    """Write every recorded charge; answers stay in the ledger, their digests leave."""
     if format_ not in get_args(Format):
         raise ConfigurationError(f"--format: expected {' or '.join(get_args(Format))}, got {format_!r}")
     with _opened(ledger) as opened:

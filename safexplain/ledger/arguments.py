@@ -29,6 +29,7 @@ def named(principal: str) -> str:
 def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
     """What is recorded beside a release."""
     try:
-        return str(mechanism), json.dumps(dict(parameters or {}), sort_keys=True, allow_nan=False)
+        text = json.dumps(dict(parameters), sort_keys=True, allow_nan=False) if parameters else "{}"
     except (TypeError, ValueError) as error:
         raise InputError(f"parameters: expected a mapping of JSON types without NaN or infinity ({error})") from None
+    return str(mechanism), text

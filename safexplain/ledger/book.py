@@ -113,7 +113,7 @@ class Book:
     mine: Standing
 
     @classmethod
-    def open(cls, execute: Execute, settings: Settings, principal: str, now: int, lock: str = "") -> Book:
+    def open(cls, execute: Execute, settings: Settings, principal: str, now: int) -> Book:
         """Read both accounts.
 
         Args:
@@ -121,13 +121,8 @@ class Book:
             settings: of the ledger.
             principal: whose account.
             now: microseconds since 1970.
-            lock: what a SELECT ends with to lock rows.
         """
-        if lock:  # first the total, so that an account which another is just opening is seen by the second statement
-            execute(f"SELECT 1 FROM ledger_accounts WHERE principal = ?{lock}", (TOTAL,))
-        rows = execute(
-            f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?){lock}", (TOTAL, principal)
-        )
+        rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?)", (TOTAL, principal))
         return cls.of(settings, {row[0]: Standing.of(row) for row in rows}, principal, now)
 
     @classmethod
@@ -175,10 +170,11 @@ class Book:
             mine = self._checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
                 total = self._checked(total.add(entry.release, opening), total, limit, entry, None)
-        return replace(
-            self,
-            mine=replace(self.mine, sums=mine, time=self.time),
-            total=replace(self.total, sums=total, time=self.time),
+        return Book(
+            self.settings,
+            self.time,
+            Standing(TOTAL, 0, self.time, total, self.total.granted),
+            Standing(self.mine.principal, self.mine.period, self.time, mine, self.mine.granted),
         )
 
     def _checked(

@@ -60,7 +60,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import lru_cache
 
 from safexplain.ledger.amounts import amount, budgeted, charged, loss
 from safexplain.ledger.conditions import called_for, conditions, losses, losses_allowed
@@ -123,17 +123,16 @@ class Composition:
 
     def add_under_rule(self, release: Release, times: int = 1) -> Composition:
         """`add` without a change of rule, of several equal releases."""
-        return replace(
-            self,
-            epsilon=self.epsilon + (0 if isinstance(release, Gaussian) else times * charged(release.epsilon)),
-            delta=self.delta + (times * charged(release.delta) if isinstance(release, Approximate) else 0),
-            loss=tuple(
-                before + times * one
-                for before, one in zip_longest(self.loss, losses(self.rule, self.order, release), fillvalue=0)
-            ),
-            unbounded=self.unbounded + (times if isinstance(release, Gaussian) else 0),
-            charges=self.charges + times,
-        )
+        one = _alone(self.rule, self.order, release)
+        before = self.loss or (0,) * len(one.loss)
+        return Composition(
+            self.rule, self.order, self.prefix_epsilon, self.prefix_delta,
+            self.epsilon + times * one.epsilon,
+            self.delta + times * one.delta,
+            tuple([a + times * b for a, b in zip(before, one.loss, strict=True)]),
+            self.unbounded + times * one.unbounded,
+            self.charges + times,
+        )  # fmt: skip
 
     def within(self, budget: Budget) -> bool:
         """Whether a filter for the budget allows these sums."""
@@ -168,3 +167,14 @@ class Composition:
         """What the current rule had to begin with, of epsilon (None: no limit) and delta."""
         epsilon = None if math.isinf(budget.epsilon) else budgeted(budget.epsilon) - self.prefix_epsilon
         return epsilon, budgeted(budget.delta) - self.prefix_delta
+
+
+@lru_cache(maxsize=4096)
+def _alone(rule: str, order: float, release: Release) -> Composition:
+    """The sums of one release."""
+    return Composition(
+        epsilon=0 if isinstance(release, Gaussian) else charged(release.epsilon),
+        delta=charged(release.delta) if isinstance(release, Approximate) else 0,
+        loss=losses(rule, order, release),
+        unbounded=int(isinstance(release, Gaussian)),
+    )

@@ -20,7 +20,6 @@ def conditions(rule: str, order: float) -> tuple[tuple[float, float], ...]:
     return ((order, MAIN), *((other, OTHER) for other in OTHER_ORDERS)) if rule == "renyi" else ()
 
 
-@lru_cache(maxsize=4096)
 def losses(rule: str, order: float, release: Release) -> tuple[int, ...]:
     """What a release adds to the sum of each condition."""
     squared_mu = gaussian(release) * gaussian(release)

@@ -26,13 +26,14 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtri_exp
 
 from safexplain.ledger.releases import Gaussian, Laplace, Release
 
 ORDERS: NDArray[np.float64] = np.array([float(f"{1 + x:.5g}") for x in np.logspace(-1, 6, 700)])
 """Renyi orders among which one is chosen."""
 
+_SMALLEST_QUANTILE = 1e-4
 _SMALL = 0.01
 """Below this alpha * epsilon the bound alpha epsilon^2 / 2 is used; it is at most a relative 1e-4 too large."""
 
@@ -59,12 +60,15 @@ def _laplace(epsilon: float, order: Any) -> Any:
 
 
 def gaussian(release: Release) -> float:
-    """The mu of which the release is mu-GDP, failures of approximate releases left out."""
-    return (
-        release.mu
-        if isinstance(release, Gaussian)
-        else -2 * float(ndtri(1 / (1 + math.exp(min(release.epsilon, 700)))))
-    )
+    """The mu of which the release is mu-GDP, failures of approximate releases left out.
+
+    Where the quantile would cancel, its tangent at 0, sqrt(pi / 2) epsilon, stands in: mu is concave in epsilon.
+    """
+    if isinstance(release, Gaussian):
+        return release.mu
+    if release.epsilon < _SMALLEST_QUANTILE:
+        return release.epsilon * math.sqrt(math.pi / 2)
+    return -2 * float(ndtri_exp(-np.logaddexp(0.0, release.epsilon)))
 
 
 def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:

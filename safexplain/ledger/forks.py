@@ -1,4 +1,9 @@
-"""Connections over a fork: no thread is inside the database while a process forks, and the child opens its own."""
+"""Connections over a fork: no thread is inside the database while a process forks, and the child opens its own.
+
+SQLite must not even be open: a child takes over SQLite's record of locks, but not the locks, so that a parent which
+closes the file deletes the log that the child goes on writing. A connection of other code to the same file remains its
+owner's duty.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,10 @@ from typing import Any, Protocol
 class Forkable(Protocol):
     """Something with a connection, used under a lock."""
 
-    lock: threading.RLock
+    guard: threading.RLock
+
+    def before_fork(self) -> None:
+        """In the parent, under the lock: close what must not be open in two processes."""
 
     def forget(self) -> None:
         """In the child: drop the connection without closing it, make a new lock."""
@@ -36,13 +44,14 @@ def abandon(connection: object) -> None:
 def _before() -> None:
     _FORKING.acquire()
     for storage in sorted(_OPEN, key=id):
-        storage.lock.acquire()
+        storage.guard.acquire()
         _held.append(storage)
+        storage.before_fork()
 
 
 def _in_parent() -> None:
     while _held:
-        _held.pop().lock.release()
+        _held.pop().guard.release()
     _FORKING.release()
 
 

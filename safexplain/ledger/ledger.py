@@ -16,6 +16,7 @@ from safexplain.ledger.history import charges, grants
 from safexplain.ledger.opening import prepare
 from safexplain.ledger.records import Account, Answer, Charge, Grant
 from safexplain.ledger.releases import Release, as_release
+from safexplain.ledger.schema import Execute
 from safexplain.ledger.settings import Settings, checked_delta, checked_epsilon
 from safexplain.ledger.storage import open_storage
 
@@ -101,9 +102,9 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         entry = Entry(as_release(release, epsilon, delta, mu), *described(mechanism, parameters))
-        now = self._storage.now()
+        name = named(principal)
         with self._storage.transaction() as execute:
-            book = self._book(execute, named(principal), now).with_entries([entry])
+            book = self._locked_book(execute, name).with_entries([entry])
             return book.write(execute, [entry])[0]
 
     def answer(
@@ -172,9 +173,8 @@ class Ledger:
         if not batch.is_free(found):
             self._book(self._storage.read, principal).with_entries(batch.entries(found))
             made = batch.made(compute, found)
-            now = self._storage.now()
             with self._storage.transaction() as execute:
-                book = self._book(execute, principal, now)
+                book = self._locked_book(execute, principal)
                 return batch.settle(execute, book, made)
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
@@ -224,9 +224,8 @@ class Ledger:
         """
         name = TOTAL if principal is None else named(principal)
         epsilon = checked_epsilon("epsilon", epsilon)
-        now = self._storage.now()
         with self._storage.transaction() as execute:
-            book = self._book(execute, name, now)
+            book = self._locked_book(execute, name)
             old = book.total_budget if principal is None else book.budget
             budget = Budget(epsilon, old.delta if delta is None else checked_delta("delta", delta))
             execute(
@@ -261,15 +260,19 @@ class Ledger:
             LedgerError: a sum is not that of its records, or charges and answers do not match.
         """
         with self._storage.transaction() as execute:
-            return verify.verify(execute, self._storage.for_update)
+            self._storage.lock(execute)
+            return verify.verify(execute)
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
 
-    def _book(self, execute: Any, principal: str, now: int | None = None) -> Book:
-        lock = "" if now is None else self._storage.for_update
-        return Book.open(execute, self._settings, principal, self._storage.now() if now is None else now, lock)
+    def _book(self, execute: Execute, principal: str) -> Book:
+        return Book.open(execute, self._settings, principal, self._storage.now())
+
+    def _locked_book(self, execute: Execute, principal: str) -> Book:
+        now = self._storage.lock(execute)  # before accounts are read, one of which another may just be opening
+        return Book.open(execute, self._settings, principal, now)
 
     def __enter__(self) -> Ledger:
         return self
@@ -280,7 +283,7 @@ class Ledger:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": self._arguments, "settings": self._settings}
+        return {"arguments": {**self._arguments, "url": self._storage.address}, "settings": self._settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._arguments, self._settings = state["arguments"], state["settings"]

@@ -1,4 +1,4 @@
-"""A ledger in PostgreSQL, for several machines: rows locked in one order, time from the server.
+"""A ledger in PostgreSQL, for several machines: writers queue at the row of the total, time is that of the server.
 
 Every charge locks the row of the total, so a server that syncs its log before it lets go of locks makes everybody wait
 for every sync. Therefore transactions commit without waiting for the log, which frees the locks; then a message of no
@@ -30,6 +30,7 @@ _HAS_TABLES = (  # to_regclass would answer from a cache that may be older than 
     "SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'ledger_schema_version' AND pg_catalog.pg_table_is_visible(oid)"
 )
 _FLUSH = "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'safexplain', ''); COMMIT"
+_CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _LEDGER = 0x73616665  # key of the advisory lock under which tables are made
 
 
@@ -46,7 +47,6 @@ class PostgresStorage:
     """
 
     identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-    for_update = " FOR UPDATE"
 
     def __init__(self, url: str, timeout: float, clock: Callable[[], int] | None = None) -> None:
         if psycopg is None:
@@ -59,18 +59,18 @@ class PostgresStorage:
         watch(self)
 
     def _start(self) -> None:
-        self.lock = threading.RLock()
+        self.guard = threading.RLock()
         self._connection: Any = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
-        with self.lock, self._explained():
+        with self.guard, self._explained():
             return self._first(sql, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
-        if not self.lock.acquire(timeout=self.timeout):
+        if not self.guard.acquire(timeout=self.timeout):
             raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
         try:
             with self._explained():
@@ -86,15 +86,17 @@ class PostgresStorage:
                         connection.execute("ROLLBACK")
                     raise
                 try:
-                    connection.execute("COMMIT")
-                    connection.execute(_FLUSH)
-                except psycopg.OperationalError as error:
+                    connection.execute(f"COMMIT; {_FLUSH}")
+                except BaseException as error:
+                    connection.close()  # whatever state the session is in, the next use opens another
+                    if not isinstance(error, psycopg.Error):
+                        raise
                     raise LedgerError(
-                        f"ledger {self.name}: the server went away during a commit, so what was being charged may or"
-                        f" may not be recorded; look at charges() ({error})"
+                        f"ledger {self.name}: the server failed during a commit, so what was being charged may or may"
+                        f" not be recorded; look at charges() ({str(error).strip()})"
                     ) from error
         finally:
-            self.lock.release()
+            self.guard.release()
 
     def version(self, execute: Execute | None = None) -> int | None:
         """See Storage; inside a transaction others wait until it ends."""
@@ -109,19 +111,28 @@ class PostgresStorage:
         """See Storage."""
         if self._clock:
             return self._clock()
-        return int(self.read("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")[0][0])
+        return int(self.read(f"SELECT {_CLOCK}")[0][0])
 
     def close(self) -> None:
         """See Storage."""
-        with self.lock:
+        with self.guard:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
+    def lock(self, execute: Execute) -> int:
+        """See Storage."""
+        rows = execute(f"SELECT {_CLOCK} FROM ledger_accounts WHERE principal = '' FOR UPDATE", ())
+        return self._clock() if self._clock else int(rows[0][0]) if rows else 0
+
     def sync(self) -> None:
         """See Storage."""
-        with self.lock, self._explained():
-            self._first(_FLUSH)
+        with self.guard, self._explained():
+            try:
+                self._first(_FLUSH)
+            except BaseException:
+                self.close()
+                raise
 
     def exists(self) -> bool:
         """A database is never made here."""
@@ -156,6 +167,14 @@ class PostgresStorage:
             elif isinstance(error, psycopg.OperationalError):
                 kind = "cannot be reached; look at the URL and at the server"
             raise LedgerError(f"ledger {self.name} {kind} ({str(error).strip()})") from error
+
+    @property
+    def address(self) -> str:
+        """See Storage."""
+        return self.url
+
+    def before_fork(self) -> None:
+        """See Forkable; the parent keeps its session."""
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""

@@ -15,12 +15,16 @@ from typing import Any, ClassVar
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
+NEGLIGIBLE = 1e-12
+"""Smaller epsilons of a release are refused: no budget would notice them."""
+
+
 @dataclass(frozen=True)
 class Pure:
     """An answer that is epsilon-differentially private, delta being 0.
 
     Args:
-        epsilon: above 0.
+        epsilon: at least 1e-12.
     """
 
     epsilon: float
@@ -28,6 +32,8 @@ class Pure:
 
     def __post_init__(self) -> None:
         _number(self, "epsilon", above=0.0)
+        if self.epsilon < NEGLIGIBLE:
+            raise ConfigurationError(f"epsilon: expected at least {NEGLIGIBLE:g}, got {self.epsilon!r}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Laplace:
     the factor cosh(a / 2), and 2 log cosh(a / 2) <= a^2 / 4.
 
     Args:
-        epsilon: above 0.
+        epsilon: at least 1e-12.
         steps: None for continuous noise; for noise on a grid, how many steps of the grid two neighbours can be apart.
     """
 
@@ -87,6 +93,8 @@ class Laplace:
 
     def __post_init__(self) -> None:
         _number(self, "epsilon", above=0.0)
+        if self.epsilon < NEGLIGIBLE:
+            raise ConfigurationError(f"epsilon: expected at least {NEGLIGIBLE:g}, got {self.epsilon!r}")
         if self.steps is not None and (isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 1):
             raise ConfigurationError(f"steps: expected a whole number of at least 1 or None, got {self.steps!r}")
 

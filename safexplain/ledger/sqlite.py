@@ -20,7 +20,7 @@ from typing import Any
 
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.clock import PROCESS_CLOCK
-from safexplain.ledger.forks import abandon, watch
+from safexplain.ledger.forks import watch
 from safexplain.ledger.schema import Execute
 from safexplain.ledger.storage import Rows
 from safexplain.ledger.write_queue import FileQueue
@@ -48,7 +48,6 @@ class SqliteStorage:
     """
 
     identity = "INTEGER PRIMARY KEY"
-    for_update = ""
 
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
         self.path = path
@@ -59,21 +58,21 @@ class SqliteStorage:
         watch(self)
 
     def _start(self) -> None:
-        self.lock = threading.RLock()
+        self.guard = threading.RLock()
         self._queue = FileQueue(self.path.with_name(self.path.name + "-queue"))
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
-        with self.lock, self._explained():
+        with self.guard, self._explained():
             return _run(self._open(), sql, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
         until = time.monotonic() + self.timeout
-        if not self.lock.acquire(timeout=self.timeout):
+        if not self.guard.acquire(timeout=self.timeout):
             raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
         try:
             with self._explained():
@@ -92,13 +91,17 @@ class SqliteStorage:
                 finally:
                     self._queue.release()
         finally:
-            self.lock.release()
+            self.guard.release()
         self.sync()
+
+    def lock(self, execute: Execute) -> int:
+        """See Storage; nobody else writes anyway."""
+        return self._clock()
 
     def sync(self) -> None:
         """See Storage; after it every commit that was seen is durable."""
         with self._explained():
-            with self.lock:
+            with self.guard:
                 self._open()
                 if self._log is None:
                     self._log = os.open(self.path.with_name(self.path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
@@ -121,11 +124,16 @@ class SqliteStorage:
 
     def close(self) -> None:
         """See Storage."""
-        with self.lock:
+        with self.guard:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
             self._close_files()
+
+    @property
+    def address(self) -> str:
+        """See Storage."""
+        return f"sqlite:///{self.path}"
 
     def exists(self) -> bool:
         """Whether there is a file."""
@@ -177,11 +185,12 @@ class SqliteStorage:
             os.close(self._log)
             self._log = None
 
+    def before_fork(self) -> None:
+        """See Forkable; both processes open it again when they need it."""
+        self.close()
+
     def forget(self) -> None:
-        """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""
-        if self._connection is not None:
-            abandon(self._connection)
-        self._close_files()
+        """See Forkable."""
         self._start()
 
 

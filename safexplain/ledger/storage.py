@@ -19,12 +19,10 @@ class Storage(Protocol):
     Attributes:
         name: to show in messages, without a password.
         identity: type of a column that numbers its rows.
-        for_update: what a SELECT ends with to lock the rows that it reads.
     """
 
     name: str
     identity: str
-    for_update: str
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """Rows as of the last commit."""
@@ -35,6 +33,9 @@ class Storage(Protocol):
         Raises:
             LedgerError: the database cannot be written, or others did not let go of it within the timeout.
         """
+
+    def lock(self, execute: Execute) -> int:
+        """Inside a transaction: keep other writers out until it ends; the time, as `now`."""
 
     def sync(self) -> None:
         """Make durable what was read; others may have committed it a moment ago."""
@@ -47,6 +48,10 @@ class Storage(Protocol):
 
     def now(self) -> int:
         """Microseconds since 1970 by the clock that this database goes by."""
+
+    @property
+    def address(self) -> str:
+        """URL that names it from any working directory."""
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""

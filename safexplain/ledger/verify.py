@@ -15,17 +15,16 @@ from safexplain.ledger.schema import Execute
 PAGE = 10_000
 
 
-def verify(execute: Execute, lock: str) -> int:
+def verify(execute: Execute) -> int:
     """Replay every charge; how many there are.
 
     Args:
-        execute: runs a statement, in a transaction.
-        lock: what a SELECT ends with to lock rows.
+        execute: runs a statement, in a transaction that holds the ledger.
 
     Raises:
         LedgerError: something does not match; the message names the first few.
     """
-    rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal{lock}", ())
+    rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal", ())
     stored = {row[0]: Standing.of(row) for row in rows}
     tallies, count, wrong = _tally(execute, stored)
     for name, standing in stored.items():

@@ -38,7 +38,7 @@ class FileQueue:
             except BlockingIOError:
                 if time.monotonic() > until:
                     return False
-                time.sleep(random.uniform(5e-5, 3e-4))
+                time.sleep(random.uniform(1e-4, 6e-4))
 
     def release(self) -> None:
         """Let the next one in."""

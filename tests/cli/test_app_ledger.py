@@ -73,6 +73,14 @@ def test_a_grant_lets_an_exhausted_principal_ask_again_and_is_kept_with_its_note
         assert [(g.principal, g.epsilon, g.note) for g in ledger.grants()] == [("bob", 1.5, "appeal 7")]
 
 
+def test_the_total_is_raised_too_and_only_when_it_is_named(database, capfd):
+    assert run("grant", database, "--total", "--epsilon", 5) == 0
+    assert "all together: 4 of epsilon 5" in capfd.readouterr().out
+    for wrong in (("--epsilon", 5), ("bob", "--total", "--epsilon", 5)):
+        assert run("grant", database, *wrong) == 2
+    assert "either a principal, or --total" in capfd.readouterr().err
+
+
 def test_an_export_has_every_charge(database, tmp_path, capfd):
     assert run("export", database) == 0
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]

@@ -1,0 +1,280 @@
+# ruff: noqa: E402 (threads are set before NumPy is imported)
+"""The ledger: charges a second from 4 processes, SQLite and PostgreSQL, and what a million records cost to read.
+
+SQLite side by side: this ledger, which queues its writers and syncs the commits of several processes together, and the
+same ledger on SQLite as it comes (synchronous = FULL, its own waiting for locks). PostgreSQL is a server from the
+`pgserver` wheel on the same machine, and is left out where that is missing. In each, four processes charge for
+`--seconds`, each to its own principal and then all to the same. Disks differ most: the time of one fdatasync is
+recorded beside. A million records: a ledger that is opened, asked what is spent and charged once, and, side by side,
+the same from the records: read them, and compose them with dp-accounting's Renyi accountant. A round measures each
+once; figures are medians over rounds. Every round ends with `Ledger.verify`.
+
+    python audit/benchmarks/ledger_speed.py [--rounds 3] [--seconds 4] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse
+import contextlib
+import multiprocessing
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from safexplain.ledger import Gaussian, Laplace, Ledger
+from safexplain.ledger.book import Standing, store
+from safexplain.ledger.composition import Composition
+from safexplain.ledger.releases import Release, from_json, to_json
+from safexplain.ledger.sqlite import SqliteStorage
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
+
+from common import RESULTS, provenance, table, write_json
+
+PROCESSES, RECORDS = 4, 1_000_000
+TARGETS = {"SQLite": 2000.0, "PostgreSQL": 500.0}
+COLD_MS = 50.0
+FORK = multiprocessing.get_context("fork")
+
+
+class PlainSqlite(SqliteStorage):
+    """SQLite as it comes: every commit syncs under the lock, and waiting is its own."""
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        super()._set_up(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+
+    def _start(self) -> None:
+        super()._start()
+        self._queue.acquire = lambda timeout: True  # type: ignore[method-assign]
+        self._queue.release = lambda: None  # type: ignore[method-assign]
+
+    def sync(self) -> None:
+        """Done by the commit."""
+
+
+def opened(url: str, plain: bool) -> Ledger:
+    ledger = Ledger(url, timeout=60)
+    if plain:
+        ledger._storage = PlainSqlite(ledger._storage.path, 60)  # type: ignore[attr-defined]
+    return ledger
+
+
+def work(url: str, plain: bool, name: str, seconds: float, begin: Any, pipe: Any) -> None:
+    """Charge for some seconds; how often, and the longest wait."""
+    with opened(url, plain) as ledger:
+        ledger.charge(name, epsilon=0.01)
+        begin.wait()
+        count, longest, now = 0, 0.0, time.perf_counter()
+        end = now + seconds
+        while now < end:
+            ledger.charge(name, epsilon=0.01)
+            count, before, now = count + 1, now, time.perf_counter()
+            longest = max(longest, now - before)
+        pipe.send((count, longest))
+
+
+def charges_a_second(url: str, shared: bool, seconds: float, plain: bool = False) -> dict[str, float]:
+    """All processes together; and the longest that one had to wait."""
+    with Ledger(url, epsilon=1e6, delta=1e-6) as ledger:
+        begin, pipes = FORK.Barrier(PROCESSES), []
+        processes = []
+        for i in range(PROCESSES):
+            here, there = FORK.Pipe(duplex=False)
+            name = "all" if shared else f"process {i}"
+            processes.append(FORK.Process(target=work, args=(url, plain, name, seconds, begin, there)))
+            pipes.append(here)
+            processes[-1].start()
+        done = [here.recv() for here in pipes]
+        for process in processes:
+            process.join()
+        assert ledger.verify() >= sum(count for count, _ in done) + PROCESSES
+    return {
+        "charges_a_second": sum(count for count, _ in done) / seconds,
+        "longest_wait_ms": 1e3 * max(longest for _, longest in done),
+    }
+
+
+def fdatasync_ms(folder: str, count: int = 100) -> float:
+    """One page written and synced."""
+    file = os.open(f"{folder}/sync", os.O_RDWR | os.O_CREAT)
+    begun = time.perf_counter()
+    for i in range(count):
+        os.pwrite(file, b"x" * 4096, 4096 * (i % 50))
+        os.fdatasync(file)
+    os.close(file)
+    return 1e3 * (time.perf_counter() - begun) / count
+
+
+def fill(url: str, release: Release) -> None:
+    """A ledger with a million records of one principal."""
+    with Ledger(url, epsilon=2.0, delta=1e-6) as ledger, ledger._storage.transaction() as execute:
+        sums = Composition().add(release, ledger._settings.each).add_under_rule(release, RECORDS - 1)
+        execute(
+            "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release)"
+            " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+            " SELECT 'ann', 0, 5, 'm', '{}', ? FROM n",
+            (RECORDS, to_json(release)),
+        )
+        store(execute, Standing("ann", 0, 5, sums), Standing("", 0, 5, sums))
+
+
+def from_sums(url: str, release: Release) -> float:
+    with Ledger(url) as ledger:
+        spent = ledger.spent("ann")
+        ledger.charge("ann", release)
+    return spent
+
+
+def from_records(path: str) -> float:
+    """Read every record, compose them with dp-accounting."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        counts = Counter(text for (text,) in connection.execute("SELECT release FROM ledger_charges"))
+    accountant = RdpAccountant()
+    for text, count in counts.items():
+        release = from_json(text)
+        if isinstance(release, Gaussian):
+            accountant.compose(GaussianDpEvent(1 / release.mu), count)
+        elif isinstance(release, Laplace):
+            accountant.compose(LaplaceDpEvent(1 / release.epsilon), count)
+    return float(accountant.get_epsilon(1e-6))
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[str | None]:
+    """The URL of a server, None where it cannot be had."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pgserver
+            import psycopg
+    except ImportError:
+        print("no PostgreSQL: pgserver and psycopg are not installed", file=sys.stderr)
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri()) as connection:
+                print(connection.execute("SELECT version()").fetchone()[0], file=sys.stderr)  # type: ignore[index]
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+def schema(server: str, name: str) -> str:
+    """A new place on the server."""
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+    return f"{server}&options=-csearch_path%3D{name}"
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Name -> medians."""
+    found: dict[str, list[dict[str, float]]] = {}
+    releases = {"Gaussian": Gaussian(2e-4), "Laplace": Laplace(1e-4)}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, postgres() as server:
+        for name, release in releases.items():
+            fill(f"sqlite:///{folder}/{name}.db", release)
+        for i in range(options.rounds):
+            measured: dict[str, dict[str, float]] = {"fdatasync": {"ms": fdatasync_ms(folder)}}
+            for shared in (False, True):
+                whose = "one principal" if shared else "own principals"
+                for plain in (True, False) if i % 2 else (False, True):
+                    url = f"sqlite:///{folder}/{i}{shared}{plain}.db"
+                    kind = "SQLite as it comes" if plain else "SQLite"
+                    measured[f"{kind}, {whose}"] = charges_a_second(url, shared, options.seconds, plain)
+                if server:
+                    url = schema(server, f"round_{i}_{shared}".lower())
+                    measured[f"PostgreSQL, {whose}"] = charges_a_second(url, shared, options.seconds)
+            for name, release in releases.items():
+                for kind, call in (
+                    ("sums", lambda n=name, r=release: from_sums(f"sqlite:///{folder}/{n}.db", r)),
+                    ("records", lambda n=name: from_records(f"{folder}/{n}.db")),
+                ):
+                    begun = time.perf_counter()
+                    epsilon = call()
+                    measured[f"a million {name}, from {kind}"] = {
+                        "ms": 1e3 * (time.perf_counter() - begun),
+                        "epsilon": epsilon,
+                    }
+            for name, values in measured.items():
+                found.setdefault(name, []).append(values)
+            print(f"round {i + 1} of {options.rounds}", file=sys.stderr, flush=True)
+    return {
+        name: {key: round(statistics.median(v[key] for v in rounds), 4) for key in rounds[0]}
+        for name, rounds in found.items()
+    }
+
+
+def judged(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Targets and what was reached."""
+    targets: dict[str, Any] = {}
+    for kind, target in TARGETS.items():
+        rates = [r["charges_a_second"] for name, r in results.items() if name.startswith(f"{kind}, ")]
+        if rates:
+            targets[f"{kind}: charges a second"] = {"target": target, "worst": min(rates), "met": min(rates) >= target}
+    slowest = max(r["ms"] for name, r in results.items() if name.endswith("from sums"))
+    return {**targets, "a million records: ms": {"target": COLD_MS, "worst": slowest, "met": slowest <= COLD_MS}}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 0 when the targets are met, 1 otherwise."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--seconds", type=float, default=4.0)
+    p.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
+    p.add_argument("--out", type=Path, default=RESULTS / "ledger_speed.json")
+    options = p.parse_args(argv)
+    start = time.perf_counter()
+    results = measure(options)
+    targets = judged(results)
+    print(
+        table(
+            (f"{PROCESSES} processes", "charges a second", "longest wait, ms"),
+            ((n, f"{r['charges_a_second']:.0f}", f"{r['longest_wait_ms']:.0f}") for n, r in results.items()
+             if "charges_a_second" in r),
+        )
+    )  # fmt: skip
+    print(
+        table(
+            ("", "ms", "epsilon"),
+            ((n, f"{r['ms']:.2f}", f"{r.get('epsilon', '')}") for n, r in results.items() if "ms" in r),
+        )
+    )
+    report = {
+        "benchmark": "ledger_speed",
+        "processes": PROCESSES,
+        "records": RECORDS,
+        "rounds": options.rounds,
+        "seconds_each": options.seconds,
+        "sqlite": sqlite3.sqlite_version,
+        "targets": targets,
+        "results": results,
+        **provenance(time.perf_counter() - start),
+    }
+    write_json(options.out, report)
+    print(f"targets: {targets}; written to {options.out}")
+    return 0 if all(t["met"] for t in targets.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

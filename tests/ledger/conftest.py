@@ -1,0 +1,85 @@
+"""Fixtures of the ledger's tests: a clock that can be set, an SQLite file, a PostgreSQL server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from safexplain.ledger import Ledger
+
+_NUMBERS = itertools.count()
+
+
+class SetClock:
+    """A clock that tests set; microseconds since 1970."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2026, 3, 11, 12, tzinfo=UTC)  # a Wednesday
+
+    def __call__(self) -> int:
+        return (self.at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path) -> str:
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A real server, from a wheel."""
+    pytest.importorskip("psycopg", reason="PostgreSQL is not tested: psycopg is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pgserver = pytest.importorskip("pgserver", reason="PostgreSQL is not tested: pgserver is not installed")
+        with tempfile.TemporaryDirectory(prefix="pg") as folder:
+            try:
+                server = pgserver.get_server(folder, cleanup_mode="stop")
+            except Exception as error:
+                pytest.skip(f"PostgreSQL is not tested: the server of pgserver did not start ({error})")
+            try:
+                yield server.get_uri()
+            finally:
+                server.cleanup()
+
+
+@pytest.fixture
+def postgres_url(postgres_server) -> str:
+    """A schema of its own on the server."""
+    import psycopg
+
+    name = f"test_{os.getpid()}_{next(_NUMBERS)}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+    return f"{postgres_server}&options=-csearch_path%3D{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request) -> str:
+    """A new ledger's place, in each database."""
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def make(url, clock) -> Iterator[Callable[..., Ledger]]:
+    """Opens ledgers at the same place; they are closed in the end."""
+    opened = []
+
+    def make(**options) -> Ledger:
+        opened.append(Ledger(url, **{"clock": clock, **options}))
+        return opened[-1]
+
+    yield make
+    for ledger in opened:
+        ledger.close()

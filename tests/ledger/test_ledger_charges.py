@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.ledger import Approximate, BudgetExhausted, Gaussian, Laplace, Ledger, Pure
+
+
+def test_a_charge_is_recorded_with_all_that_was_said(make):
+    ledger = make(epsilon=1.0, delta=1e-6)
+    charge = ledger.charge("ann", Laplace(0.2, steps=64), mechanism="LaplaceScore", parameters={"bound": [1, 2.5]})
+    assert list(ledger.charges()) == [charge]
+    assert (charge.principal, charge.release, charge.mechanism) == ("ann", Laplace(0.2, steps=64), "LaplaceScore")
+    assert (charge.parameters, charge.period, charge.question, charge.repeated) == (
+        {"bound": [1, 2.5]},
+        None,
+        None,
+        False,
+    )
+    assert charge.time == datetime(2026, 3, 11, 12, tzinfo=UTC)
+
+
+def test_the_eleventh_tenth_is_refused_and_leaves_no_trace(make):
+    ledger = make(epsilon=1.0, delta=1e-6)
+    for i in range(10):
+        ledger.charge("ann", epsilon=0.1)
+        assert ledger.spent("ann") == pytest.approx((i + 1) / 10, abs=1e-12)
+    with pytest.raises(BudgetExhausted, match="nothing was charged") as refused:
+        ledger.charge("ann", epsilon=0.1)
+    error = refused.value
+    assert (error.principal, error.requested, error.spent, error.budget, error.renews) == ("ann", 0.1, 1.0, 1.0, None)
+    assert len(list(ledger.charges())) == ledger.account("ann").charges == 10
+    assert ledger.spent("ann") == 1.0
+    assert ledger.charge("bob", epsilon=0.1).principal == "bob"
+
+
+def test_spent_of_a_stranger_is_zero(make):
+    ledger = make(epsilon=1.0)
+    assert ledger.spent("nobody") == 0.0
+    assert ledger.account("nobody").remaining == 1.0
+    assert ledger.accounts() == []
+
+
+def test_kinds_of_releases_mix(make):
+    ledger = make(epsilon=2.0, delta=1e-6)
+    for release in (Pure(0.05), Approximate(0.05, 1e-8), Gaussian(0.05), Laplace(0.05)):
+        ledger.charge("ann", release)
+    ledger.charge("ann", epsilon=0.05, delta=1e-8)
+    ledger.charge("ann", mu=0.05)
+    assert 0.15 < ledger.spent("ann") < 0.7
+    assert ledger.verify() == 6
+
+
+def test_a_gaussian_release_without_delta_says_what_is_missing(make):
+    ledger = make(epsilon=1.0)
+    with pytest.raises(ConfigurationError, match="delta above 0"):
+        ledger.charge("ann", mu=0.1)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge("ann", epsilon=0.1, delta=1e-9)
+
+
+def test_all_together_may_have_a_budget(make):
+    ledger = make(epsilon=1.0, total_epsilon=1.5)
+    for name, epsilon in (("ann", 0.5), ("bob", 0.5), ("cid", 0.5)):
+        ledger.charge(name, epsilon=epsilon)
+    with pytest.raises(BudgetExhausted, match="all principals together") as refused:
+        ledger.charge("dee", epsilon=0.1)
+    assert refused.value.principal is None
+    assert ledger.total().spent == ledger.total().epsilon == 1.5
+    assert ledger.spent("dee") == 0.0
+    assert ledger.verify() == 3
+
+
+def test_without_a_limit_the_total_is_still_counted(make):
+    ledger = make(epsilon=1.0)
+    for name in ("ann", "bob"):
+        for _ in range(10):
+            ledger.charge(name, epsilon=0.1)
+    assert ledger.total().spent == 2.0
+    assert ledger.total().remaining == float("inf")
+
+
+def test_a_grant_replaces_a_budget_and_is_recorded(make):
+    ledger = make(epsilon=1.0, delta=1e-6)
+    ledger.charge("ann", epsilon=0.75)
+    account = ledger.grant("ann", epsilon=2.0, note="contract 7")
+    assert (account.epsilon, account.delta, account.spent, account.remaining) == (2.0, 1e-6, 0.75, 1.25)
+    ledger.charge("ann", epsilon=1.25)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge("ann", epsilon=1e-6)
+    ledger.grant("ann", epsilon=0.5)
+    assert ledger.account("ann").remaining == 0.0
+    assert [(g.principal, g.epsilon, g.note) for g in ledger.grants()] == [("ann", 2.0, "contract 7"), ("ann", 0.5, "")]
+    assert ledger.account("bob").epsilon == 1.0
+    assert ledger.grant(None, epsilon=2.5).principal == ""
+    ledger.charge("bob", epsilon=0.5)
+    with pytest.raises(BudgetExhausted, match="all principals"):
+        ledger.charge("bob", epsilon=0.1)
+    assert ledger.verify() == 3
+    for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", None):
+        with pytest.raises(ConfigurationError, match="epsilon"):
+            ledger.grant("ann", epsilon=wrong)
+
+
+def test_charges_can_be_looked_through(make, clock):
+    ledger = make(epsilon=5.0)
+    for i in range(4):
+        ledger.charge("ann" if i % 2 else "bob", epsilon=0.1, parameters={"i": i})
+        clock.at += timedelta(hours=1)
+    assert [c.parameters["i"] for c in ledger.charges()] == [0, 1, 2, 3]
+    assert [c.parameters["i"] for c in ledger.charges("ann")] == [1, 3]
+    since = datetime(2026, 3, 11, 14, tzinfo=UTC)
+    assert [c.parameters["i"] for c in ledger.charges(since=since)] == [2, 3]
+    assert [c.parameters["i"] for c in ledger.charges("ann", since=since.replace(tzinfo=None))] == [3]
+
+
+def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
+    monkeypatch.setattr("safexplain.ledger.history.PAGE", 3)
+    monkeypatch.setattr("safexplain.ledger.verify.PAGE", 3)
+    with Ledger(sqlite_url, epsilon=5.0) as ledger:
+        for _ in range(10):
+            ledger.charge("ann", epsilon=0.1)
+        assert [c.id for c in ledger.charges()] == list(range(1, 11))
+        assert ledger.verify() == 10
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv"])
+def test_an_export_has_every_charge(make, tmp_path, format):
+    ledger = make(epsilon=5.0, delta=1e-6, period="month")
+    ledger.charge('ann, of "A"\n', Laplace(0.2, steps=9), mechanism="LaplaceScore", parameters={"x": 1})
+    ledger.charge("bob", epsilon=0.1, delta=1e-9)
+    ledger.answer("cid", "q", lambda: 1, Gaussian(0.1))
+    assert ledger.export(tmp_path / "out", format=format) == 3
+    stream = io.StringIO()
+    ledger.export(stream, format=format)
+    text = (tmp_path / "out").read_text()
+    assert text == stream.getvalue()
+    rows = [json.loads(x) for x in text.splitlines()] if format == "jsonl" else list(csv.DictReader(io.StringIO(text)))
+    first = rows[0]
+    assert (first["principal"], first["kind"], float(first["epsilon"]), int(first["steps"])) == (
+        "ann, of \"A\"\n", "laplace", 0.2, 9,
+    )  # fmt: skip
+    assert rows[1]["kind"] == "approximate"
+    assert float(rows[1]["delta"]) == 1e-9
+    assert len(rows[2]["digest"]) == len(rows[2]["question"]) == 64
+    assert first["period"] == "2026-03-01T00:00:00+00:00"
+
+
+def test_an_unknown_format_is_refused(make, tmp_path):
+    with pytest.raises(ConfigurationError, match="jsonl"):
+        make(epsilon=1.0).export(tmp_path / "out", format="xml")
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 501, "\ud800"])
+def test_names_that_no_database_keeps_are_refused(make, name):
+    with pytest.raises(InputError, match="principal"):
+        make(epsilon=1.0).charge(name, epsilon=0.1)
+
+
+def test_names_and_notes_are_only_text(make):
+    ledger = make(epsilon=1.0)
+    for name in ("'; DROP TABLE ledger_charges; --", "ünïcödé 🙂", "%s ? {}", " "):
+        ledger.charge(name, epsilon=0.25, mechanism=name, parameters={name: name})
+        assert ledger.spent(name) == 0.25
+    assert len(ledger.accounts()) == 4
+    with pytest.raises(ConfigurationError, match="expected a name"):
+        ledger.charge(7, epsilon=0.1)
+    with pytest.raises(InputError, match="JSON"):
+        ledger.charge("ann", epsilon=0.1, parameters={"x": float("nan")})
+    assert ledger.verify() == 4
+
+
+def test_a_ledger_keeps_its_budgets(make):
+    make(epsilon=1.0, delta=1e-6, period="day", total_epsilon=10.0)
+    again = make()
+    assert (again.account("ann").epsilon, again.account("ann").delta, again.account("ann").period) == (1.0, 1e-6, "day")
+    assert (again.total().epsilon, again.total().delta) == (10.0, 1e-6)
+    make(epsilon=1.0, delta=1e-6, period="day", total_epsilon=10.0, total_delta=1e-6)
+    for other in ({"epsilon": 2.0}, {"delta": 0.0}, {"period": "week"}, {"total_epsilon": 11.0}):
+        with pytest.raises(ConfigurationError, match="safexplain ledger grant"):
+            make(**other)
+
+
+def test_a_new_ledger_needs_a_budget(make):
+    with pytest.raises(ConfigurationError, match="needs a budget"):
+        make()
+    for wrong in (
+        {"epsilon": 0.0}, {"epsilon": float("nan")}, {"epsilon": "1"}, {"epsilon": 1.0, "delta": 1.0},
+        {"epsilon": 1.0, "delta": -1e-9}, {"epsilon": 1.0, "period": "year"}, {"epsilon": 1.0, "total_delta": 0.1},
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError):
+            make(**wrong)
+
+
+def test_a_sum_that_was_tampered_with_is_found(make):
+    ledger = make(epsilon=1.0, delta=1e-6)
+    for _ in range(3):
+        ledger.charge("ann", epsilon=0.1)
+    assert ledger.verify() == 3
+    with ledger._storage.transaction() as execute:
+        execute("UPDATE ledger_accounts SET epsilon = '5' WHERE principal = 'ann'", ())
+    with pytest.raises(Exception, match="sums of 'ann' are not those of its charges"):
+        ledger.verify()
+
+
+def test_a_charge_that_was_deleted_is_found(make):
+    ledger = make(epsilon=1.0, delta=1e-6)
+    ledger.charge("ann", mu=0.1)
+    ledger.charge("ann", mu=0.1)
+    with ledger._storage.transaction() as execute:
+        execute("DELETE FROM ledger_charges WHERE id = 2", ())
+    with pytest.raises(Exception, match="sums of"):
+        ledger.verify()

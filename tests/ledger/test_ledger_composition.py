@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+
+from safexplain.ledger import Approximate, Budget, Gaussian, Laplace, Pure
+from safexplain.ledger.composition import Composition
+from safexplain.ledger.divergence import best_order
+
+
+def composed(releases, budget):
+    """Sums of as many of the releases as fit, and how many those are."""
+    sums = Composition()
+    for count, release in enumerate(releases):
+        after = sums.add(release, budget)
+        if not after.within(budget):
+            return sums, count
+        sums = after
+    return sums, len(releases)
+
+
+def fitting(sums, release, budget):
+    """How many copies fit into an account."""
+    count = 0
+    while sums.add_under_rule(release, count + 1).within(budget):
+        count += 1
+    return count
+
+
+def exact_epsilon(releases, delta):
+    """Epsilon of a fixed sequence, numerically: no filter can promise less."""
+    whole = None
+    for release, group in itertools.groupby(releases):
+        if isinstance(release, Gaussian):
+            one = pld.from_gaussian_mechanism(1 / release.mu, value_discretization_interval=1e-4)
+        elif isinstance(release, Laplace):
+            one = pld.from_laplace_mechanism(1 / release.epsilon, value_discretization_interval=1e-4)
+        else:
+            parameters = DifferentialPrivacyParameters(release.epsilon, getattr(release, "delta", 0.0))
+            one = pld.from_privacy_parameters(parameters, value_discretization_interval=1e-4)
+        many = one.self_compose(len(list(group)))
+        whole = many if whole is None else whole.compose(many)
+    return whole.get_epsilon_for_delta(delta)
+
+
+STREAMS = {
+    "gaussian": [Gaussian(0.03)] * 300,
+    "laplace": [Laplace(0.02)] * 200,
+    "pure": [Pure(0.02)] * 200,
+    "few large": [Laplace(0.2)] * 5,
+    "approximate": [Approximate(0.1, 1e-8)] * 10,
+    "approximate, then gaussian": [Approximate(0.1, 1e-8)] * 4 + [Gaussian(0.05)] * 20,
+    "laplace, then gaussian": [Laplace(0.02)] * 100 + [Gaussian(0.03)] * 60,
+    "gaussian, then pure": [Gaussian(0.03)] * 100 + [Pure(0.02)] * 60,
+    "large, then small": [Pure(0.2)] * 2 + [Laplace(0.01)] * 200,
+    "all": [Laplace(0.01)] * 60 + [Gaussian(0.02)] * 60 + [Pure(0.01)] * 60 + [Approximate(0.01, 1e-8)] * 5,
+}
+MOST = {"gaussian": 1.03, "few large": 1.01, "approximate": 1.01}
+"""How far above the exact epsilon of the same releases an account may be."""
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_spent_is_never_below_what_the_releases_reveal(name):
+    budget, stream = Budget(3.0, 1e-6), STREAMS[name]
+    sums, count = composed(stream, budget)
+    assert count == len(stream)
+    exact = exact_epsilon(stream, budget.delta)
+    assert exact * (1 - 1e-3) - 1e-3 <= sums.spent(budget) <= budget.epsilon
+    assert sums.spent(budget) <= MOST.get(name, 1.3) * exact
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("release", [Gaussian(0.05), Laplace(0.03), Pure(0.03), Laplace(0.03, steps=1000)], ids=repr)
+def test_a_full_account_reveals_no_more_than_its_budget(release, epsilon):
+    budget = Budget(epsilon, 1e-6)
+    sums, count = composed([release] * 20_000, budget)
+    assert 0 < count < 20_000
+    continuous = Laplace(release.epsilon) if isinstance(release, Laplace) else release
+    assert exact_epsilon([continuous] * count, budget.delta) <= epsilon * (1 + 1e-3) + 1e-3
+    assert sums.spent(budget) <= epsilon < sums.add(release, budget).spent(budget)
+    assert sums.spent(budget) <= 1.15 * exact_epsilon([continuous] * count, budget.delta) + 0.03
+
+
+def test_a_wrong_oracle_would_be_noticed():
+    """The comparison has teeth: with mu taken for half of what it is, spent falls below the exact epsilon."""
+    stream, budget = STREAMS["gaussian"], Budget(1.0, 1e-6)
+    halved, _ = composed([Gaussian(r.mu / 2) for r in stream], budget)
+    assert halved.spent(budget) < exact_epsilon(stream, budget.delta) * 0.7
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_ten_tenths_fill_a_budget_of_one_and_the_eleventh_is_refused(delta):
+    budget = Budget(1.0, delta)
+    sums, count = composed([Pure(0.1)] * 20, budget)
+    assert count == 10
+    assert sums.spent(budget) == 1.0
+    assert sums.rule == "basic"
+
+
+def test_approximate_releases_may_use_all_of_delta():
+    sums, count = composed([Approximate(0.05, 1e-7)] * 20, Budget(1.0, 1e-6))
+    assert count == 10
+    assert (sums.rule, sums.spent(Budget(1.0, 1e-6))) == ("basic", 0.5)
+
+
+def test_small_releases_compose_better_than_by_addition():
+    _, count = composed([Pure(0.01)] * 2000, Budget(1.0, 1e-6))
+    assert 400 < count < 600
+    assert composed([Pure(0.01)] * 2000, Budget(1.0, 0.0))[1] == 100
+
+
+def test_a_change_of_rule_keeps_what_was_spent():
+    budget = Budget(1.0, 1e-6)
+    before, _ = composed([Approximate(0.25, 5e-7)] * 2, budget)
+    assert not before.add(Gaussian(0.01), budget).within(budget), "no delta is left for another rule"
+    before, _ = composed([Approximate(0.25, 1e-7)] * 2, budget)
+    after = before.add(Gaussian(0.01), budget)
+    assert (after.rule, after.prefix_epsilon, after.prefix_delta) == ("gaussian", before.epsilon, before.delta)
+    assert after.within(budget)
+    assert 0.5 < after.spent(budget) < 0.6
+    after = composed([Pure(0.2)] * 2, budget)[0].add(Laplace(0.001), budget)
+    assert (after.rule, after.spent(budget)) == ("renyi", pytest.approx(0.401))
+
+
+def test_failures_are_limited_beside_another_rule():
+    budget = Budget(1.0, 1e-6)
+    sums, _ = composed([Laplace(0.01)], budget)
+    assert sums.rule == "renyi"
+    assert sums.add(Approximate(0.01, 2.5e-7), budget).within(budget)
+    assert not sums.add(Approximate(0.01, 2.6e-7), budget).within(budget)
+
+
+def test_the_order_is_the_best_one_and_does_not_change():
+    budget = Budget(1.0, 1e-6)
+    first = Composition().add(Laplace(0.01), budget)
+    assert first.order == best_order(Laplace(0.01), 1.0, 0.5e-6)
+    assert first.add(Pure(0.3), budget).order == first.order
+    assert first.add(Pure(0.01), Budget(5.0, 1e-6)).order == first.order, "nor with a budget that was raised"
+    counts = {order: fitting(Composition("renyi", order), Laplace(0.01), budget) for order in (4.0, first.order, 100.0)}
+    assert max(counts, key=counts.get) == first.order
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_a_larger_budget_allows_all_that_a_smaller_one_did(stream):
+    small = Budget(1.0, 1e-6)
+    sums, _ = composed(stream * 3, small)
+    for larger in (Budget(1.5, 1e-6), Budget(1.0, 1e-5), Budget(50.0, 1e-3)):
+        assert sums.within(larger)
+        assert sums.spent(larger) <= sums.spent(small) + 1e-9
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_spent_grows_and_fits_if_and_only_if_it_is_allowed(stream):
+    budget, sums, last = Budget(1.0, 1e-6), Composition(), 0.0
+    for i, release in enumerate(stream * 4):
+        changed, sums = sums.rule, sums.add(release, budget)
+        if i % 7 and sums.rule == changed:
+            continue
+        spent = sums.spent(budget)
+        assert sums.rule != changed or spent >= last
+        assert (spent <= budget.epsilon) == sums.within(budget)
+        last = spent
+
+
+def test_a_million_releases_are_answered_from_the_sums():
+    budget = Budget(1.0, 1e-6)
+    gaussian = Composition("gaussian").add_under_rule(Gaussian(2e-4), 10**6)
+    assert gaussian.spent(budget) == pytest.approx(exact_epsilon([Gaussian(0.2)], 1e-6), rel=0.03)
+    laplace = Composition("renyi", 60.0).add_under_rule(Laplace(1e-4), 10**6)
+    assert 0.3 < laplace.spent(budget) < 0.8
+    one_by_one = Composition("renyi", 60.0)
+    for _ in range(1000):
+        one_by_one = one_by_one.add_under_rule(Laplace(1e-4))
+    assert one_by_one == Composition("renyi", 60.0).add_under_rule(Laplace(1e-4), 1000)
+
+
+def test_releases_of_any_size_are_counted():
+    budget = Budget(1.0, 1e-6)
+    for huge in (Pure(1e5), Gaussian(1e4), Laplace(1e5), Gaussian(1e300), Pure(1e300)):
+        sums = Composition().add(huge, budget)
+        assert not sums.within(budget)
+        assert sums.spent(budget) > 1e4
+    vast = Budget(1e9, 1e-6)
+    assert composed([Pure(0.1), Gaussian(100.0), Laplace(50.0)], vast)[1] == 3
+    for tiny in (Pure(1e-9), Laplace(1e-9), Gaussian(1e-9), Approximate(0.0, 1e-15)):
+        sums, count = composed([tiny] * 3, budget)
+        assert count == 3
+        assert math.isfinite(sums.spent(budget))

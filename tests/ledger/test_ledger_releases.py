@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+from dp_accounting.rdp import RdpAccountant
+from scipy.special import ndtr
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.ledger import Approximate, Gaussian, Laplace, Pure
+from safexplain.ledger.amounts import AMOUNT, budgeted, charged
+from safexplain.ledger.divergence import ORDERS, gaussian, renyi
+from safexplain.ledger.releases import as_release, from_json, to_json
+
+EVERY = (Pure(0.1), Approximate(0.0, 1e-9), Approximate(2.0, 0.5), Gaussian(0.3), Laplace(0.2), Laplace(0.2, steps=7))
+
+
+@pytest.mark.parametrize("release", EVERY)
+def test_a_release_survives_being_recorded(release):
+    assert from_json(to_json(release)) == release
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (Pure, (0.0,), "epsilon: expected a finite number above 0"),
+        (Pure, (-1.0,), "above 0"),
+        (Pure, (math.inf,), "finite"),
+        (Pure, (math.nan,), "finite"),
+        (Pure, ("0.1",), "expected a number"),
+        (Pure, (True,), "expected a number"),
+        (Approximate, (0.1, 0.0), "delta: expected a finite number above 0 and below 1"),
+        (Approximate, (0.1, 1.0), "below 1"),
+        (Approximate, (-0.1, 0.1), "epsilon: expected a finite number of at least 0"),
+        (Gaussian, (0.0,), "mu: expected"),
+        (Laplace, (0.1, 0), "steps: expected a whole number"),
+        (Laplace, (0.1, 2.5), "steps"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(kind, values, says):
+    with pytest.raises(ConfigurationError, match=says):
+        kind(*values)
+
+
+def test_a_charge_names_exactly_one_release():
+    assert as_release(epsilon=0.1) == Pure(0.1)
+    assert as_release(epsilon=0.1, delta=1e-9) == Approximate(0.1, 1e-9)
+    assert as_release(mu=0.1) == Gaussian(0.1)
+    for wrong in ({}, {"epsilon": 0.1, "mu": 0.1}, {"release": Pure(0.1), "epsilon": 0.1}, {"mu": 0.1, "delta": 1e-9}):
+        with pytest.raises(ConfigurationError, match=r"exactly one|goes with epsilon"):
+            as_release(**wrong)
+    with pytest.raises(ConfigurationTypeError, match="expected Pure"):
+        as_release(0.1)
+
+
+def test_a_numpy_number_is_a_number():
+    assert to_json(Pure(np.float64(0.1))) == '{"kind": "pure", "epsilon": 0.1}'
+
+
+@pytest.mark.parametrize("parts", [3, 6, 7, 9, 10, 11, 30, 49, 1000])
+@pytest.mark.parametrize("whole", [1.0, 2.0, 0.3, 1 / 3, 100.0, 1e-6])
+def test_equal_parts_fill_a_budget(whole, parts):
+    assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts)
+
+
+def test_no_charge_is_lost_in_rounding():
+    for value in (1e-12, 0.1, 1 / 3, 0.1 + 0.2, 123.456):
+        assert charged(value) / AMOUNT == pytest.approx(value, rel=1e-14, abs=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.03, 0.5, 3.0])
+def test_renyi_divergence_of_laplace_and_gaussian_noise_is_that_of_dp_accounting(epsilon):
+    orders = ORDERS[::50]
+    for release, event in (
+        (Laplace(epsilon), LaplaceDpEvent(1 / epsilon)),
+        (Gaussian(epsilon), GaussianDpEvent(1 / epsilon)),
+    ):
+        oracle = RdpAccountant(list(orders)).compose(event)._rdp
+        ours = renyi(release, orders)
+        assert np.all(ours >= np.minimum(oracle, np.where(orders * epsilon < 0.01, 0, np.inf)) * (1 - 1e-9))
+        assert ours == pytest.approx(oracle, rel=2e-2 if epsilon < 0.01 else 1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.1, 1.0, 5.0])
+def test_renyi_divergence_of_a_pure_release_is_that_of_randomised_response(epsilon):
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    for order in (1.5, 2.0, 8.0, 40.0):
+        exact = math.log(p**order * (1 - p) ** (1 - order) + (1 - p) ** order * p ** (1 - order)) / (order - 1)
+        assert float(renyi(Pure(epsilon), order)) == pytest.approx(exact, rel=1e-3)
+        assert float(renyi(Pure(epsilon), order)) >= exact * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0])
+def test_a_pure_release_is_gaussian_private_with_its_mu_and_with_no_smaller_one(epsilon):
+    """Delta at every level, of randomised response and of a Gaussian mechanism."""
+
+    def of_gaussian(mu, level):
+        return ndtr(mu / 2 - level / mu) - np.exp(level) * ndtr(-mu / 2 - level / mu)
+
+    levels = np.linspace(0, epsilon, 200)
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    of_response = np.maximum(0, p - np.exp(levels) * (1 - p))
+    mu = gaussian(Pure(epsilon))
+    assert np.all(of_gaussian(mu, levels) >= of_response - 1e-12)
+    assert np.any(of_gaussian(mu * 0.99, levels) < of_response - 1e-6)
+
+
+def discrete_laplace_delta(steps, one_step, level):
+    """Hockey-stick divergence of discrete Laplace noise between 0 and `steps`, by adding up."""
+    x = np.arange(-4000, 4000 + steps)
+    p = np.exp(-one_step * np.abs(x)) * math.tanh(one_step / 2)
+    q = np.exp(-one_step * np.abs(x - steps)) * math.tanh(one_step / 2)
+    return float(np.maximum(0, p - math.exp(level) * q).sum())
+
+
+@pytest.mark.parametrize(("steps", "one_step"), [(1, 0.5), (3, 0.3), (4, 0.05)])
+def test_noise_on_a_grid_is_counted_with_the_continuous_noise_that_covers_it(steps, one_step):
+    release = Laplace(steps * one_step, steps=steps)
+    levels = np.linspace(0, release.epsilon * 0.999, 60)
+    exact = np.array([discrete_laplace_delta(steps, one_step, level) for level in levels])
+    covering = 1 - np.exp((levels - release.continuous_epsilon) / 2)
+    assert np.all(exact <= covering + 1e-9)
+    assert np.any(exact > 1 - np.exp((levels - release.epsilon) / 2) + 1e-7), "the same epsilon would not cover it"
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-9, 1e-6, 0.99e-4, 1.01e-4, 0.01, 1.0, 30.0, 700.0, 1e4, 1e6])
+def test_the_mu_of_a_pure_answer_is_never_below_the_exact_one(epsilon):
+    found = gaussian(Pure(epsilon))
+    with mpmath.workdps(60):
+        corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+
+        def tail(mu):
+            return mpmath.erfc(mu / (2 * mpmath.sqrt(2))) / 2
+
+        enough = mpmath.mpf(found) * (1 + mpmath.mpf("5e-10"))  # charges are rounded up by more than that
+        assert tail(enough) <= corner < tail(mpmath.mpf(found) * (1 - mpmath.mpf("1e-6")))

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from safexplain.ledger import BudgetExhausted, Gaussian, Pure
+from safexplain.ledger.clock import AnchoredClock
+from safexplain.ledger.periods import begins, instant, microseconds, renews
+
+
+@pytest.mark.parametrize(
+    ("period", "at", "begun", "next_one"),
+    [
+        ("day", "2026-03-11T12:30", "2026-03-11", "2026-03-12"),
+        ("day", "2026-03-11T00:00", "2026-03-11", "2026-03-12"),
+        ("day", "2024-02-28T23:59:59.999999", "2024-02-28", "2024-02-29"),
+        ("week", "2026-03-11T12:30", "2026-03-09", "2026-03-16"),
+        ("week", "2026-03-09T00:00", "2026-03-09", "2026-03-16"),
+        ("week", "2026-01-01T00:00", "2025-12-29", "2026-01-05"),
+        ("month", "2026-03-31T23:59", "2026-03-01", "2026-04-01"),
+        ("month", "2026-12-31T23:59", "2026-12-01", "2027-01-01"),
+    ],
+)
+def test_periods_are_those_of_the_calendar(period, at, begun, next_one):
+    def utc(text):
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+    micros = microseconds(utc(at))
+    assert instant(begins(period, micros)) == utc(begun)
+    assert renews(period, micros) == utc(next_one)
+
+
+def test_a_lifetime_never_renews():
+    assert begins("lifetime", 10**15) == 0
+    assert renews("lifetime", 10**15) is None
+
+
+def test_a_budget_renews_with_the_period(make, clock):
+    ledger = make(epsilon=1.0, period="day", total_epsilon=1.75)
+    ledger.charge("ann", epsilon=1.0)
+    clock.at = datetime(2026, 3, 11, 23, 59, 59, 999_999, tzinfo=UTC)
+    with pytest.raises(BudgetExhausted, match="renews at 2026-03-12 00:00 UTC") as refused:
+        ledger.charge("ann", epsilon=0.5)
+    assert refused.value.renews == datetime(2026, 3, 12, tzinfo=UTC)
+    clock.at = datetime(2026, 3, 12, tzinfo=UTC)
+    assert (ledger.spent("ann"), ledger.account("ann").renews) == (0.0, datetime(2026, 3, 13, tzinfo=UTC))
+    ledger.charge("ann", epsilon=0.5)
+    assert (ledger.spent("ann"), ledger.account("ann").charges) == (0.5, 1)
+    with pytest.raises(BudgetExhausted, match="all principals together") as refused:
+        ledger.charge("ann", epsilon=0.5)
+    assert refused.value.renews is None
+    assert ledger.verify() == 2
+
+
+def test_a_granted_budget_holds_in_later_periods(make, clock):
+    ledger = make(epsilon=1.0, period="week")
+    ledger.grant("ann", epsilon=3.0)
+    ledger.charge("ann", epsilon=3.0)
+    clock.at += timedelta(days=7)
+    assert ledger.account("ann").remaining == 3.0
+
+
+def test_an_answer_stays_free_in_later_periods(make, clock):
+    ledger = make(epsilon=1.0, period="day")
+    ledger.answer("ann", "why?", lambda: 1, Pure(1.0))
+    clock.at += timedelta(days=3)
+    assert ledger.answer("ann", "why?", lambda: 2, Pure(1.0)).value == 1
+    assert ledger.spent("ann") == 0.0
+
+
+def test_a_clock_set_back_opens_no_period_again(make, clock):
+    ledger = make(epsilon=1.0, period="day")
+    ledger.charge("ann", epsilon=1.0)
+    for back in (timedelta(hours=1), timedelta(days=1), timedelta(days=400)):
+        clock.at -= back
+        with pytest.raises(BudgetExhausted):
+            ledger.charge("ann", epsilon=0.25)
+        with pytest.raises(BudgetExhausted):
+            make().charge("ann", epsilon=0.25)  # another process: what counts is what the ledger recorded
+        assert ledger.spent("ann") == 1.0
+        ledger.charge(f"somebody {back}", epsilon=0.5)
+    times = [c.time for c in ledger.charges()]
+    assert times == sorted(times)
+
+
+def test_a_clock_set_forward_and_back_renews_each_period_once(make, clock):
+    ledger, charged = make(epsilon=1.0, period="day"), 0
+    for days in (0, 1, -1, 1, 0, -1, 3, -3, 2, 1):
+        clock.at += timedelta(days=days)
+        try:
+            ledger.charge("ann", epsilon=1.0)
+            charged += 1
+        except BudgetExhausted:
+            pass
+    dates = {c.period for c in ledger.charges()}
+    assert charged == len(dates) == 3, "at most one budget for each date that the clock ever showed"
+
+
+def test_the_rule_of_an_account_is_chosen_anew_in_each_period(make, clock):
+    ledger = make(epsilon=1.0, delta=1e-6, period="day")
+    ledger.charge("ann", Gaussian(0.1))
+    assert ledger.account("ann").rule == "gaussian"
+    clock.at += timedelta(days=1)
+    ledger.charge("ann", Pure(0.5))
+    assert ledger.account("ann").rule == "basic"
+    assert ledger.verify() == 2
+
+
+def test_a_process_does_not_notice_that_its_wall_clock_is_set():
+    wall, steady = [10**18], [5 * 10**9]
+    clock = AnchoredClock(lambda: wall[0], lambda: steady[0])
+    assert clock() == 10**15
+    wall[0] += 86400 * 10**9
+    assert clock() == 10**15
+    steady[0] += 2_000_000
+    assert clock() == 10**15 + 2000
+    wall[0] = 0
+    assert clock() == 10**15 + 2000
+
+
+def test_the_usual_clock_tells_the_time():
+    first = AnchoredClock()()
+    assert abs(first - datetime.now(UTC).timestamp() * 1e6) < 5e6
