@@ -123,6 +123,15 @@ def test_every_option_of_a_command_is_documented(name: str) -> None:
     assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
 
 
+@pytest.mark.parametrize("name", ["show", "grant", "export"])
+def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
+    text = (DOCS / "cli.md").read_text().partition("## safexplain ledger\n")[2].partition("\n## ")[0]
+    command = typer.main.get_command(app).commands["ledger"].commands[name]  # type: ignore[attr-defined]
+    options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
+    assert options
+    assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
+
+
 def test_options_are_shown_with_their_defaults() -> None:
     text = (DOCS / "cli.md").read_text()
     command = typer.main.get_command(app).commands["audit"]  # type: ignore[attr-defined]

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import benchmark_tables
 import canary_tables
+import recourse_tables
 from cells import auc, found_by
 from common import RESULTS, markdown
 from recommended import BEYOND, JOINT, worst_scalars
@@ -299,6 +301,9 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_epsilons": ("dp_epsilons", dp_epsilons),
     "dp_finetuning": ("dp_finetuning", dp_finetuning),
     "dp_head": ("dp_head", dp_head),
+    "recourse_search": ("recourse_search", benchmark_tables.search),
+    "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
+    **{name: ("recourse_evidence", make) for name, make in recourse_tables.PLACES.items()},
 }
 """Name of a place in the README -> (result, what makes the text from it)."""
 

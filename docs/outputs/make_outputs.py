@@ -1,6 +1,6 @@
 """What the commands in README.md and docs/ print, from real runs: writes docs/outputs/*.txt, and README.md from them.
 
-    python docs/outputs/make_outputs.py [demo|audit|attack|canaries|audit_sklearn|harden_captum|measured ...]
+    python docs/outputs/make_outputs.py [NAME of COMMANDS, or measured ...]
 
 `measured` is the table of measurements in README.md, from audit/results/*.json. In README.md, each output stands
 between `<!-- NAME -->` and `<!-- end -->`.
@@ -41,6 +41,11 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
     ),
     "audit_sklearn": ([str(EXAMPLES / "audit_sklearn.py")],),
     "harden_captum": ([str(EXAMPLES / "harden_captum.py")],),
+    "credit_recourse": ([str(EXAMPLES / "credit_recourse.py")],),
+    "ledger": (
+        [str(EXAMPLES / "credit_recourse.py")],
+        ["-c", CLI.format("main"), "ledger", "show", "budget.db", "--verify"],
+    ),
 }  # fmt: skip
 """What is run, one after the other in one folder; the output of the last is kept."""
 

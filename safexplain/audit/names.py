@@ -11,6 +11,13 @@ ATTACK_NAMES = {
     "RMIA": "RMIA",
     "Learned": "Learned classifier",
     "LearnedElsewhere": "Classifier learned with non-members of another source",
+    "CounterfactualDistance": "CFD",
+    "CounterfactualLRT-global": "CFD-LRT",
+    "CounterfactualLRT-local": "Local CFD-LRT",
+    "DirectionAttack": "Direction attack",
+    "DirectionLRT": "Direction likelihood ratio",
+    "DirectionDensity": "Direction density ratio",
+    "AveragingAttack": "Averaging attack",
 }
 SIGNAL_NAMES = {
     "l1": "L1 norm",
@@ -34,6 +41,11 @@ SIGNAL_NAMES = {
     "near_l1+near_mean+near_positive": "summary numbers (near-duplicates averaged)",
     "repeated_l1+repeated_mean+repeated_positive": "summary numbers (repeated queries averaged)",
     "near_map": "whole map, near-duplicates averaged",
+    "distance": "recourse distance",
+    "score": "released score",
+    "recovered_margin": "margin read from the answers",
+    "regressed_margin": "margin regressed from the scores",
+    "averaged_distance": "recourse distance of averaged answers",
 }
 """Attacks and signals as people read them."""
 

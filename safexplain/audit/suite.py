@@ -16,7 +16,15 @@ from safexplain.audit.attacks import (
     LabelLikelihoodRatio,
     Learned,
     LikelihoodRatio,
+    SeparateVariance,
     Threshold,
+)
+from safexplain.audit.attacks.pooled import PooledDensityRatio
+from safexplain.audit.attacks.recourse import (
+    AveragingAttack,
+    CounterfactualDistance,
+    CounterfactualLRT,
+    DirectionAttack,
 )
 from safexplain.audit.judgement import Role
 from safexplain.audit.names import AVERAGED, WHOLE_MAP
@@ -68,7 +76,7 @@ class Row:
     @property
     def needs_references(self) -> bool:
         """Whether it compares with reference models."""
-        return not isinstance(self.attack, Threshold)
+        return not isinstance(getattr(self.attack, "read", self.attack), Threshold)
 
 
 EXPLANATION_SCALARS = ("variance", "l1", "l2")
@@ -76,6 +84,24 @@ EXPLANATION_SCALARS = ("variance", "l1", "l2")
 
 SHAPE_SCALARS = ("mean", "positive", "support", "sparsity", "peak")
 """Signals that no clipping and no scaling takes away."""
+
+RECOURSE: tuple[Row, ...] = (
+    Row("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
+    Row("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
+    Row("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
+    Row("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
+    Row("DirectionAttack", DirectionAttack(), "recovered_margin", "explanation"),
+    *(
+        Row(name, DirectionAttack(read), signal, "explanation")
+        for signal in ("recovered_margin", "regressed_margin")
+        for name, read in (
+            ("DirectionLRT", LikelihoodRatio("identity", SeparateVariance())),
+            ("DirectionDensity", PooledDensityRatio()),
+        )
+    ),
+    Row("AveragingAttack", AveragingAttack(), "averaged_distance", "explanation"),
+)
+"""Attacks on recourse; run where `meta` says, under "recourse", how it was asked for (`audit.recourse_signals`)."""
 
 SUITE: tuple[Row, ...] = (
     *(Row("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),
@@ -105,6 +131,7 @@ SUITE: tuple[Row, ...] = (
     Row("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation+label", plus_label=True),
     Row("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
     Row("JointLikelihoodRatio", JointLikelihoodRatio(), "variance+loss", "explanation+loss"),
+    *RECOURSE,
 )
 """The attacks that are run as far as the signals are there; other signals get Threshold and LikelihoodRatio."""
 
@@ -125,7 +152,8 @@ def fitting(signals: Signals, names: Sequence[str] = ()) -> list[Row]:
     known = {r.name for r in SUITE}
     if wrong := set(names) - known:
         raise ConfigurationError(f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(known)}")
-    named = {part for r in SUITE for part in r.parts}
+    rows = [r for r in SUITE if r not in RECOURSE or "recourse" in signals.meta]
+    named = {part for r in rows for part in r.parts}
     extra = [
         Row(name, attack, signal, "explanation")
         for signal, values in signals.values.items()
@@ -136,7 +164,7 @@ def fitting(signals: Signals, names: Sequence[str] = ()) -> list[Row]:
     references = len(signals.models) - 1
     return [
         r
-        for r in (*SUITE, *extra)
+        for r in (*rows, *extra)
         if (not names or r.name in names)
         and all(_has(signals, part) for part in r.parts)
         and any(_varies(signals, part) for part in r.parts)

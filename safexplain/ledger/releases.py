@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
-
 NEGLIGIBLE = 1e-12
 """Smaller epsilons of a release are refused: no budget would notice them."""
 

@@ -68,7 +68,7 @@ class StableScore:
         column = np.full((len(x), 1), self.constant)
         with np.errstate(over="ignore"):
             joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
-            length = np.hypot.reduce(joined, axis=1)
+            length = np.linalg.norm(joined, axis=1)
         if not (length < LONGEST).all():
             raise InputError(f"x: rows more than {LONGEST:g} times as long as norm_bound; check their units")
         return joined
@@ -79,7 +79,7 @@ class StableScore:
 
     def sensitivity(self, lifted: Floats) -> Floats:
         """(n,) what one record may change the scores of lifted rows by; for a row of zeros a tiny number."""
-        length: Floats = np.hypot.reduce(lifted, axis=1)
+        length: Floats = np.linalg.norm(lifted, axis=1)  # squares that underflow are far below the floor
         return np.maximum(length, 1e-12) * self.stability
 
 

@@ -1,0 +1,37 @@
+"""The tables of audit/README.md about the benchmarks of recourse and of the ledger; `tables.py` puts them there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common import markdown
+
+
+def search(found: dict[str, Any]) -> str:
+    """Seconds, validity and distance of the batched search beside other ways to search the same network."""
+    rows = []
+    for case, results in found["results"].items():
+        for name, r in results.items():
+            ratio, faster = r["our_distance_to_its"], r["times_faster"]
+            rows.append((
+                case, name, f"{r['queries']:,}", f"{r['seconds']:.2f}", f"{r['valid']:.1%}",
+                "" if ratio is None else f"{ratio:.3f}", "" if faster is None else f"{faster:,.0f}",
+            ))  # fmt: skip
+    header = ("case", "search", "queries", "seconds", "valid", "our distance over its", "times as fast")
+    return markdown(header, rows, left=2)
+
+
+def ledger(found: dict[str, Any]) -> str:
+    """Charges a second, and how long a million records take to be told."""
+    results = found["results"]
+    rates = [
+        (name, f"{r['charges_a_second']:,.0f}", f"{r['longest_wait_ms']:,.0f} ms")
+        for name, r in results.items()
+        if "charges_a_second" in r
+    ]
+    times = [(name, f"{r['ms']:,.1f}") for name, r in results.items() if "ms" in r]
+    processes = found["processes"]
+    return "\n\n".join((
+        markdown((f"{processes} processes", "charges a second", "longest wait"), rates),
+        markdown((f"{found['records']:,} records", "ms"), times),
+    ))  # fmt: skip

@@ -1,0 +1,192 @@
+"""One cell of the evidence on recourse: a task under one condition, attacked and judged for use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from recourse_conditions import BASELINE, Condition, Native, ceiling
+from recourse_tasks import Floats, Plan, Task
+
+from safexplain.audit.attacks.boundary import unit
+from safexplain.audit.attacks.pooled import PooledDensityRatio
+from safexplain.audit.attacks.recourse import DirectionAttack
+from safexplain.audit.recourse_signals import collect_recourse, explained
+from safexplain.audit.scoring import Assignment, score
+from safexplain.audit.shadows import Progress
+from safexplain.audit.signals import Signals
+from safexplain.audit.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
+from safexplain.audit.suite import Row, fitting
+
+FPRS = (0.001, 0.01)
+GRID = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""False-positive rates of the curves."""
+ONE_ANSWER = (
+    Row("DirectionAttack", DirectionAttack(), "one_answer_margin", "explanation"),
+    Row("DirectionDensity", DirectionAttack(PooledDensityRatio()), "one_answer_margin", "explanation"),
+)
+"""The direction of a single answer and no offset, so that the epsilon of one answer bounds it."""
+OF_ONE_ANSWER = ("distance", "score", "label", "one_answer_margin")
+"""Signals that one answer about the scored example, or one answer at all, gives."""
+SHOWN = 500
+"""Examples on which the use of recourse is measured."""
+
+
+@dataclass(eq=False)
+class Watched:
+    """Trains the models of a condition and measures what their recourse is worth, before they are asked by attackers.
+
+    Args:
+        task: the pool.
+        condition: how answers are made.
+        use: filled, one dictionary a model.
+        margins: filled, (n,) margins by the direction of the first answer to a public question, one a model.
+        guarantee: filled, what the mechanism promises.
+    """
+
+    task: Task
+    condition: Condition
+    use: list[dict[str, float]] = field(default_factory=list)
+    margins: list[Floats] = field(default_factory=list)
+    guarantee: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, x: Floats, y: NDArray[Any], seed: int) -> Any:
+        """Train one model of the condition, and the native one that it is compared with."""
+        native = Native.fitted(x, y)
+        mechanism = self.condition.mechanism(self.task, x, y, native, seed % 2**31)
+        direction = first_direction(mechanism, self.task.public_x)
+        side = 2.0 * self.task.y - 1
+        self.margins.append(side * (self.task.x @ direction))
+        cosine = float(abs(direction @ native.weights) / np.linalg.norm(native.weights))
+        asked = np.random.default_rng(seed).choice(len(self.task.x), min(SHOWN, len(self.task.x)), replace=False)
+        self.use.append(use_of(mechanism, native, self.task.x[asked]) | {"cosine_of_one_answer": cosine})
+        if hasattr(mechanism, "guarantee"):
+            promised = mechanism.guarantee.to_dict()
+            names = ("mechanism", "is_private", "per", "epsilon", "delta", "adjacency", "released")
+            self.guarantee = {name: promised[name] for name in names}
+        return mechanism
+
+
+def first_direction(mechanism: Any, x: Floats) -> Floats:
+    """(d,) direction of the first answer among up to 64 questions that tells one to change anything; else zeros."""
+    for row in x[:64]:
+        change = np.asarray(explained(mechanism, row[None]).counterfactual[0]) - row
+        if change.any():
+            return unit(change)
+    return np.zeros(x.shape[1])
+
+
+def use_of(mechanism: Any, native: Native, x: Floats) -> dict[str, float]:
+    """What recourse is worth to those whom the native model refuses, measured by that model.
+
+    Returns:
+        told: share who are told to change something; valid: share who would then be accepted (of all of them);
+        distance: median length of the change over that of the native recourse, among those told; error: median
+        |length - native length| over the native one.
+    """
+    x = x[native.score(x) < 0]
+    if not len(x):
+        return {"told": 0.0, "valid": 0.0, "distance": float("nan"), "error": float("nan")}
+    answer, best = explained(mechanism, x), native.explain(x)
+    change = answer.counterfactual - x
+    length = np.linalg.norm(change, axis=1)
+    told = length > 0
+    ratio = length[told] / best.distance[told]
+    return {
+        "told": float(told.mean()),
+        "valid": float((native.score(answer.counterfactual) >= -1e-9).mean()),
+        "distance": float(np.median(ratio)) if told.any() else float("nan"),
+        "error": float(np.median(np.abs(ratio - 1))) if told.any() else float("nan"),
+    }
+
+
+def balanced_accuracy(scores: Floats, member: NDArray[np.bool_], seed: int = 0) -> dict[str, float]:
+    """(TPR + 1 - FPR) / 2 on one half of the examples, at the threshold that is best on the other half.
+
+    The interval adds up 97.5 % Clopper-Pearson limits of both rates.
+    """
+    chosen = np.random.default_rng([seed, 0xBA]).random(len(scores)) < 0.5
+    curve = roc(scores[chosen], member[chosen])
+    threshold = curve.thresholds[int((curve.tpr - curve.fpr).argmax())]
+    rest, truth = scores[~chosen] >= threshold, member[~chosen]
+    found, accused = int(rest[truth].sum()), int(rest[~truth].sum())
+    members, others = int(truth.sum()), int((~truth).sum())
+    low = clopper_pearson(found, members, 0.975)[0] - clopper_pearson(accused, others, 0.975)[1]
+    high = clopper_pearson(found, members, 0.975)[1] - clopper_pearson(accused, others, 0.975)[0]
+    return {"value": (1 + found / members - accused / others) / 2, "low": (1 + low) / 2, "high": (1 + high) / 2}
+
+
+def attacked(signals: Signals, row: Row, seed: int = 0) -> dict[str, Any]:
+    """Every example scored once, against one model drawn at random; beside it the same against a model that knows
+    nothing of the target's members."""
+    to = Assignment.drawn(signals, seed)
+    member = signals.membership[to.target, np.arange(signals.examples)]
+    nobody = np.zeros(signals.examples, dtype=bool)
+    scores = score(signals, row, to, nobody)
+    curve = roc(scores, member)
+    null = to.to_null(signals)
+    about = {} if null is None else {"null_auc": roc(score(signals, row, null, nobody), member).auc}
+    low, high = auc_interval(curve)
+    return {
+        "attack": row.name,
+        "signal": row.title_signal,
+        "one_answer": row.signal in OF_ONE_ANSWER,
+        "auc": curve.auc,
+        "auc_low": low,
+        "auc_high": high,
+        "balanced_accuracy": balanced_accuracy(scores, member, seed),
+        "tpr": [rate(curve, fpr) for fpr in FPRS],
+        "curve": [tpr_at_fpr(curve, fpr=fpr).tpr for fpr in GRID],
+        **about,
+    }
+
+
+def rate(curve: RocCurve, fpr: float) -> dict[str, float]:
+    """Rate of members found, with its interval and the realised rate of non-members."""
+    r = tpr_at_fpr(curve, fpr=fpr)
+    return {"fpr": fpr, "realised_fpr": r.realised_fpr, "tpr": r.tpr, "low": r.low, "high": r.high}
+
+
+def rows_of(signals: Signals) -> list[Row]:
+    """Attacks on one-number signals; the views and classifiers of whole maps are for small data."""
+    return [r for r in fitting(signals) if r.signal in signals.values]
+
+
+def cell(task: Task, plan: Plan, condition: Condition, seed: int, progress: Progress) -> dict[str, Any]:
+    """Train, ask, attack: everything that the suite writes about a task under a condition."""
+    watched = Watched(task, condition)
+    signals = collect_recourse(
+        watched, task.x, task.y, models=plan.models, repeats=plan.repeats if condition.noisy else 1, size=plan.size,
+        keep_changes=False, seed=seed, progress=progress,
+    )  # fmt: skip
+    rows = rows_of(signals)
+    one = np.array(watched.margins)
+    if one.any():
+        signals, rows = replace(signals, values={**signals.values, "one_answer_margin": one}), [*rows, *ONE_ANSWER]
+    right = signals.values["label"] == task.y
+    member = signals.membership
+    private = watched.guarantee.get("is_private", False)
+    promised = (watched.guarantee["epsilon"], watched.guarantee["delta"]) if private else (condition.epsilon, 0.0)
+    return {
+        "epsilon": condition.epsilon,
+        "guarantee": watched.guarantee or None,
+        "ceiling": None if condition.name == BASELINE else ceiling(*promised),
+        "members_a_model": float(member.sum(1).mean()),
+        "examples": signals.examples,
+        "train_accuracy": float(right[member].mean()),
+        "test_accuracy": float(right[~member].mean()),
+        "use": mean_of(watched.use),
+        "attacks": [attacked(signals, r, seed) for r in rows],
+    }
+
+
+def mean_of(each: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """Means over models of what was measured of them; None where it could be measured of none."""
+    found: dict[str, float | None] = {}
+    for name in each[0]:
+        values = np.array([one[name] for one in each])
+        found[name] = float(np.nanmean(values)) if np.isfinite(values).any() else None
+    return found

@@ -1,0 +1,489 @@
+"""Attacks on recourse: equal to slow versions, find what is there, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats as distributions
+from sklearn.linear_model import LogisticRegression
+
+from safexplain.audit import Policy, certify
+from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.boundary import Boundary, margins, read_boundary, ridge_boundaries
+from safexplain.audit.attacks.pooled import PooledDensityRatio
+from safexplain.audit.attacks.recourse import (
+    AveragingAttack,
+    CounterfactualDistance,
+    CounterfactualLRT,
+    DirectionAttack,
+)
+from safexplain.audit.protocol import SUITE, fitting
+from safexplain.audit.recourse_signals import coin_flips, collect_recourse
+from safexplain.audit.signals import Signals
+from safexplain.audit.stats import auc_interval, roc
+from safexplain.audit.suite import RECOURSE
+from safexplain.errors import ConfigurationError, InfeasibleError, InputError
+from safexplain.recourse.result import Recourse
+
+
+def auc(scores, member):
+    return roc(scores, member).auc
+
+
+def data(n=600, d=600, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    return x, (x @ rng.normal(size=d) + rng.normal(size=n) * 3 > 0).astype(int)
+
+
+@dataclass
+class Linear:
+    """Logistic regression, hardly regularised, that answers with exact recourse, or with noise on the score."""
+
+    w: np.ndarray
+    b: float
+    noise: float = 0.0
+    rng: np.random.Generator | None = None
+    refuses: bool = False
+    target: float = 0.0
+
+    @classmethod
+    def fitted(cls, x, y, **more):
+        model = LogisticRegression(C=1000.0, max_iter=1000).fit(x, y)
+        return cls(model.coef_[0], float(model.intercept_[0]), **more)
+
+    def explain(self, x):
+        score = x @ self.w + self.b
+        if self.noise:
+            score = score + self.rng.laplace(scale=self.noise, size=len(x))
+        favourable = score >= self.target
+        step = np.where(favourable, 0.0, self.target - score)
+        valid = favourable.copy() if self.refuses else np.ones(len(x), bool)
+        change = np.where(valid, step, 0.0)[:, None] * self.w / (self.w @ self.w)
+        answer = Recourse(
+            x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool)
+        )
+        if not valid.all():
+            raise InfeasibleError("nothing is allowed to change", result=answer, rows=np.flatnonzero(~valid))
+        return answer
+
+
+def exact(x, y, seed):
+    return Linear.fitted(x, y)
+
+
+def noised(x, y, seed, noise=4.0):
+    return Linear.fitted(x, y, noise=noise, rng=np.random.default_rng(seed))
+
+
+def untrained(x, y, seed):
+    rng = np.random.default_rng(seed)
+    return Linear(rng.normal(size=x.shape[1]), 0.1)
+
+
+def repeated_noise(x, y, seed):
+    rng = np.random.default_rng(seed)
+    return Linear(rng.normal(size=x.shape[1]), 0.1, noise=0.1, rng=rng)
+
+
+def against_first(signals, attack, name):
+    """Scores of every example against model 0, all others being references."""
+    values = signals.values[name]
+    return attack(values[0], values[1:], signals.membership[1:]), signals.membership[0]
+
+
+# ------------------------------------------------------------------------------------------------ the likelihood ratio
+
+
+def slow_lrt(target, shadows, membership, variance):
+    logs, out = np.log(shadows), ~membership
+    squares, freedom, scores = [], [], np.zeros(len(target))
+    for i in range(len(target)):
+        own = logs[out[:, i], i]
+        squares.append(float(((own - own.mean()) ** 2).sum()) if len(own) else 0.0)
+        freedom.append(max(len(own) - 1, 0))
+    for i in range(len(target)):
+        own = logs[out[:, i], i]
+        if len(own) < (1 if variance == "global" else 2):
+            continue
+        spread = sum(squares) / sum(freedom) if variance == "global" else squares[i] / freedom[i]
+        z = (math.log(target[i]) - own.mean()) / math.sqrt(spread * (1 + 1 / len(own)))
+        scores[i] = z if variance == "global" else distributions.norm.isf(distributions.t.sf(z, len(own) - 1))
+    return scores
+
+
+@pytest.mark.parametrize("variance", ["global", "local"])
+def test_the_likelihood_ratio_is_that_of_a_loop_over_examples(variance):
+    rng = np.random.default_rng(1)
+    shadows, target = np.exp(rng.normal(size=(7, 60))), np.exp(rng.normal(size=60))
+    member = rng.random((7, 60)) < 0.5
+    member[:, 0], member[:, 1] = True, [True] * 6 + [False]
+    found = CounterfactualLRT(variance)(target, shadows, member)
+    assert found == pytest.approx(slow_lrt(target, shadows, member, variance), rel=1e-9, abs=1e-9)
+    assert found[0] == 0.0
+
+
+@pytest.mark.parametrize("variance", ["global", "local"])
+def test_references_trained_on_the_example_are_not_looked_at(variance):
+    rng = np.random.default_rng(2)
+    shadows, target = np.exp(rng.normal(size=(8, 50))), np.exp(rng.normal(size=50))
+    member = rng.random((8, 50)) < 0.5
+    changed = np.where(member, shadows * 1e3, shadows)
+    attack = CounterfactualLRT(variance)
+    assert np.array_equal(attack(target, shadows, member), attack(target, changed, member))
+    assert not np.array_equal(attack(target, shadows, member), attack(target, changed, ~member))
+
+
+@pytest.mark.parametrize("variance", ["global", "local"])
+def test_farther_than_unseen_says_member(variance):
+    shadows = np.exp(np.random.default_rng(3).normal(size=(6, 3)))
+    none = np.zeros((6, 3), dtype=bool)
+    scores = CounterfactualLRT(variance)(np.array([0.01, 1.0, 100.0]), np.repeat(shadows[:, :1], 3, axis=1), none)
+    assert scores[0] < scores[1] < scores[2]
+    assert scores[0] < 0 < scores[2]
+
+
+def test_scores_are_a_normal_ones_whatever_the_number_of_references():
+    rng = np.random.default_rng(4)
+    logs, level = rng.normal(size=(9, 20_000)), rng.normal(size=20_000) * 3
+    member = np.zeros((8, 20_000), dtype=bool)
+    member[:5, ::2] = True  # three references for one half, eight for the other
+    scores = CounterfactualLRT("local")(np.exp(logs[0] + level), np.exp(logs[1:] + level), member)
+    for half in (scores[::2], scores[1::2]):
+        assert distributions.kstest(half, "norm").pvalue > 1e-3
+    plain = (logs[0] - logs[6:].mean(0)) / logs[6:].std(0, ddof=1)  # what a z-score with three references looks like
+    assert distributions.kstest(plain, "norm").pvalue < 1e-3
+
+
+def test_distances_of_zero_and_enormous_ones_get_finite_scores():
+    target, shadows = np.array([0.0, 1e300, 1e-300]), np.ones((5, 3))
+    for variance in ("global", "local"):
+        assert np.isfinite(CounterfactualLRT(variance)(target, shadows, np.zeros((5, 3), dtype=bool))).all()
+
+
+def test_wrong_input_is_refused():
+    ones, nobody = np.ones((3, 4)), np.zeros((3, 4), dtype=bool)
+    with pytest.raises(InputError, match="negative"):
+        CounterfactualLRT()(-np.ones(4), ones, nobody)
+    with pytest.raises(InputError, match="two reference models that were not trained on it"):
+        CounterfactualLRT()(np.ones(4), ones, ~nobody)
+    with pytest.raises(InputError, match="one number per example"):
+        CounterfactualLRT()(np.ones((4, 2)), np.ones((3, 4, 2)), nobody)
+    with pytest.raises(ConfigurationError, match="global or local"):
+        CounterfactualLRT("none")
+    with pytest.raises(ConfigurationError, match="inputs="):
+        DirectionAttack()(np.ones((4, 2)), np.ones((3, 4, 2)), nobody)
+
+
+# ---------------------------------------------------------------------------------------------- densities over all
+
+
+def test_a_pooled_ratio_is_that_of_counts_in_bins():
+    rng = np.random.default_rng(0)
+    shadows, member = rng.normal(size=(6, 100)), rng.random((6, 100)) < 0.4
+    found = PooledDensityRatio(bins=4)(shadows[0], shadows, member)
+    pairs = sorted(zip(shadows.ravel().tolist(), member.ravel().tolist(), strict=True))
+    middles, ratios = [], []
+    for part in (pairs[i : i + 150] for i in range(0, 600, 150)):
+        inside = sum(m for _, m in part) + 1
+        ratios.append(math.log(inside / (member.sum() + 4)) - math.log((152 - inside) / ((~member).sum() + 4)))
+        middles.append(part[75][0])
+    assert found == pytest.approx(np.interp(shadows[0], middles, ratios))
+
+
+def test_a_band_of_members_is_found_where_no_threshold_finds_it():
+    rng = np.random.default_rng(1)
+    member = rng.random((5, 2000)) < 0.5
+    margin = np.where(member, rng.normal(1, 0.1, member.shape), rng.normal(1, 2, member.shape))
+    scores = PooledDensityRatio()(margin[0], margin[1:], member[1:])
+    assert auc(scores, member[0]) > 0.9
+    assert abs(auc(margin[0], member[0]) - 0.5) < 0.05
+    assert abs(auc(PooledDensityRatio()(rng.normal(size=2000), margin[1:], member[1:]), member[0]) - 0.5) < 0.05
+
+
+def test_pooled_ratios_of_equal_values_are_equal_and_wrong_input_is_refused():
+    member = np.arange(400).reshape(4, 100) % 2 == 0
+    scores = PooledDensityRatio()(np.ones(100), np.ones((4, 100)), member)
+    assert np.ptp(scores) == 0
+    with pytest.raises(InputError, match="only members"):
+        PooledDensityRatio()(np.ones(100), np.ones((4, 100)), np.ones((4, 100), dtype=bool))
+    with pytest.raises(InputError, match="one number per example"):
+        PooledDensityRatio()(np.ones((100, 2)), np.ones((4, 100, 2)), member)
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        PooledDensityRatio(1)
+
+
+# ------------------------------------------------------------------------------------------------ reading the boundary
+
+
+def test_one_answer_tells_the_weights_of_a_linear_model():
+    x, y = data()
+    model = Linear.fitted(x, y)
+    answer = model.explain(x)
+    one = np.flatnonzero(~answer.favourable)[:1]
+    read = read_boundary(x[one], answer.change[one])
+    size = np.linalg.norm(model.w)
+    assert read.direction @ model.w / size == pytest.approx(1.0, abs=1e-12)
+    assert read.offset == pytest.approx(model.b / size, abs=1e-9)
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0, 20.0])
+def test_noise_on_the_length_hides_nothing_of_the_direction(noise):
+    x, y = data()
+    model = Linear.fitted(x, y, noise=noise, rng=np.random.default_rng(0))
+    answer = model.explain(x)
+    read = read_boundary(x, answer.change, answer.score)
+    assert read.direction @ model.w / np.linalg.norm(model.w) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_offsets_are_read_through_noise_by_averaging_over_questions():
+    x, y = data(n=4000, d=20)
+    model = Linear.fitted(x, y, noise=2.0, rng=np.random.default_rng(0))
+    model.b = 0.7
+    answer = model.explain(x)
+    true = model.b / np.linalg.norm(model.w)
+    spread = x.std() * 1.0
+    assert abs(read_boundary(x, answer.change, answer.score).offset - true) < 0.2 * spread
+    assert abs(read_boundary(x, answer.change).offset - true) > 0.5 * spread  # one answer's length is noise
+
+
+def test_regression_reads_the_weights_from_scores_alone():
+    x, y = data(n=2000, d=30)
+    model = Linear.fitted(x, y)
+    public = np.eye(30)[np.abs(model.w).argmin()]  # what moves along it does not tell the weights
+    for noise, least in ((0.0, 1 - 1e-9), (1.0, 0.9)):
+        score = x @ model.w + model.b + np.random.default_rng(6).laplace(size=len(x)) * noise
+        read = ridge_boundaries(x, score[None])[0]
+        assert read.direction @ model.w / np.linalg.norm(model.w) > least
+        moved = read_boundary(x, np.abs(score)[:, None] * public, score).direction
+        assert abs(moved @ model.w) / np.linalg.norm(model.w) < 0.5
+
+
+def test_regression_works_with_more_features_than_questions():
+    x, y = data(n=60, d=200)
+    model = Linear.fitted(x, y)
+    read = ridge_boundaries(x, (x @ model.w + model.b)[None])[0]
+    assert auc(x @ read.direction + read.offset, x @ model.w + model.b > 0) > 0.99
+
+
+def test_margins_are_signed_by_the_true_label():
+    found = margins(Boundary(np.array([0.6, 0.8]), 1.0), np.array([[1.0, 1.0], [1.0, 1.0]]), np.array([True, False]))
+    assert found == pytest.approx([2.4, -2.4])
+
+
+def test_no_answer_tells_no_boundary():
+    read = read_boundary(np.ones((3, 2)), np.zeros((3, 2)))
+    assert read.direction.tolist() == [0.0, 0.0]
+    with pytest.raises(InputError, match="one shape"):
+        read_boundary(np.ones((3, 2)), np.zeros((3, 3)))
+
+
+# ----------------------------------------------------------------------------------------------------------- collecting
+
+
+@pytest.fixture(scope="module")
+def overfitted():
+    return collect_recourse(exact, *data(), models=9)
+
+
+def test_every_signal_is_what_the_answers_say(overfitted):
+    x, y = data()
+    seeds = np.random.SeedSequence([0, 0x5EED]).generate_state(9)
+    for i in (0, 8):
+        member = overfitted.membership[i]
+        model = exact(x[member], y[member], int(seeds[i]))
+        score = x @ model.w + model.b
+        size = np.linalg.norm(model.w)
+        assert overfitted.values["score"][i] == pytest.approx(score)
+        assert overfitted.values["distance"][i] == pytest.approx(np.abs(score) / size)  # on both sides
+        assert overfitted.values["recovered_margin"][i] == pytest.approx((2 * y - 1) * score / size, abs=1e-9)
+        assert overfitted.values["regressed_margin"][i] == pytest.approx((2 * y - 1) * score / size, abs=1e-4)
+        assert np.array_equal(overfitted.values["label"][i], score >= 0)
+        assert overfitted.attributions[i] == pytest.approx(model.explain(x).change, abs=1e-5)
+    assert "averaged_distance" not in overfitted.values
+
+
+def test_models_train_on_their_members_only():
+    seen = []
+
+    def spying(x, y, seed):
+        seen.append((x, y, seed))
+        return Linear.fitted(x, y)
+
+    x, y = data(n=60, d=5)
+    signals = collect_recourse(spying, x, y, models=3, size=20, seed=4)
+    assert (signals.membership.sum(1) == 20).all()
+    for (rows, labels, _), member in zip(seen, signals.membership, strict=True):
+        assert np.array_equal(rows, x[member])
+        assert np.array_equal(labels, y[member])
+    assert len({seed for _, _, seed in seen}) == 3
+
+
+def test_each_example_is_a_member_of_about_half_of_the_models():
+    flips = coin_flips(400, 200, seed=1)
+    assert abs(flips.mean(0) - 0.5).max() < 0.2
+    assert flips.sum(1).std() > 2  # coins, not fixed sizes
+    assert np.array_equal(flips, coin_flips(400, 200, seed=1))
+    assert not np.array_equal(flips, coin_flips(400, 200, seed=2))
+
+
+def test_repeated_answers_are_averaged_where_they_differ():
+    x, y = data(n=120, d=10)
+    signals = collect_recourse(noised, x, y, models=3, repeats=64)
+    clean = collect_recourse(exact, x, y, models=3)
+    once = np.corrcoef(signals.values["distance"].ravel(), clean.values["distance"].ravel())[0, 1]
+    often = np.corrcoef(signals.values["averaged_distance"].ravel(), clean.values["distance"].ravel())[0, 1]
+    assert once < 0.8 < often
+
+
+def test_questions_without_an_answer_keep_their_score():
+    x, y = data(n=60, d=6)
+    refused = collect_recourse(lambda a, b, s: Linear.fitted(a, b, refuses=True), x, y, models=2)
+    assert np.array_equal(refused.values["distance"], np.abs(refused.values["score"]))
+    assert not refused.values["recovered_margin"].any()
+
+
+def test_pools_that_cannot_be_used_are_refused():
+    x, y = data(n=20, d=3)
+    for wrong in ((x, y[:-1]), (x, np.zeros(20)), (x[0], y)):
+        with pytest.raises(InputError, match="two labels"):
+            collect_recourse(exact, *wrong, models=2)
+    with pytest.raises(InputError, match="at least 2 models"):
+        collect_recourse(exact, x, y, models=1)
+    with pytest.raises(InputError, match="at least one answer"):
+        collect_recourse(exact, x, y, models=2, repeats=0)
+
+
+# ------------------------------------------------------------------------------------------- what is found, or not
+
+
+def test_overfitted_models_are_found_and_the_signed_margin_finds_more(overfitted):
+    found = {
+        name: auc(*against_first(overfitted, attack, signal))
+        for name, attack, signal in (
+            ("distance", CounterfactualDistance(), "distance"),
+            ("global", CounterfactualLRT("global"), "distance"),
+            ("local", CounterfactualLRT("local"), "distance"),
+            ("direction", DirectionAttack(), "recovered_margin"),
+            ("direction LRT", DirectionAttack(LikelihoodRatio("identity")), "recovered_margin"),
+            ("direction density", DirectionAttack(PooledDensityRatio()), "recovered_margin"),
+        )
+    }
+    assert min(found.values()) > 0.55
+    assert found["direction"] > found["distance"]
+    assert min(found["direction LRT"], found["direction density"]) > found["global"] + 0.02
+
+
+def test_attacks_are_attacks_and_know_their_orientation():
+    for row in SUITE:
+        assert isinstance(row.attack, Attack)
+    assert CounterfactualDistance()(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert Threshold()(np.array([1.0, 2.0])).tolist() == [-1.0, -2.0]
+
+
+def test_changes_attack_like_recovered_margins(overfitted):
+    x, y = data()
+    changes, member = overfitted.attributions, overfitted.membership
+    attack = DirectionAttack(inputs=x, labels=y == 1)
+    scores = attack(changes[0], changes[1:], member[1:])
+    # without scores the offset comes from the counterfactuals, which lie on the boundary
+    assert scores == pytest.approx(overfitted.values["recovered_margin"][0], abs=1e-4)
+    wrong = DirectionAttack(inputs=x, labels=y == 0)(changes[0], changes[1:], member[1:])
+    assert auc(wrong, member[0]) < 0.4 < auc(scores, member[0])
+
+
+def test_noise_on_lengths_stops_the_distance_and_not_the_direction():
+    signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), *data(), models=9)
+    assert abs(auc(*against_first(signals, CounterfactualDistance(), "distance")) - 0.5) < 0.08
+    assert auc(*against_first(signals, DirectionAttack(), "recovered_margin")) > 0.7
+
+
+def test_averaging_takes_the_noise_away_again():
+    x, y = data()
+    signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), x, y, models=9, repeats=100)
+    once = auc(*against_first(signals, CounterfactualLRT(), "distance"))
+    assert auc(*against_first(signals, AveragingAttack(), "averaged_distance")) > once + 0.03
+
+
+def test_repeated_distances_are_averaged_by_the_attack_too():
+    rng = np.random.default_rng(0)
+    signed, member = rng.normal(size=(5, 30, 7)), np.zeros((4, 30), dtype=bool)
+    of_mean = np.abs(signed.mean(-1))
+    assert np.array_equal(
+        AveragingAttack()(signed[0], signed[1:], member), CounterfactualLRT()(of_mean[0], of_mean[1:], member)
+    )
+
+
+def test_models_that_were_never_trained_leak_nothing():
+    x, y = data(n=3000, d=20)
+    signals = collect_recourse(repeated_noise, x, y, models=9, repeats=2)
+    result = certify(signals, suite=RECOURSE)
+    for attack in result.attacks:
+        low, high = auc_interval(attack.curve, confidence=0.9999)
+        assert low <= 0.5 <= high, attack.title
+    assert result.verdict != "leak"
+
+
+def test_references_trained_on_the_scored_non_members_find_members_where_there_are_none():
+    """The released code of arXiv 2211.05427: its target was trained on nothing here, and still "leaks"."""
+    n, d = 400, 300
+    scored, found = slice(0, 2 * n), {"published": [], "disjoint": []}
+    for trial in range(10):
+        x, y = data(n=4 * n, d=d, seed=trial)
+        rng = np.random.default_rng(trial)
+        target = untrained(x, y, trial)
+        member = np.arange(2 * n) < n  # "members", none of which anything was trained on
+        pools = {"published": np.arange(n, 2 * n), "disjoint": np.arange(2 * n, 3 * n)}
+        for name, pool in pools.items():
+            shadows = [
+                Linear.fitted(x[rows], y[rows])
+                for rows in (rng.choice(pool, int(0.75 * n), replace=False) for _ in range(5))
+            ]
+            distance = np.array([np.abs(x[scored] @ m.w + m.b) / np.linalg.norm(m.w) for m in (target, *shadows)])
+            nobody = np.zeros((5, 2 * n), dtype=bool)  # the code treats all of them as not trained on
+            found[name].append(auc(CounterfactualLRT()(distance[0], distance[1:], nobody), member))
+    assert np.mean(found["published"]) > 0.53
+    assert abs(np.mean(found["disjoint"]) - 0.5) < 0.015
+
+
+# ------------------------------------------------------------------------------------------------------------ the suite
+
+
+def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
+    names = {(r.name, r.signal) for r in fitting(overfitted)}
+    assert {
+        ("CounterfactualDistance", "distance"),
+        ("CounterfactualLRT-global", "distance"),
+        ("CounterfactualLRT-local", "distance"),
+        ("LikelihoodRatio", "score"),
+        ("DirectionAttack", "recovered_margin"),
+        ("DirectionLRT", "recovered_margin"),
+        ("DirectionLRT", "regressed_margin"),
+        ("DirectionDensity", "recovered_margin"),
+        ("LabelLikelihoodRatio", "label"),
+        ("LikelihoodRatio", "attributions"),
+    } <= names
+    assert "AveragingAttack" not in {name for name, _ in names}
+    one = {k: v[:1] for k, v in overfitted.values.items()}
+    alone = Signals(overfitted.membership[:1], one, None, {"recourse": {}})
+    assert {r.name for r in fitting(alone)} == {"CounterfactualDistance", "DirectionAttack"}
+
+
+def test_signals_of_the_same_names_that_are_no_recourse_get_the_general_attacks(overfitted):
+    elsewhere = Signals(overfitted.membership, {name: overfitted.values[name] for name in ("score", "distance")})
+    assert {(r.name, r.signal) for r in fitting(elsewhere)} == {
+        (name, signal) for name in ("Threshold", "LikelihoodRatio") for signal in ("score", "distance")
+    }
+
+
+def test_a_certificate_is_refused_to_recourse_that_leaks(overfitted, tmp_path):
+    overfitted.save(tmp_path / "signals.npz")
+    suite = ("CounterfactualDistance", "CounterfactualLRT-global", "DirectionAttack", "DirectionLRT")
+    policy = Policy(fpr=0.2, max_tpr=0.3, suite=suite)
+    result = certify(Signals.load(tmp_path / "signals.npz"), policy)
+    assert result.verdict == "leak"
+    assert result.judgement.strongest.attack == "DirectionLRT"
+    assert not [c.name for c in result.controls if c.fired]
