@@ -22,7 +22,7 @@ RESULT = Path(__file__).parents[2] / "audit" / "results" / "recourse_evidence.js
 FIGURES = {
     "recourse-heloc": ("heloc, label of the paper",),
     "recourse-mnist": ("mnist 3/8",),
-    "recourse-synthetic": ("synthetic 100", "synthetic 1000", "synthetic 5000", "synthetic 7000"),
+    "recourse-synthetic": ("synthetic 1000", "synthetic 5000", "synthetic 7000"),
 }
 """Name of a figure -> its tasks, a row each."""
 ATTACKS = {
@@ -50,7 +50,7 @@ def draw(found: dict[str, Any], tasks: Sequence[str]) -> Figure:
     figure = Figure(figsize=(9.0, 0.7 + 2.3 * len(tasks)), layout="constrained")
     panels = figure.subplots(len(tasks), len(ATTACKS), sharex=True, sharey=True, squeeze=False)
     grid = found["fprs_of_curves"]
-    for row, task in zip(panels, tasks, strict=True):
+    for i, (row, task) in enumerate(zip(panels, tasks, strict=True)):
         for axes, (title, which) in zip(row, ATTACKS.items(), strict=True):
             axes.plot([LEAST, 1], [LEAST, 1], ":", color="grey", linewidth=0.8)
             for condition, (colour, line) in LINES.items():
@@ -61,9 +61,10 @@ def draw(found: dict[str, Any], tasks: Sequence[str]) -> Figure:
                     label = condition.replace("epsilon", "ε")
                     axes.plot(grid, tpr, line, color=colour, linewidth=1.1, label=label)
             axes.set(xscale="log", yscale="log", xlim=(LEAST, 1), ylim=(LEAST, 1))
-            if row is panels[0]:
+            axes.minorticks_off()
+            if i == 0:
                 axes.set_title(title, fontsize=9)
-            if row is panels[-1]:
+            if i == len(tasks) - 1:
                 axes.set_xlabel("false-positive rate")
         row[0].set_ylabel(f"{task}\ntrue-positive rate", fontsize=8)
     handles, labels = panels[0][0].get_legend_handles_labels()
