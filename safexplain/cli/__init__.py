@@ -1,4 +1,4 @@
-"""The command line: `safexplain audit | attack | verify | sign | demo`, and `safexplain-audit` for the first.
+"""The command line: `safexplain audit | attack | canaries | ledger | ...`, and `safexplain-audit` for the first.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
 0 or 1.

@@ -98,7 +98,12 @@ class NetworkScore:
 
     def _outcome(self, rows: Tensor) -> Tensor:
         """(n,) scores, as the model returns them."""
-        out = self._score(rows)
+        try:
+            out = self._score(rows)
+        except RuntimeError as error:
+            if "shape" not in str(error) and "size" not in str(error):
+                raise
+            raise InputError(f"x: the model does not take rows of {rows.shape[1]} features ({error})") from error
         n = len(rows)
         if not isinstance(out, Tensor):
             raise InputError(f"score: expected a tensor, got {type(out).__name__}; return the logits themselves")

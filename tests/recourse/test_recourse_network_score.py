@@ -156,3 +156,8 @@ def test_a_network_on_a_gpu_gets_answers_like_one_on_the_cpu():
     there = search_recourse(model.cuda(), ROWS, target=0.3)
     assert there.valid.all()
     assert there.distance == pytest.approx(here.distance, rel=1e-2)
+
+
+def test_rows_that_a_network_does_not_take_are_refused_with_their_width():
+    with pytest.raises(InputError, match="does not take rows of 4 features"):
+        search_recourse(nn.Linear(3, 2), np.zeros((2, 4)))
