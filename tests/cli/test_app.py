@@ -319,7 +319,8 @@ def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
     slow = RECIPE.to_toml().replace('augmentation = "none"', 'augmentation = "flip"').replace("= 40", "= 60")
     (case / "slow.toml").write_text(slow)
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "slow.toml", "--references", "6", "--quiet"]
-    code = "from safexplain.cli import main; main()"
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in background jobs
+    code = f"{heard}; from safexplain.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run), *extra]
     return subprocess.Popen(
