@@ -65,6 +65,7 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert 80 <= kept <= 99
 
 
+@pytest.mark.slow
 def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
     pytest.importorskip("alibi")
     printed = run("harden_anchors", tmp_path)
@@ -84,6 +85,7 @@ def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
     assert 0.006 < by_superpixel < 0.015
 
 
+@pytest.mark.slow
 def test_a_scikit_learn_model_is_audited(tmp_path: Path) -> None:
     printed = run("audit_sklearn", tmp_path)
     verdicts = [line.rpartition(": ")[2] for line in printed.splitlines() if line.startswith(("native", "hardened"))]
