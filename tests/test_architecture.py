@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,21 +84,29 @@ def sources(root: Path, package: str) -> dict[str, str]:
     return found
 
 
+@cache
+def named(source: str) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """(level, module, names) of every import statement of a source; each source is parsed once."""
+    found: list[tuple[int, str, tuple[str, ...]]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+            found += [(0, a.value, ()) for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    return tuple(found)
+
+
 def imports(module: str, modules: dict[str, str], packages: set[str]) -> set[str]:
     """Every module that a module names in an import statement, wherever it stands, relative or not."""
     here = module.split(".") if module in packages else module.split(".")[:-1]
     found = set()
-    for node in ast.walk(ast.parse(modules[module])):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            start = here[: len(here) - node.level + 1] if node.level else []
-            source = ".".join([*start, *([node.module] if node.module else [])])
-            for alias in node.names:
-                inner = f"{source}.{alias.name}"
-                found.add(inner if inner in modules else source)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    for level, of, names in named(modules[module]):
+        start = here[: len(here) - level + 1] if level else []
+        source = ".".join([*start, *([of] if of else [])])
+        inner = {f"{source}.{name}" for name in names}
+        found |= {name if name in modules else source for name in inner} or {source}
     return found - {module}
 
 
