@@ -36,9 +36,7 @@ class Cost(Protocol):
         """(..., d) what each column adds."""
 
 
-def _check_scale(scale: Scale | None, zero: str) -> tuple[float, ...] | None:
-    if scale is None:
-        return None
+def _checked(scale: Scale, zero: str) -> tuple[float, ...]:
     values = np.asarray(scale, dtype=np.float64)
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(f"scale: expected one number a column, got shape {values.shape}")
@@ -54,16 +52,29 @@ def _check_scale(scale: Scale | None, zero: str) -> tuple[float, ...] | None:
     return tuple(values.tolist())
 
 
-def _weights(scale: Scale | None, d: int) -> Floats:
-    if scale is None:
-        return np.ones(d)
-    if len(scale) != d:
-        raise ConfigurationError(f"scale: expected {d} numbers, one a column, got {len(scale)}")
-    return 1.0 / np.asarray(scale, dtype=np.float64)
+@dataclass(frozen=True)
+class _Scaled:
+    """Columns in public units."""
+
+    scale: Scale | None = None
+    zero: ClassVar[str] = "a change of that column would cost infinitely much"
+    """What is wrong with a scale of 0."""
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _checked(self.scale, self.zero))
+
+    def weights(self, d: int) -> Floats:
+        """(d,) 1/scale."""
+        if self.scale is None:
+            return np.ones(d)
+        if len(self.scale) != d:
+            raise ConfigurationError(f"scale: expected {d} numbers, one a column, got {len(self.scale)}")
+        return 1.0 / np.asarray(self.scale, dtype=np.float64)
 
 
 @dataclass(frozen=True)
-class L2:
+class L2(_Scaled):
     """Euclidean norm of change / scale.
 
     Args:
@@ -73,17 +84,7 @@ class L2:
         ConfigurationError: a scale that is not positive and finite.
     """
 
-    scale: Scale | None = None
     power: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "scale", _check_scale(self.scale, "a change of that column would cost infinitely much")
-        )
-
-    def weights(self, d: int) -> Floats:
-        """(d,) 1/scale."""
-        return _weights(self.scale, d)
 
     def distance(self, delta: Floats) -> Floats:
         """(...) cost of changes (..., d); does not overflow where the result does not."""
@@ -108,7 +109,7 @@ class L2:
 
 
 @dataclass(frozen=True)
-class L1:
+class L1(_Scaled):
     """Sum of |change| / scale; answers change few columns.
 
     Args:
@@ -118,18 +119,7 @@ class L1:
         ConfigurationError: a scale that is not positive and finite.
     """
 
-    scale: Scale | None = None
     power: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _check_scale(self.scale, self._zero()))
-
-    def _zero(self) -> str:
-        return "a change of that column would cost infinitely much"
-
-    def weights(self, d: int) -> Floats:
-        """(d,) 1/scale."""
-        return _weights(self.scale, d)
 
     def distance(self, delta: Floats) -> Floats:
         """(...) cost of changes (..., d)."""
@@ -152,16 +142,15 @@ class MAD(L1):
         ConfigurationError: no scale, or one that is not positive and finite.
     """
 
+    zero: ClassVar[str] = (
+        "the median absolute deviation is 0 where more than half of the rows share one value, as rare categories do;"
+        " give that column a unit of your own, 1 for a 0/1 column"
+    )
+
     def __post_init__(self) -> None:
         if self.scale is None:
             raise ConfigurationError("MAD needs the median absolute deviations of public data: MAD(scale)")
         super().__post_init__()
-
-    def _zero(self) -> str:
-        return (
-            "the median absolute deviation is 0 where more than half of the rows share one value, as rare categories"
-            " do; give that column a unit of your own, 1 for a 0/1 column"
-        )
 
 
 EUCLIDEAN = L2()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.errors import ConfigurationError
+from safexplain.amounts import check_whole
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost
 from safexplain.recourse.result import Recourse, as_rows
@@ -37,8 +37,7 @@ def diverse(
     Raises:
         ConfigurationError: fewer than one answer.
     """
-    if answers < 1:
-        raise ConfigurationError(f"answers: expected at least 1, got {answers}")
+    check_whole("answers", answers, 1)
     rows = as_rows(x)
     frozen = np.zeros(rows.shape, dtype=bool)
     results = [solve(frozen.copy())]

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from safexplain.dp.linear_inputs import check_positive
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.guarantee import Guarantee, assumptions
+from safexplain.recourse.guarantee import Guarantee
 from safexplain.recourse.laplace import laplace_release
 from safexplain.recourse.linear import linear_recourse
 from safexplain.recourse.mechanism import DiverseAnswers, Frozen
+from safexplain.recourse.public_vector import check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.stable_score import StableScoreMechanism
 
@@ -83,20 +84,14 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
     @property
     def guarantee(self) -> Guarantee:
         """Epsilon of each answer; see the class for the proof."""
-        return Guarantee(
+        return self._each_answer(
             mechanism="logit with Laplace noise on a grid (LaplaceScore)",
-            is_private=True,
-            per="answer",
-            epsilon=float(self.epsilon),
-            delta=0.0,
-            adjacency=self.adjacency,
             released="the noised logit, within a public range; the rest follows from it and from public weights",
             why=(
                 "a record changes the logit of a regression with regularised weights by at most a known amount"
                 " (Chaudhuri, Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are"
-                " never used otherwise. Answers add up: n of them spend n epsilon"
+                " never used otherwise"
             ),
-            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
         )
 
     def score(self, x: ArrayLike) -> NoisyScores:
@@ -139,11 +134,6 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         )
         return NoisyScores(noised, noised >= self.target, censored)
 
-    def _queries(self, x: ArrayLike) -> Floats:
-        rows = super()._queries(x)
-        self._trained().lifted(rows)
-        return rows
-
     def _check_width(self, width: int) -> None:
         super()._check_width(width)
         if self.public_weights is not None:
@@ -175,21 +165,3 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             )
 
         return solve
-
-
-def public_vector(name: str, given: ArrayLike) -> Floats:
-    """(d,) finite numbers that are not all 0."""
-    try:
-        found = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name}: expected d numbers, got {given!r}") from None
-    if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
-        raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
-    found.flags.writeable = False
-    return found
-
-
-def check_length(name: str, given: ArrayLike, width: int) -> None:
-    """Refuse a public vector for another number of features."""
-    if len(np.asarray(given)) != width:
-        raise ConfigurationError(f"{name}: expected one number a feature, {width}, got {len(np.asarray(given))}")

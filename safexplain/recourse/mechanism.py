@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safexplain.amounts import check_whole
 from safexplain.dp.adjacency import Adjacency, check_adjacency
 from safexplain.dp.linear_inputs import check_positive, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
@@ -201,7 +202,6 @@ class DiverseAnswers(RecourseMechanism):
             InputError: as `explain`.
             ConfigurationError: fewer than one answer, or `fit` has not been called.
         """
-        if isinstance(answers, bool) or not isinstance(answers, int) or answers < 1:
-            raise ConfigurationError(f"answers: expected a whole number of at least 1, got {answers!r}")
+        check_whole("answers", answers, 1)  # before noise is drawn
         rows = self._queries(x)
         return diverse(self._solver(rows), rows, answers, cost=self.cost, constraints=self.constraints)

@@ -77,8 +77,8 @@ class MeteredRecourse:
             return self.mechanism.explain(x, infeasible=infeasible)
         if principal is None:
             raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
+        costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(x)]  # looks at the names of columns too
         rows = as_rows(x)
-        costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(rows)]
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
             found = self.mechanism.explain(rows[positions], infeasible="mark")

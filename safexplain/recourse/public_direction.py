@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 
 from safexplain.dp.linear_inputs import check_positive
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.guarantee import Guarantee, assumptions
+from safexplain.recourse.guarantee import Guarantee
 from safexplain.recourse.laplace import laplace_release
-from safexplain.recourse.laplace_score import check_length, public_vector
 from safexplain.recourse.mechanism import Frozen
+from safexplain.recourse.public_vector import check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.stable_score import StableScoreMechanism
 
@@ -95,20 +95,13 @@ class PublicDirection(StableScoreMechanism):
     @property
     def guarantee(self) -> Guarantee:
         """Epsilon of each answer; see the class for the proof."""
-        return Guarantee(
+        return self._each_answer(
             mechanism="step along a public direction with Laplace noise on a grid (PublicDirection)",
-            is_private=True,
-            per="answer",
-            epsilon=float(self.epsilon),
-            delta=0.0,
-            adjacency=self.adjacency,
             released="the noised number of steps, within a public range; the rest follows from it and the direction",
             why=(
                 "a record changes the step by at most a known amount, which the public range, and with a slope floor"
-                " the stability of the regularised regression, bound; the noise is scaled to it. Answers add up: n of"
-                " them spend n epsilon"
+                " the stability of the regularised regression, bound; the noise is scaled to it"
             ),
-            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
         )
 
     def _check_width(self, width: int) -> None:

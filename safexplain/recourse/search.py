@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from safexplain.amounts import check_whole
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.boundary_search import Boundary, nearest, shortened
 from safexplain.recourse.constraints import Constraints
@@ -57,9 +58,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("starts", 1), ("steps", 1), ("batch_size", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least)
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ConfigurationError(f"dtype: expected a floating-point type, got {self.dtype}")
 

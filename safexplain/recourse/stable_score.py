@@ -26,7 +26,7 @@ from safexplain.dp.linear_inputs import check_bound, check_classes, check_positi
 from safexplain.dp.newton import largest_weight
 from safexplain.dp.output import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.recourse.guarantee import Per
+from safexplain.recourse.guarantee import Guarantee, Per, assumptions
 from safexplain.recourse.mechanism import RecourseMechanism
 from safexplain.recourse.result import Floats
 
@@ -59,18 +59,17 @@ class StableScore:
     def __repr__(self) -> str:
         return f"StableScore(norm_bound={self.norm_bound!r}, stability={self.stability!r})"
 
-    def lifted(self, x: Floats) -> Floats:
-        """(n, d + 1) rows u of (n, d) queries.
-
-        Raises:
-            InputError: a query so long that its score could overflow.
-        """
-        column = np.full((len(x), 1), self.constant)
+    def check_length(self, x: Floats) -> None:
+        """Raise InputError for (n, d) queries so long that their score could overflow."""
         with np.errstate(over="ignore"):
-            joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
-            length = np.linalg.norm(joined, axis=1)
+            length = np.linalg.norm(x / self.norm_bound, axis=1)
         if not (length < LONGEST).all():
             raise InputError(f"x: rows more than {LONGEST:g} times as long as norm_bound; check their units")
+
+    def lifted(self, x: Floats) -> Floats:
+        """(n, d + 1) rows u of (n, d) queries whose length was checked."""
+        column = np.full((len(x), 1), self.constant)
+        joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
         return joined
 
     def moved(self, direction: Floats) -> Floats:
@@ -128,6 +127,25 @@ class StableScoreMechanism(RecourseMechanism):
         weights = stable_minimiser(in_unit_ball(rows, bound, constant) * signs[:, None], penalty)
         self._set(width=rows.shape[1], model=StableScore(weights, bound, constant, spread), generator=None)
         return self
+
+    def _each_answer(self, *, mechanism: str, released: str, why: str) -> Guarantee:
+        """Epsilon of each answer, which is all that a mechanism of this kind promises."""
+        return Guarantee(
+            mechanism=mechanism,
+            is_private=True,
+            per=self.per,
+            epsilon=float(self.epsilon),
+            delta=0.0,
+            adjacency=self.adjacency,
+            released=released,
+            why=f"{why}. Answers add up: n of them spend n epsilon",
+            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
+        )
+
+    def _queries(self, x: ArrayLike) -> Floats:
+        rows = super()._queries(x)
+        self._trained().check_length(rows)
+        return rows
 
     def _penalty(self) -> float:
         if self.regularization is not None:

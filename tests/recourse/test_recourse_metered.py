@@ -89,6 +89,17 @@ def test_a_query_that_cannot_be_answered_costs_nothing(ledger):
     assert ledger.spent("ann") == 0
 
 
+def test_a_table_with_its_columns_in_another_order_is_refused_and_costs_nothing(ledger):
+    pandas = pytest.importorskip("pandas")
+    metered = MeteredRecourse(laplace(constraints=Constraints(("age", "debt", "pay"))), ledger)
+    table = pandas.DataFrame(LOW[:1], columns=["debt", "age", "pay"])
+    with pytest.raises(InputError, match="expected the columns age, debt, pay"):
+        metered.explain(table, principal="ann")
+    assert ledger.spent("ann") == 0
+    metered.explain(table[["age", "debt", "pay"]], principal="ann", infeasible="mark")
+    assert ledger.spent("ann") == pytest.approx(0.25)
+
+
 def test_no_recourse_within_the_constraints_is_an_answer_too_and_is_charged(ledger):
     fixed = laplace(constraints=Constraints(3, lower=LOW[0] - 0.01, upper=LOW[0] + 0.01), target=9.0)
     metered = MeteredRecourse(fixed, ledger)
