@@ -1,5 +1,8 @@
 """Hardened explainers and an audit that proves or refutes that their explanations leak the training set."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from safexplain.explain import (
     HardenedAnchors,
     HardenedDeconvolution,
@@ -32,7 +35,9 @@ from safexplain.hardening import (
     UnitNorm,
 )
 from safexplain.outputs import Probability
-from safexplain.recourse.counterfactual import HardenedCounterfactual
+
+if TYPE_CHECKING:
+    from safexplain.recourse.counterfactual import HardenedCounterfactual
 
 __version__ = "0.1.0"
 
@@ -68,3 +73,13 @@ __all__ = [
     "harden",
     "superpixels",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HardenedCounterfactual":  # when it is asked for: it brings the accounting of differential privacy
+        return import_module("safexplain.recourse.counterfactual").HardenedCounterfactual
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -153,3 +155,17 @@ def test_the_attack_takes_arrays_as_scripts_pass_them():
     assert roc(scores, member[0]).auc > 0.9
     assert tpr_at_fpr(scores, member[0], 0.1).tpr > 0.5
     assert Threshold()(signal[0]).shape == (50,)
+
+
+def test_what_one_does_not_use_is_not_imported():
+    code = (
+        "import sys\n"
+        "def unwanted(*names): return {name for name in names if name in sys.modules}\n"
+        "import safexplain\n"
+        "assert not (found := unwanted('dp_accounting', 'sklearn', 'opacus')), found\n"
+        "import safexplain.cli.app\n"
+        "assert not (found := unwanted('alibi', 'opacus', 'timm', 'transformers')), found\n"
+        "safexplain.HardenedCounterfactual\n"
+        "assert unwanted('dp_accounting', 'sklearn')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

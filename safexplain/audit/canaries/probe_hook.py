@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor
 
 from safexplain.audit.canaries.probe_data import Fetched
@@ -61,6 +60,8 @@ class GradientHook:
         Raises:
             RefusedError: at the end, if no step of such an optimizer was seen.
         """
+        from opacus.optimizers import DPOptimizer  # a second to import, which the command line would pay at each start
+
         owner = threading.get_ident()
         with _LOCK:
             original = DPOptimizer.__init__
@@ -95,6 +96,8 @@ class GradientHook:
         return torch.cat([p.detach().flatten() for p in self.optimizer.params])
 
     def _attach(self, optimizer: Any) -> None:
+        from opacus.optimizers import DPOptimizerFastGradientClipping
+
         if isinstance(optimizer, DPOptimizerFastGradientClipping):
             raise RefusedError(
                 'ghost clipping has no gradients of single records to replace: train with mode="hooks"'
