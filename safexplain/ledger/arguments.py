@@ -26,6 +26,20 @@ def named(principal: str) -> str:
     return principal
 
 
+def number(name: str, value: Any) -> float:
+    """A number as a float, infinite or NaN too.
+
+    Raises:
+        ConfigurationTypeError: not a number.
+    """
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
+
+
 def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
     """What is recorded beside a release."""
     try:

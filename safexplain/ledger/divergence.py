@@ -112,7 +112,8 @@ def gaussian_epsilon(squared_mu: float, delta: float) -> float:
     """The epsilon that mu-GDP implies at delta."""
     if squared_mu == 0 or math.isinf(squared_mu):
         return squared_mu
-    return float(get_epsilon_gaussian(1 / math.sqrt(squared_mu), delta))
+    with np.errstate(divide="ignore"):  # of a mu beyond all measure
+        return float(get_epsilon_gaussian(1 / math.sqrt(squared_mu), delta))
 
 
 def epsilon_alone(release: Release, delta: float) -> float:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from safexplain.ledger import answers, export, verify
 from safexplain.ledger.arguments import described, named
-from safexplain.ledger.book import ACCOUNT_COLUMNS, TOTAL, Book, Entry, Standing
+from safexplain.ledger.book import Book, Entry
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.history import charges, grants
 from safexplain.ledger.opening import prepare
@@ -18,6 +18,7 @@ from safexplain.ledger.records import Account, Answer, Charge, Grant
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.schema import Execute
 from safexplain.ledger.settings import Settings, checked_delta, checked_epsilon
+from safexplain.ledger.standing import ACCOUNT_COLUMNS, TOTAL, Standing
 from safexplain.ledger.storage import open_storage
 
 

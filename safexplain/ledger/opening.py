@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from safexplain.ledger.book import TOTAL, Standing, store
 from safexplain.ledger.schema import VERSION, check_version, migrate
 from safexplain.ledger.settings import Settings
+from safexplain.ledger.standing import TOTAL, Standing, store
 from safexplain.ledger.storage import Storage
 
 
@@ -23,6 +23,7 @@ def prepare(storage: Storage, given: Settings) -> Settings:
     check_version(at)
     if at is None:
         given.completed()  # before a file is made
+        storage.make()
     if at != VERSION:
         with storage.transaction() as execute:
             at = storage.version(execute)  # somebody may have been faster

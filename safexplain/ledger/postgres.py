@@ -135,8 +135,11 @@ class PostgresStorage:
                 raise
 
     def exists(self) -> bool:
-        """A database is never made here."""
+        """See Storage; where it does not, the server says so."""
         return True
+
+    def make(self) -> None:
+        """See Storage."""
 
     def _first(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """A statement with which a transaction begins: on a connection that was cut meanwhile, tried once more."""

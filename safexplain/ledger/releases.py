@@ -12,10 +12,15 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from safexplain.amounts import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.ledger.arguments import number
 
 NEGLIGIBLE = 1e-12
-"""Smaller epsilons of a release are refused: no budget would notice them."""
+"""Smaller epsilons (mus) of a release are refused: no budget would notice them."""
+
+MOST_STEPS = 10**300
+"""More steps of a grid are refused: a float does not hold their number."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,7 @@ class Pure:
     kind: ClassVar[str] = "pure"
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon", above=0.0)
-        if self.epsilon < NEGLIGIBLE:
-            raise ConfigurationError(f"epsilon: expected at least {NEGLIGIBLE:g}, got {self.epsilon!r}")
+        _keep_positive(self, "epsilon")
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Approximate:
     kind: ClassVar[str] = "approximate"
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon", least=0.0)
-        _number(self, "delta", above=0.0, below=1.0)
+        _keep(self, "epsilon", least=0.0)
+        _keep(self, "delta", above=0.0, below=1.0)
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,14 @@ class Gaussian:
     2.7).
 
     Args:
-        mu: above 0.
+        mu: at least 1e-12.
     """
 
     mu: float
     kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _number(self, "mu", above=0.0)
+        _keep_positive(self, "mu")
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,11 @@ class Laplace:
     kind: ClassVar[str] = "laplace"
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon", above=0.0)
-        if self.epsilon < NEGLIGIBLE:
-            raise ConfigurationError(f"epsilon: expected at least {NEGLIGIBLE:g}, got {self.epsilon!r}")
-        if self.steps is not None and (isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 1):
-            raise ConfigurationError(f"steps: expected a whole number of at least 1 or None, got {self.steps!r}")
+        _keep_positive(self, "epsilon")
+        if self.steps is not None:
+            check_whole("steps", self.steps, 1)
+            if self.steps > MOST_STEPS:
+                raise ConfigurationError("steps: expected at most 1e300; None is for continuous noise")
 
     @property
     def continuous_epsilon(self) -> float:
@@ -150,17 +153,18 @@ def from_json(text: str) -> Release:
     return KINDS[values.pop("kind")](**values)
 
 
-def _number(owner: object, name: str, least: float = 0.0, above: float = -1.0, below: float = math.inf) -> None:
+def _keep_positive(owner: object, name: str) -> None:
+    _keep(owner, name, above=0.0)
+    if getattr(owner, name) < NEGLIGIBLE:
+        raise ConfigurationError(f"{name}: expected at least {NEGLIGIBLE:g}, got {getattr(owner, name)!r}")
+
+
+def _keep(owner: object, name: str, least: float = 0.0, above: float = -1.0, below: float = math.inf) -> None:
     """Make a field a float, or say what it should have been."""
     value = getattr(owner, name)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
-    if isinstance(value, bool | str):
-        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}")
-    if not (number >= least and above < number < below):
+    found = number(name, value)
+    if not (found >= least and above < found < below):
         low = f"above {above:g}" if above >= 0 else f"of at least {least:g}"
         high = f" and below {below:g}" if below < math.inf else ""
         raise ConfigurationError(f"{name}: expected a finite number {low}{high}, got {value!r}")
-    object.__setattr__(owner, name, number)
+    object.__setattr__(owner, name, found)

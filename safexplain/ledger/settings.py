@@ -7,7 +7,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
+from safexplain.errors import ConfigurationError, LedgerError
+from safexplain.ledger.arguments import number
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.periods import PERIODS
 from safexplain.ledger.schema import Execute
@@ -111,10 +112,10 @@ def checked_epsilon(name: str, value: Any) -> float:
     Raises:
         ConfigurationError: it is out of range.
     """
-    number = _number(name, value)
-    if not 0 < number < math.inf:
+    found = number(name, value)
+    if not 0 < found < math.inf:
         raise ConfigurationError(f"{name}: expected a finite number above 0, got {value!r}")
-    return number
+    return found
 
 
 def checked_delta(name: str, value: Any) -> float:
@@ -123,16 +124,7 @@ def checked_delta(name: str, value: Any) -> float:
     Raises:
         ConfigurationError: it is out of range.
     """
-    number = _number(name, value)
-    if not 0 <= number < 1:
+    found = number(name, value)
+    if not 0 <= found < 1:
         raise ConfigurationError(f"{name}: expected a number of at least 0 and below 1, got {value!r}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
+    return found

@@ -21,6 +21,7 @@ from typing import Any
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.clock import PROCESS_CLOCK
 from safexplain.ledger.forks import watch
+from safexplain.ledger.open_file import OpenFile
 from safexplain.ledger.schema import Execute
 from safexplain.ledger.storage import Rows
 from safexplain.ledger.write_queue import FileQueue
@@ -61,6 +62,7 @@ class SqliteStorage:
         self.guard = threading.RLock()
         self._queue = FileQueue(self.path.with_name(self.path.name + "-queue"))
         self._connection: sqlite3.Connection | None = None
+        self._file: OpenFile | None = None
         self._log: int | None = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
@@ -139,19 +141,33 @@ class SqliteStorage:
         """Whether there is a file."""
         return self.path.exists()
 
+    def make(self) -> None:
+        """See Storage."""
+        if not self.path.parent.is_dir():
+            raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
+        with self._explained():
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            if not self.path.parent.is_dir():
-                raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
+            if not self.path.exists():
+                raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
             connection = sqlite3.connect(
-                self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False, cached_statements=64
-            )
+                f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout, isolation_level=None,
+                check_same_thread=False, cached_statements=64,
+            )  # fmt: skip
             try:
                 self._set_up(connection)
+                self._file = OpenFile(self.path)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
+        elif self._file is not None and not self._file.stands():
+            raise LedgerError(
+                f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
+                " left of it here. Put it back, or restore it from a backup, and start again"
+            )
         return self._connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:

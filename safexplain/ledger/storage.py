@@ -44,7 +44,15 @@ class Storage(Protocol):
         """Version of the schema found; None: there is no ledger yet."""
 
     def exists(self) -> bool:
-        """False where connecting would make an empty database."""
+        """False where there is no database to connect to; `make` makes one."""
+
+    def make(self) -> None:
+        """Make an empty database, if there is none.
+
+        Raises:
+            InputError: there is no place for it.
+            LedgerError: it cannot be made.
+        """
 
     def now(self) -> int:
         """Microseconds since 1970 by the clock that this database goes by."""

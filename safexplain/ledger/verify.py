@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 from safexplain.errors import LedgerError
-from safexplain.ledger.book import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import from_json
 from safexplain.ledger.schema import Execute
+from safexplain.ledger.standing import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing
 
 PAGE = 10_000
 

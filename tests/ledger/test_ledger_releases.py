@@ -9,9 +9,9 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtr
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.ledger import Approximate, Gaussian, Laplace, Pure
-from safexplain.ledger.amounts import AMOUNT, budgeted, charged
+from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
+from safexplain.ledger import Approximate, Gaussian, Laplace, Ledger, Pure
+from safexplain.ledger.amounts import AMOUNT, NEVER, budgeted, charged, charged_loss
 from safexplain.ledger.divergence import ORDERS, gaussian, renyi
 from safexplain.ledger.releases import as_release, from_json, to_json
 
@@ -36,6 +36,8 @@ def test_a_release_survives_being_recorded(release):
         (Approximate, (0.1, 1.0), "below 1"),
         (Approximate, (-0.1, 0.1), "epsilon: expected a finite number of at least 0"),
         (Gaussian, (0.0,), "mu: expected"),
+        (Gaussian, (1e-170,), "mu: expected at least 1e-12"),
+        (Laplace, (0.1, 10**400), "steps: expected at most"),
         (Laplace, (0.1, 0), "steps: expected a whole number"),
         (Laplace, (0.1, 2.5), "steps"),
     ],
@@ -69,6 +71,22 @@ def test_equal_parts_fill_a_budget(whole, parts):
 def test_no_charge_is_lost_in_rounding():
     for value in (1e-12, 0.1, 1 / 3, 0.1 + 0.2, 123.456):
         assert charged(value) / AMOUNT == pytest.approx(value, rel=1e-14, abs=0)
+
+
+def test_nothing_above_0_counts_as_0_and_nothing_is_too_large_to_count():
+    assert [charged(value) for value in (0.0, 5e-324, 1e-31, 1e-30)] == [0, 1, 1, 1]
+    assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, NEVER, NEVER]
+
+
+@pytest.mark.parametrize("release", [Gaussian(1e150), Gaussian(1e200), Laplace(1e300), Pure(1e300)])
+def test_a_release_too_large_for_any_budget_is_refused_as_such(tmp_path, release):
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db", epsilon=1.0, delta=1e-6) as ledger, pytest.raises(BudgetExhausted):
+        ledger.charge("ann", release)
+
+
+def test_a_budget_without_delta_pays_for_no_delta_however_small(tmp_path):
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db", epsilon=1.0) as ledger, pytest.raises(BudgetExhausted):
+        ledger.charge("ann", Approximate(0.0, 1e-31))
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.03, 0.5, 3.0])
