@@ -22,6 +22,7 @@ from safexplain.dp.linear_inputs import (
     check_positive,
     in_unit_ball,
     noise_generator,
+    on_grid,
     positions,
 )
 from safexplain.dp.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
@@ -156,7 +157,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             weights, privacy = by_objective(*data, *budget, rng)
         else:
             weights, privacy = by_output(*data, *budget, self.delta, rng)
-        weights = weights.astype(np.float32).astype(np.float64)  # the last bits of sums tell more than their value
+        weights = on_grid(weights, noise)
         weights = np.diff(weights, axis=0) if len(weights) == 2 else weights
         scale = math.hypot(1.0, constant)  # back to rows as they come
         self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
@@ -213,4 +214,5 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             delta=self.delta,
             phases=(Steps(sigma, 1.0, releases, "full-batch"),),
             clipping=f"features scaled to norm 1, gradients over all classes clipped to norm {self.max_grad_norm:g}",
+            count_noised=hidden,
         )

@@ -79,3 +79,18 @@ def noise_generator(random_state: Any) -> np.random.Generator:
     if random_state is None or isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state)
     return np.random.default_rng(check_random_state(random_state).randint(0, 2**32, size=4, dtype=np.uint32))
+
+
+def on_grid(weights: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+    """Noised weights rounded to multiples of a public power of two, some 1e-8 of the noise on a logit.
+
+    Sums of floating-point numbers lie on a lattice that depends on the terms: a weight of exactly 0 with noise can be a
+    number that one of .1 with noise can never be. Relative rounding keeps that visible near 0; on a grid that is coarse
+    against the lattice and fine against the noise it disappears.
+
+    Args:
+        weights: any shape.
+        noise: standard deviation of the noise on a logit, public.
+    """
+    grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
+    return np.asarray(np.round(weights / grid) * grid)

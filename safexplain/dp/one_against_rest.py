@@ -36,18 +36,11 @@ def by_objective(
     rng: np.random.Generator,
 ) -> Released:
     """Objective perturbation, each problem with epsilon / (number of problems); see `safexplain.dp.objective`."""
-    problems, count = _problems(k), _count_epsilon(epsilon, adjacency)
-    each = (epsilon - count) / problems
+    each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
     mechanism = ObjectivePerturbation.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
-    return weights, PrivacyStatement(
-        mechanism="logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)" + _rest(k),
-        records=_noised_count(len(features), count, rng),
-        delta=0.0,
-        pure_epsilon=problems * mechanism.epsilon("substitute"),
-        pure_add_remove=problems * mechanism.epsilon("add_remove") + count,
-        clipping=CLIPPING,
-    )
+    name = "logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
+    return weights, _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
 
 
 def by_output(
@@ -63,17 +56,10 @@ def by_output(
     """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere; see `safexplain.dp.output`."""
     problems, name = _problems(k), "logistic regression by output perturbation"
     if delta == 0:
-        count = _count_epsilon(epsilon, adjacency)
-        each = (epsilon - count) / problems
+        each = (epsilon - _count_epsilon(epsilon, adjacency)) / problems
         mechanism = OutputPerturbation.radial(each, features.shape[1], adjacency, logit_noise=logit_noise)
-        statement = PrivacyStatement(
-            mechanism=f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011){_rest(k)}",
-            records=_noised_count(len(features), count, rng),
-            delta=0.0,
-            pure_epsilon=problems * mechanism.epsilon("substitute"),
-            pure_add_remove=problems * mechanism.epsilon("add_remove") + count,
-            clipping=CLIPPING,
-        )
+        name = f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011)"
+        statement = _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
     else:
         hidden = adjacency == "add_remove"
         releases = problems + hidden
@@ -86,8 +72,32 @@ def by_output(
             delta=delta,
             phases=(Steps(sigma, 1.0, releases, "full-batch"),),
             clipping=CLIPPING,
+            count_noised=hidden,
         )
     return _each(features, labels, k, lambda signed: perturbed_output(signed, mechanism, rng)), statement
+
+
+def _pure_statement(
+    name: str,
+    mechanism: ObjectivePerturbation | OutputPerturbation,
+    records: int,
+    k: int,
+    epsilon: float,
+    adjacency: Adjacency,
+    rng: np.random.Generator,
+) -> PrivacyStatement:
+    """Every problem and the count, by basic composition; what holds for substitution need not be the smaller one."""
+    problems, count = _problems(k), _count_epsilon(epsilon, adjacency)
+    present = problems * mechanism.epsilon("add_remove") + count
+    return PrivacyStatement(
+        mechanism=name + _rest(k),
+        records=_noised_count(records, count, rng),
+        delta=0.0,
+        pure_epsilon=max(problems * mechanism.epsilon("substitute"), present),
+        pure_add_remove=present,
+        clipping=CLIPPING,
+        count_noised=count > 0,
+    )
 
 
 def _count_epsilon(epsilon: float, adjacency: Adjacency) -> float:

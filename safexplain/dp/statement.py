@@ -19,7 +19,7 @@ NOT_PROTECTED = (
     "what the records have in common: the model tells it about everybody, in the data or not",
     "several records of one person: epsilon is for one record",
     "choices made by looking at the data: hyperparameters, seeds or checkpoints picked by their results",
-    "losses, gradients, skipped records and other figures of the training run itself",
+    "losses, gradients, skipped records, errors, warnings and other figures of the training run itself",
 )
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
@@ -27,12 +27,12 @@ PRETRAINED = (
 )
 PUBLIC = "the options of the training, the architecture, the list of classes and all bounds are public constants"
 COUNTED = (
-    "the number of records is public, as the sample rate is computed from it; added or removed then means that a real"
-    " record or an empty one stood in its place"
+    "the number of records is public: this statement tells it, and the training may depend on it; added or removed then"
+    " means that a real record or an empty one stood in its place"
 )
 SAMPLED = {
-    "poisson": f"each record joined each batch by its own coin, and batches stay hidden; {COUNTED}",
-    "fixed-size": f"each batch was a uniformly random subset of fixed size, and batches stay hidden; {COUNTED}",
+    "poisson": "each record joined each batch by its own coin, and batches stay hidden",
+    "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
     "full-batch": "every record was in every batch",
 }
 SEEDED = (
@@ -62,6 +62,8 @@ class PrivacyStatement:
         trained: which parameters were trained.
         pretrained: whether training started from weights that had seen other data.
         seeded: whether batches and noise came from a seed that the user gave.
+        count_noised: whether `records` is n with noise that the epsilons pay for, and nothing else depends on n: what
+            hides whether a record was there at all. False: n is public.
         weights: `safexplain.dp.weights.weights_digest` of the trained model; "" before training.
 
     Raises:
@@ -79,6 +81,7 @@ class PrivacyStatement:
     trained: str = "all parameters"
     pretrained: bool = False
     seeded: bool = False
+    count_noised: bool = False
     weights: str = ""
 
     def __post_init__(self) -> None:
@@ -123,7 +126,7 @@ class PrivacyStatement:
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the guarantee."""
         sampled = dict.fromkeys(SAMPLED[p.sampling] for p in self.phases)
-        return (PUBLIC, *sampled, SEEDED if self.seeded else RANDOMNESS)
+        return (PUBLIC, *sampled, *(() if self.count_noised else (COUNTED,)), SEEDED if self.seeded else RANDOMNESS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
@@ -196,7 +199,7 @@ class PrivacyStatement:
         rows = {
             "Mechanism": self.mechanism,
             "Clipping": self.clipping,
-            "Records": f"{self.records:,}",
+            "Records": f"about {self.records:,}" if self.count_noised else f"{self.records:,}",
             "Expected batch size": "" if self.expected_batch_size is None else f"{self.expected_batch_size:g}",
             "Steps": "; ".join(_steps(p) for p in self.phases),
             "Trained": self.trained,

@@ -23,7 +23,8 @@ from safexplain.recourse.result import Floats, Recourse
 WHY = (
     "Only the length of the answer is noised. Its direction is w/|w|, a function of the training data that one answer"
     " tells to machine precision: between neighbouring data sets, the event that an answer points along the weights of"
-    " the first has probability 1 and 0, so no finite epsilon and no delta below 1 holds. Step 4 uses the private"
+    " the first has the probability of an unfavourable decision and 0, so no finite epsilon holds; over several answers"
+    " that probability tends to 1, so no delta below 1 does either. Step 4 uses the private"
     " weights again, which the post-processing theorem does not allow. Besides, epsilon is claimed by answer, without"
     " composition, and clamping makes most logits infinite at small epsilon (78 % at probability 1/2 and epsilon .5)"
 )

@@ -20,6 +20,7 @@ UNTIMED = (
     "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
     " answers at fixed intervals"
 )
+UNTOLD = "whether training failed, with which error or warning, is not told to who is given answers"
 PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
 
 
@@ -84,4 +85,4 @@ def assumptions(*, seeded: bool, noised: bool = False) -> tuple[str, ...]:
         noised: each answer has noise of its own.
     """
     timing = (UNTIMED,) if noised else ()
-    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, *timing, SEEDED if seeded else RANDOMNESS)
+    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, UNTOLD, *timing, SEEDED if seeded else RANDOMNESS)

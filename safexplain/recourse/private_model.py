@@ -85,7 +85,8 @@ def private_model(
         search: options of the search.
 
     Raises:
-        RefusedError: no statement, one about other weights, or one without a finite epsilon.
+        RefusedError: no statement, one about other weights, one without a finite epsilon, or under add/remove one that
+            tells the number of records.
         ConfigurationError: not a model, not fitted, or it is not clear which class is favourable.
     """
     own = getattr(model, "privacy_", None) or getattr(model, "statement", None)
@@ -103,6 +104,12 @@ def private_model(
         )
     if not math.isfinite(statement.epsilons.of(adjacency)):
         raise RefusedError(f"the model's statement promises nothing under {adjacency}: its epsilon is infinite")
+    if adjacency == "add_remove" and not statement.count_noised:
+        raise RefusedError(
+            "the model's statement tells the true number of records, so that nothing hides whether one was added: ask"
+            ' for adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
+            ' DPLogisticRegression(adjacency="add_remove")'
+        )
     if linear:
         return _linear(model, statement, favourable, search)
     return _network(getattr(model, "model", model), model, statement, favourable, search)

@@ -180,6 +180,33 @@ def test_a_pure_statement_has_delta_zero_and_an_epsilon_that_holds_for_both_adja
     assert stated.epsilons.add_remove <= stated.epsilons.substitute
 
 
+@each_mechanism
+def test_the_number_of_records_is_hidden_under_add_remove_and_said_to_be_public_elsewhere(mechanism):
+    X, y = two_gaussians(500, 3)
+    hidden = model(adjacency="add_remove", mechanism=mechanism).fit(X, y).privacy_
+    public = model(mechanism=mechanism).fit(X, y).privacy_
+    assert (hidden.count_noised, public.count_noised) == (True, False)
+    assert not any("number of records is public" in line for line in hidden.assumptions)
+    assert any("number of records is public" in line for line in public.assumptions)
+    assert public.records == 500
+
+
+def test_an_epsilon_that_the_determinant_takes_up_leaves_a_statement_all_the_same():
+    X, y = two_gaussians(500, 3)
+    stated = model(epsilon=0.1, mechanism="objective", adjacency="add_remove", logit_noise=1000.0).fit(X, y).privacy_
+    assert 0.09 < stated.epsilons.add_remove <= stated.epsilons.substitute <= 0.1
+
+
+@each_mechanism
+def test_what_is_released_lies_on_a_public_grid(mechanism):
+    """Noise near 0 in floating-point numbers would tell by its last digits what it was added to."""
+    X, y = two_gaussians(200, 3)
+    released = model(mechanism=mechanism, norm_bound=4.0, intercept_scaling=0, logit_noise=0.7).fit(X, y).coef_
+    steps = 4.0 * released / 2.0 ** (-1 - 27)
+    assert (steps == np.round(steps)).all()
+    assert np.abs(steps).max() > 1e6
+
+
 def test_one_against_the_rest_shares_the_budget():
     X, y = two_gaussians(500, 3)
     stated = model(epsilon=2.0, mechanism="objective", classes=[0, 1, 2, 3]).fit(X, y).privacy_

@@ -130,6 +130,23 @@ def test_refusing_for_want_of_precision_follows_from_the_shape_alone():
         solve(rows, 1.0, 1e-10)
 
 
+FAR = {
+    "short rows": np.full((10_000, 1), 1e-4),
+    "short rows and one that stops them": np.append(np.full((9_999, 1), 1e-4), [[-1.0]], axis=0),
+    "separable": np.abs(signed_rows(2_000, 3)),
+    "many weights": np.abs(signed_rows(1_000, 150)),
+}
+
+
+@pytest.mark.parametrize("rows", FAR)
+@pytest.mark.parametrize("regularization", [1e-6, 1e-4, 1e-2])
+def test_weights_of_thousands_are_reached_in_a_few_steps_so_that_no_record_decides_whether_there_is_an_answer(
+    rows, regularization, monkeypatch
+):
+    monkeypatch.setattr(newton_module, "MOST_ITERATIONS", 40)  # of 500; steps of at most log(1 + d) took thousands
+    assert np.isfinite(solve(FAR[rows], regularization, GRADIENT_ERROR / regularization)).all()
+
+
 @pytest.mark.parametrize("regularization", [1e-3, 1.0, 1e3])
 def test_the_largest_weight_bounds_every_minimiser_and_is_nearly_reached(regularization):
     alike = np.tile([1.0, 0.0], (100, 1))

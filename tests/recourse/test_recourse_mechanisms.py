@@ -199,6 +199,16 @@ def test_a_statement_that_promises_nothing_is_refused():
         DPModelRecourse(nn.Linear(3, 2), privacy=without_noise)
 
 
+def test_whether_a_record_was_there_is_not_promised_where_the_number_of_records_is_told():
+    X, y = two_gaussians(500, 3)
+    given = DPLogisticRegression(2.0, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, y)
+    with pytest.raises(RefusedError, match=r'true number of records.*adjacency="zero_out"'):
+        DPModelRecourse(given, adjacency="add_remove")
+    assert DPModelRecourse(given, adjacency="zero_out").guarantee.epsilon == given.privacy_.epsilons.zero_out
+    hidden = DPLogisticRegression(2.0, adjacency="add_remove", norm_bound=5.0, classes=[0, 1]).fit(X, y)
+    assert DPModelRecourse(hidden, adjacency="add_remove").guarantee.epsilon == hidden.privacy_.epsilons.add_remove
+
+
 def test_a_statement_about_other_weights_is_refused():
     network = nn.Linear(3, 2)
     own = statement(weights=weights_digest(network))
