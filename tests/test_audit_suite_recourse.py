@@ -132,13 +132,35 @@ def test_balanced_accuracy_is_reported_where_the_threshold_was_not_chosen():
     covered, highest = [], []
     for seed in range(60):
         member = rng.random(200) < 0.5
-        found = cells.balanced_accuracy(rng.normal(size=200), member, seed)
+        found = cells.balanced_accuracy(rng.normal(size=200), member, np.arange(200) % 5, seed)
         covered.append(found["low"] <= 0.5 <= found["high"])
         highest.append(found["value"])
     assert np.mean(covered) > 0.9
     assert abs(np.mean(highest) - 0.5) < 0.02  # the best over all thresholds would be about .56
     member = np.arange(200) % 2 == 0
-    assert cells.balanced_accuracy(member * 1.0, member)["value"] == 1.0
+    assert cells.balanced_accuracy(member * 1.0, member, np.arange(200) // 50)["value"] == 1.0
+
+
+def test_guesses_that_stand_and_fall_with_their_model_are_not_counted_one_by_one():
+    """Randomised response with one coin a model: honestly 1-DP, and often above its ceiling if examples were coins."""
+    rng, ceiling = np.random.default_rng(0), conditions.ceiling(1.0)
+    models, above = 20, {"low": 0, "low_by_model": 0}
+    for seed in range(60):
+        model, member = rng.integers(models, size=4000), rng.random(4000) < 0.5
+        truthful = rng.random(models) < ceiling
+        found = cells.balanced_accuracy(1.0 * (member == truthful[model]), member, model, seed)
+        for name in above:
+            above[name] += found[name] > ceiling
+    assert above["low"] > 15
+    assert above["low_by_model"] <= 5
+    assert cells.lowest_mean([0.7]) == 0.0
+
+
+def test_where_answers_are_noised_one_question_is_asked_again_and_again():
+    again = SMALL.questions(5, same=True)
+    assert (again == again[0]).all()
+    assert SMALL.public_y[(SMALL.public_x == again[0]).all(axis=1)] == [0]
+    assert np.array_equal(SMALL.questions(5, same=False), SMALL.public_x[:5])
 
 
 def test_a_direction_is_taken_from_the_first_answer_that_tells_one():
@@ -180,7 +202,9 @@ def test_a_cell_says_what_was_promised_found_and_worth():
 def cell_like(value, ceiling, per="model", one_answer=True, private=True):
     attack = {
         "attack": "A", "signal": "s", "one_answer": one_answer, "auc": value, "null_auc": 0.5,
-        "balanced_accuracy": {"value": value, "low": value - 0.02, "high": value + 0.02},
+        "balanced_accuracy": {
+            "value": value, "low": value - 0.02, "high": value + 0.02, "low_by_model": value - 0.05
+        },
     }  # fmt: skip
     return {
         "ceiling": ceiling, "guarantee": {"is_private": private, "per": per}, "attacks": [attack], "test_accuracy": 0.9,
@@ -192,6 +216,8 @@ def test_attacks_beyond_an_epsilon_are_named_and_many_answers_are_not_held_to_th
     assert not evidence.above_ceiling(cell_like(0.63, 0.62))  # within its interval
     assert not evidence.above_ceiling(cell_like(0.7, 0.62, per="answer", one_answer=False))
     assert evidence.above_ceiling(cell_like(0.7, 0.62, per="answer"))
+    assert evidence.above_ceiling(cell_like(0.65, 0.62))
+    assert not evidence.above_ceiling(cell_like(0.65, 0.62, per="answer"))  # each model is one observation there
     assert not evidence.above_ceiling(cell_like(0.9, None))
 
 

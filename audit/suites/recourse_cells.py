@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from recourse_conditions import BASELINE, Condition, Native, ceiling
 from recourse_tasks import Floats, Plan, Task
+from scipy.stats import t as student
 
 from safexplain.audit.attacks.boundary import unit
 from safexplain.audit.attacks.pooled import PooledDensityRatio
@@ -28,9 +29,17 @@ ONE_ANSWER = (
     Row("DirectionAttack", DirectionAttack(), "one_answer_margin", "explanation"),
     Row("DirectionDensity", DirectionAttack(PooledDensityRatio()), "one_answer_margin", "explanation"),
 )
-"""The direction of a single answer and no offset, so that the epsilon of one answer bounds it."""
+"""The direction of a single answer that tells one, and no offset: the epsilon of one answer bounds it.
+
+Where answers have noise of their own, one fixed question is asked until it is told to change something. That is the
+answer given that it tells: an epsilon-private one has odds within [exp(-epsilon), exp(epsilon)], hence given any event
+within some [m, m exp(2 epsilon)], so that the best balanced accuracy stays exp(epsilon) / (1 + exp(epsilon)). (Asking
+different questions until one tells would not: which of them did is worth an epsilon too.)
+"""
 OF_ONE_ANSWER = ("distance", "score", "label", "one_answer_margin")
-"""Signals that one answer about the scored example, or one answer at all, gives."""
+"""Signals that one answer about the scored example, or one answer at all, gives (a distance counts in units of the
+score, a constant that the suite's mechanisms with noise of their own make public)."""
+TRIES = 64
 SHOWN = 500
 """Examples on which the use of recourse is measured."""
 
@@ -57,7 +66,7 @@ class Watched:
         """Train one model of the condition, and the native one that it is compared with."""
         native = Native.fitted(x, y)
         mechanism = self.condition.mechanism(self.task, x, y, native, seed % 2**31)
-        direction = first_direction(mechanism, self.task.public_x)
+        direction = first_direction(mechanism, self.task.questions(TRIES, same=self.condition.noisy))
         side = 2.0 * self.task.y - 1
         self.margins.append(side * (self.task.x @ direction))
         cosine = float(abs(direction @ native.weights) / np.linalg.norm(native.weights))
@@ -70,13 +79,13 @@ class Watched:
         return mechanism
 
 
-def first_direction(mechanism: Any, x: Floats) -> Floats:
-    """(d,) direction of the first answer among up to 64 questions that tells one to change anything; else zeros."""
-    for row in x[:64]:
+def first_direction(mechanism: Any, questions: Floats) -> Floats:
+    """(d,) direction of the first answer that tells one to change anything; zeros if none does."""
+    for row in questions:
         change = np.asarray(explained(mechanism, row[None]).counterfactual[0]) - row
         if change.any():
             return unit(change)
-    return np.zeros(x.shape[1])
+    return np.zeros(questions.shape[1])
 
 
 def use_of(mechanism: Any, native: Native, x: Floats) -> dict[str, float]:
@@ -103,10 +112,14 @@ def use_of(mechanism: Any, native: Native, x: Floats) -> dict[str, float]:
     }
 
 
-def balanced_accuracy(scores: Floats, member: NDArray[np.bool_], seed: int = 0) -> dict[str, float]:
+def balanced_accuracy(
+    scores: Floats, member: NDArray[np.bool_], model: NDArray[np.int64], seed: int = 0
+) -> dict[str, float]:
     """(TPR + 1 - FPR) / 2 on one half of the examples, at the threshold that is best on the other half.
 
-    The interval adds up 97.5 % Clopper-Pearson limits of both rates.
+    The interval adds up 97.5 % Clopper-Pearson limits of both rates: guesses about the records of one private release
+    are no surer together than coins of its odds. Where every answer is a release of its own, those about one model may
+    stand and fall together; for that `low_by_model` takes each model as one observation (Student's t, 97.5 %).
     """
     chosen = np.random.default_rng([seed, 0xBA]).random(len(scores)) < 0.5
     curve = roc(scores[chosen], member[chosen])
@@ -116,7 +129,25 @@ def balanced_accuracy(scores: Floats, member: NDArray[np.bool_], seed: int = 0) 
     members, others = int(truth.sum()), int((~truth).sum())
     low = clopper_pearson(found, members, 0.975)[0] - clopper_pearson(accused, others, 0.975)[1]
     high = clopper_pearson(found, members, 0.975)[1] - clopper_pearson(accused, others, 0.975)[0]
-    return {"value": (1 + found / members - accused / others) / 2, "low": (1 + low) / 2, "high": (1 + high) / 2}
+    value = (1 + found / members - accused / others) / 2
+    by_model = lowest_mean([accuracy_of(rest[of], truth[of]) for of in model[~chosen] == np.unique(model)[:, None]])
+    return {"value": value, "low": (1 + low) / 2, "high": (1 + high) / 2, "low_by_model": by_model}
+
+
+def accuracy_of(accused: NDArray[np.bool_], member: NDArray[np.bool_]) -> float:
+    """(TPR + 1 - FPR) / 2; NaN without members, or without others."""
+    if not member.any() or member.all():
+        return float("nan")
+    return float(1 + accused[member].mean() - accused[~member].mean()) / 2
+
+
+def lowest_mean(values: Sequence[float]) -> float:
+    """97.5 % lower limit of a mean (Student's t); 0 for fewer than two numbers."""
+    known = np.array([v for v in values if np.isfinite(v)])
+    if len(known) < 2:
+        return 0.0
+    error = known.std(ddof=1) / np.sqrt(len(known))
+    return max(0.0, float(known.mean() - student.ppf(0.975, len(known) - 1) * error))
 
 
 def attacked(signals: Signals, row: Row, seed: int = 0) -> dict[str, Any]:
@@ -137,7 +168,7 @@ def attacked(signals: Signals, row: Row, seed: int = 0) -> dict[str, Any]:
         "auc": curve.auc,
         "auc_low": low,
         "auc_high": high,
-        "balanced_accuracy": balanced_accuracy(scores, member, seed),
+        "balanced_accuracy": balanced_accuracy(scores, member, to.target, seed),
         "tpr": [rate(curve, fpr) for fpr in FPRS],
         "curve": [tpr_at_fpr(curve, fpr=fpr).tpr for fpr in GRID],
         **about,

@@ -41,15 +41,17 @@ def strongest(found: dict[str, Any], *, one_answer: bool = False) -> dict[str, A
 def above_ceiling(found: dict[str, Any]) -> list[str]:
     """Attacks whose balanced accuracy is surely above what the (claimed) epsilon allows.
 
-    Where epsilon is of an answer, only attacks that use one count; each of k attacks is tested at 95 %.
+    Where epsilon is of an answer, only attacks that use one count, and each model is one observation; each of k attacks
+    is tested at 97.5 %.
     """
     if found["ceiling"] is None:
         return []
     once = found["guarantee"]["per"] == "model"
+    low = "low" if once else "low_by_model"
     return [
         f"{a['attack']} on {a['signal']}: {a['balanced_accuracy']['value']:.3f} > {found['ceiling']:.3f}"
         for a in found["attacks"]
-        if (once or a["one_answer"]) and a["balanced_accuracy"]["low"] > found["ceiling"]
+        if (once or a["one_answer"]) and a["balanced_accuracy"][low] > found["ceiling"]
     ]
 
 
@@ -126,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
     p = parser("recourse_evidence", __doc__)
     p.add_argument("--task", action="append", help="only these tasks (repeat); default: all")
-    p.add_argument("--models", type=int, help="models a condition (default: 4 to 20, by task)")
+    p.add_argument("--models", type=int, help="models a condition (default: 8 to 20, by task)")
     options = p.parse_args(argv)
     plans = QUICK if options.quick else TASKS
     chosen = options.task or list(plans)

@@ -45,7 +45,7 @@ def leakage(found: dict[str, Any]) -> str:
 
 
 def claims(found: dict[str, Any]) -> str:
-    """Balanced accuracy of the direction of one answer, beside what the epsilon of one answer allows."""
+    """Balanced accuracy of the direction of one answer that tells one, beside what the epsilon of one answer allows."""
     rows = []
     for task, title, cell in cells(found):
         attack = named(cell, "DirectionDensity", "one_answer_margin")
@@ -54,10 +54,14 @@ def claims(found: dict[str, Any]) -> str:
         b, rate = attack["balanced_accuracy"], attack["tpr"][1]
         rows.append((
             task, f"{cell['epsilon']:g}", f"{cell['ceiling']:.3f}",
-            f"{b['value']:.3f} [{b['low']:.3f}, {b['high']:.3f}]", interval(attack), f"{rate['tpr']:.1%}",
+            f"{b['value']:.3f} ({b['low_by_model']:.3f})", f"{cell['use']['told']:.2f}", interval(attack),
+            f"{rate['tpr']:.1%}",
             f"{cell['use']['cosine_of_one_answer']:.6f}",
         ))  # fmt: skip
-    header = ("task", "claimed epsilon", "balanced accuracy it allows", "found", "AUC", "TPR at 1 %", "cosine to w")
+    header = (
+        "task", "claimed epsilon", "balanced accuracy it allows", "found (at least)", "of the answers that tell one",
+        "AUC", "TPR at 1 %", "cosine to w",
+    )  # fmt: skip
     return markdown(header, rows)
 
 

@@ -50,6 +50,12 @@ class Task:
         weights: Floats = model.coef_[0]
         return weights
 
+    def questions(self, tries: int, *, same: bool) -> Floats:
+        """(tries or fewer, d) public rows to ask about: the first unfavourable one again and again, or each once."""
+        if same:
+            return np.repeat(self.public_x[self.public_y == 0][:1], tries, axis=0)
+        return self.public_x[:tries]
+
 
 def prepared(
     x: Floats, y: NDArray[Any], public: int, source: dict[str, Any], *, rows: int | None = None, least: float = 0.0
@@ -164,8 +170,8 @@ TASKS: dict[str, Plan] = {
     "mnist 3/8": Plan(mnist38, models=12, size=None, repeats=3),
     "synthetic 100": Plan(lambda _: synthetic(100)),
     "synthetic 1000": Plan(lambda _: synthetic(1000), models=8, repeats=2),
-    "synthetic 5000": Plan(lambda _: synthetic(5000), models=5, repeats=1),
-    "synthetic 7000": Plan(lambda _: synthetic(7000), models=4, repeats=1),
+    "synthetic 5000": Plan(lambda _: synthetic(5000), models=10, repeats=1),
+    "synthetic 7000": Plan(lambda _: synthetic(7000), models=10, repeats=1),
 }
 QUICK: dict[str, Plan] = {
     "breast cancer": Plan(breast_cancer, models=4, size=None, repeats=2),
