@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from safexplain.cli.console import result_table
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Account, Ledger
 from safexplain.ledger.export import line
 
@@ -43,13 +43,14 @@ def show_command(
     """Accounts, what they have spent, what remains and when it renews."""
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
-        charges = deque(opened.charges(principal), maxlen=last) if principal is not None and last else []
+        charges = deque(opened.charges(principal), maxlen=max(last, 1)) if principal is not None else deque()
+        grants = opened.grants()
         total = opened.total()
         checked = opened.verify() if verify else None
     if json_:
         content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
         if principal is not None:
-            content["charges"] = [line(c) for c in charges]
+            content["charges"] = [line(c) for c in charges][:last]
         if checked is not None:
             content["verified"] = checked
         typer.echo(json.dumps(content, allow_nan=False))
@@ -60,7 +61,9 @@ def show_command(
     for account in accounts if principal is not None else [*accounts, total]:
         table.add_row(*_cells(account))
     console.print(table)
-    for charge in charges:
+    if principal is not None and not charges and not any(grant.principal == principal for grant in grants):
+        console.print("Nothing was ever charged or granted to this principal.", highlight=False)
+    for charge in list(charges)[:last]:
         about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {charge.mechanism}"
         console.print(about.rstrip(), highlight=False, markup=False)
     if checked is not None:
@@ -106,9 +109,24 @@ def export_command(
     return 0
 
 
+@ledger_app.command("backup")
+def backup_command(
+    ledger: Url,
+    out: Annotated[Path, typer.Argument(help="Where to write; a file that is there is replaced.")],
+) -> int:
+    """Copy an SQLite ledger while it is in use; a copy of its file alone would miss what its log holds."""
+    with _opened(ledger) as opened:
+        opened.backup(out)
+    return 0
+
+
 def _opened(url: str) -> Ledger:
-    """A ledger that exists: without a budget none is made."""
-    return Ledger(url if "://" in url else f"sqlite:///{url}")
+    """A ledger that exists: none is made here."""
+    url = url if "://" in url else f"sqlite:///{url}"
+    file = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
+        raise InputError(f"there is no ledger at {file}; the service that charges it makes it")
+    return Ledger(url)
 
 
 def _plain(account: Account) -> dict[str, Any]:

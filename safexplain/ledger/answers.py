@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,12 +128,15 @@ class Batch:
         positions = sorted(i for q, i in self.distinct.items() if q not in found)
         if not positions:
             return {}
-        values = list(compute(positions))
+        given = compute(positions)
+        if not isinstance(given, Iterable):
+            raise InputError(f"compute: expected {len(positions)} answers, got {given!r}; nothing was charged")
+        values = list(given)
         if len(values) != len(positions):
             raise InputError(f"compute gave {len(values)} answers to {len(positions)} questions; nothing was charged")
         try:
             texts = [json.dumps(v, allow_nan=False) for v in values]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"an answer must be of JSON types, without NaN or infinity ({error}); use .tolist() on arrays. Nothing"
                 " was charged"
@@ -175,7 +178,7 @@ class Batch:
 def question_digest(question: str | bytes) -> str:
     """SHA-256 of a question; text and bytes of the same spelling are different questions."""
     if isinstance(question, str):
-        return hashlib.sha256(b"text:" + question.encode()).hexdigest()
+        return hashlib.sha256(b"text:" + question.encode("utf-8", "surrogatepass")).hexdigest()
     if isinstance(question, bytes | bytearray | memoryview):
         return hashlib.sha256(b"bytes:" + bytes(question)).hexdigest()
     raise ConfigurationTypeError(f"question: expected text or bytes, got {type(question).__name__}")

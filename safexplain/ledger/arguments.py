@@ -26,6 +26,22 @@ def named(principal: str) -> str:
     return principal
 
 
+def text(name: str, value: Any) -> str:
+    """Text that every database keeps as it is.
+
+    Raises:
+        InputError: it has a NUL, or characters that UTF-8 does not.
+    """
+    found = str(value)
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name}: expected text that UTF-8 can hold, got {found[:40]!a}") from None
+    if "\0" in found:
+        raise InputError(f"{name}: expected text without NUL, got {found[:40]!r}")
+    return found
+
+
 def number(name: str, value: Any) -> float:
     """A number as a float, infinite or NaN too.
 
@@ -43,7 +59,7 @@ def number(name: str, value: Any) -> float:
 def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
     """What is recorded beside a release."""
     try:
-        text = json.dumps(dict(parameters), sort_keys=True, allow_nan=False) if parameters else "{}"
-    except (TypeError, ValueError) as error:
+        written = json.dumps(dict(parameters), sort_keys=True, allow_nan=False) if parameters else "{}"
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"parameters: expected a mapping of JSON types without NaN or infinity ({error})") from None
-    return str(mechanism), text
+    return text("mechanism", mechanism), written

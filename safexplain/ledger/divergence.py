@@ -33,6 +33,9 @@ from safexplain.ledger.releases import Gaussian, Laplace, Release
 ORDERS: NDArray[np.float64] = np.array([float(f"{1 + x:.5g}") for x in np.logspace(-1, 6, 700)])
 """Renyi orders among which one is chosen."""
 
+LARGEST = 1e6
+"""Epsilon of a budget beyond which nothing more is allowed to Gaussian releases."""
+
 _SMALLEST_QUANTILE = 1e-4
 _SMALL = 0.01
 """Below this alpha * epsilon the bound alpha epsilon^2 / 2 is used; it is at most a relative 1e-4 too large."""
@@ -102,10 +105,13 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def gaussian_allowed(epsilon: float, delta: float) -> float:
-    """The largest mu^2 that implies (epsilon, delta): Dong, Roth and Su 2019, arXiv 1905.02383, Corollary 2.13."""
+    """The largest mu^2 that implies (epsilon, delta): Dong, Roth and Su 2019, arXiv 1905.02383, Corollary 2.13.
+
+    Larger epsilons count as 1e6.
+    """
     if epsilon <= 0 or delta <= 0:
         return 0.0
-    return float(1 / get_sigma_gaussian(epsilon, delta)) ** 2
+    return float(1 / get_sigma_gaussian(min(epsilon, LARGEST), delta)) ** 2
 
 
 def gaussian_epsilon(squared_mu: float, delta: float) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
 
 from safexplain.errors import ConfigurationError
+from safexplain.ledger.output_files import replacing
 from safexplain.ledger.records import Charge
 from safexplain.ledger.releases import to_json
 
@@ -36,21 +37,25 @@ def line(charge: Charge) -> dict[str, Any]:
     }
 
 
-def write(charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str) -> int:
+def write(
+    charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str, kept: Sequence[Path] = ()
+) -> int:
     """Write charges; how many there were.
 
     Args:
         charges: oldest first.
         target: path, or a text stream.
         format: "jsonl" or "csv".
+        kept: files that must not be replaced.
 
     Raises:
-        ConfigurationError: another format.
+        ConfigurationError: another format, or one of the files to keep.
+        InputError: the file cannot be written.
     """
     if format not in ("jsonl", "csv"):
         raise ConfigurationError(f'format: expected "jsonl" or "csv", got {format!r}')
     if isinstance(target, str | PathLike):
-        with Path(target).open("w", encoding="utf-8", newline="") as stream:
+        with replacing(target, kept) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
             return write(charges, stream, format)
     table = csv.DictWriter(target, COLUMNS, lineterminator="\n")
     if format == "csv":

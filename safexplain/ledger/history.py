@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from safexplain.errors import ConfigurationTypeError
 from safexplain.ledger.periods import instant, microseconds
 from safexplain.ledger.records import CHARGE_COLUMNS, Charge, Grant, charge_of
 from safexplain.ledger.schema import Execute
@@ -26,6 +27,8 @@ def charges(read: Execute, principal: str | None = None, since: datetime | None 
     if principal is not None:
         where, values = " AND principal = ?", [principal]
     if since is not None:
+        if not isinstance(since, datetime):
+            raise ConfigurationTypeError(f"since: expected a datetime, got {since!r}")
         since = since if since.tzinfo else since.replace(tzinfo=UTC)
         where, values = where + " AND time >= ?", [*values, microseconds(since)]
     query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE id > ?{where} ORDER BY id LIMIT {PAGE}"

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
-from os import PathLike
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from safexplain.ledger import answers, export, verify
-from safexplain.ledger.arguments import described, named
+from safexplain.ledger import answers
+from safexplain.ledger.arguments import described, named, text
 from safexplain.ledger.book import Book, Entry
 from safexplain.ledger.composition import Budget
-from safexplain.ledger.history import charges, grants
 from safexplain.ledger.opening import prepare
-from safexplain.ledger.records import Account, Answer, Charge, Grant
+from safexplain.ledger.reader import LedgerReader
+from safexplain.ledger.records import Account, Answer, Charge
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.schema import Execute
 from safexplain.ledger.settings import Settings, checked_delta, checked_epsilon
-from safexplain.ledger.standing import ACCOUNT_COLUMNS, TOTAL, Standing
+from safexplain.ledger.standing import TOTAL
 from safexplain.ledger.storage import open_storage
 
 
-class Ledger:
+class Ledger(LedgerReader):
     """Records what each principal was told, and refuses what would take one past its privacy budget.
 
     Every principal has a budget (epsilon, delta) for each period; all principals together may have one for ever. Both
@@ -180,33 +178,6 @@ class Ledger:
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
 
-    def spent(self, principal: str) -> float:
-        """Epsilon that a principal has spent in the current period, at the delta of its budget."""
-        return self.account(principal).spent
-
-    def account(self, principal: str) -> Account:
-        """How a principal stands."""
-        return self._book(self._storage.read, named(principal)).account()
-
-    def total(self) -> Account:
-        """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
-        return self._book(self._storage.read, TOTAL).account()
-
-    def accounts(self) -> list[Account]:
-        """Every principal that was ever charged or granted a budget, by name."""
-        rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
-        found, now = {row[0]: Standing.of(row) for row in rows}, self._storage.now()
-        return [Book.of(self._settings, found, name, now).account() for name in found if name != TOTAL]
-
-    def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-        """Recorded releases, oldest first.
-
-        Args:
-            principal: only of this one.
-            since: only from this time on; without a time zone it is UTC.
-        """
-        return charges(self._storage.read, None if principal is None else named(principal), since)
-
     def grant(self, principal: str | None, epsilon: float, delta: float | None = None, note: str = "") -> Account:
         """Replace the budget of a principal, from now on and for every later period.
 
@@ -223,7 +194,7 @@ class Ledger:
             ConfigurationError: a value out of range.
             LedgerError: the database cannot be written.
         """
-        name = TOTAL if principal is None else named(principal)
+        name, note = TOTAL if principal is None else named(principal), text("note", note)
         epsilon = checked_epsilon("epsilon", epsilon)
         with self._storage.transaction() as execute:
             book = self._locked_book(execute, name)
@@ -231,45 +202,14 @@ class Ledger:
             budget = Budget(epsilon, old.delta if delta is None else checked_delta("delta", delta))
             execute(
                 "INSERT INTO ledger_grants (principal, time, epsilon, delta, note) VALUES (?, ?, ?, ?, ?)",
-                (name, book.time, budget.epsilon, budget.delta, str(note)),
+                (name, book.time, budget.epsilon, budget.delta, note),
             )
             book.with_budget(budget).store(execute)
         return self.total() if principal is None else self.account(principal)
 
-    def grants(self) -> list[Grant]:
-        """Every budget that replaced another, oldest first."""
-        return grants(self._storage.read)
-
-    def export(self, target: str | PathLike[str] | IO[str], format: str = "jsonl") -> int:
-        """Write all charges; how many there were.
-
-        Args:
-            target: path, or a text stream.
-            format: "jsonl" or "csv".
-
-        Raises:
-            ConfigurationError: another format.
-        """
-        return export.write(self.charges(), target, format)
-
-    def verify(self) -> int:
-        """Add up every recorded release again, and look at every stored answer; how many charges there are.
-
-        Others wait until it is done, a few seconds for a million charges.
-
-        Raises:
-            LedgerError: a sum is not that of its records, or charges and answers do not match.
-        """
-        with self._storage.transaction() as execute:
-            self._storage.lock(execute)
-            return verify.verify(execute)
-
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
-
-    def _book(self, execute: Execute, principal: str) -> Book:
-        return Book.open(execute, self._settings, principal, self._storage.now())
 
     def _locked_book(self, execute: Execute, principal: str) -> Book:
         now = self._storage.lock(execute)  # before accounts are read, one of which another may just be opening
@@ -284,11 +224,13 @@ class Ledger:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": {**self._arguments, "url": self._storage.address}, "settings": self._settings}
+        arguments = {**self._arguments, "url": self._storage.address}
+        return {"arguments": arguments, "settings": self._settings, "ledger": self._storage.ledger}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._arguments, self._settings = state["arguments"], state["settings"]
         self._storage = open_storage(**self._arguments)
+        self._storage.ledger = state["ledger"]
 
     def __repr__(self) -> str:
         each = self._settings.each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from safexplain.ledger.ledger_identity import identity_of, name_ledger
 from safexplain.ledger.schema import VERSION, check_version, migrate
 from safexplain.ledger.settings import Settings
 from safexplain.ledger.standing import TOTAL, Standing, store
@@ -29,9 +30,11 @@ def prepare(storage: Storage, given: Settings) -> Settings:
             at = storage.version(execute)  # somebody may have been faster
             if at != VERSION:
                 migrate(execute, storage.identity, at)
+                name_ledger(execute)
             if at is None:
                 given.completed().save(execute)
                 store(execute, Standing(TOTAL))
+    storage.ledger = identity_of(storage.read)
     stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
     given.agree(stored)
     return stored

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from safexplain.errors import LedgerError, MissingExtraError
+from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
 from safexplain.ledger.forks import abandon, watch
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.ledger_identity import check_identity
+from safexplain.ledger.schema import Execute, version_of
 from safexplain.ledger.storage import Rows
 
 try:
@@ -55,6 +57,7 @@ class PostgresStorage:
         self.name = _without_password(url)
         self.timeout = timeout
         self._clock = clock
+        self.ledger: str | None = None
         self._start()
         watch(self)
 
@@ -105,7 +108,7 @@ class PostgresStorage:
             execute("SELECT pg_advisory_xact_lock(?)", (_LEDGER,))
         if not rows(_HAS_TABLES, ()):
             return None
-        return int(rows("SELECT version FROM ledger_schema_version", ())[0][0])
+        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
 
     def now(self) -> int:
         """See Storage."""
@@ -153,7 +156,14 @@ class PostgresStorage:
 
     def _open(self) -> Any:
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self.url, autocommit=True, connect_timeout=max(1, round(self.timeout)))
+            connection = psycopg.connect(self.url, autocommit=True, connect_timeout=max(1, round(self.timeout)))
+            try:
+                if self.ledger is not None:
+                    check_identity(partial(_run, connection), self.ledger, self.name)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
     @contextmanager
@@ -170,6 +180,15 @@ class PostgresStorage:
             elif isinstance(error, psycopg.OperationalError):
                 kind = "cannot be reached; look at the URL and at the server"
             raise LedgerError(f"ledger {self.name} {kind} ({str(error).strip()})") from error
+
+    def backup(self, path: Path) -> None:
+        """See Storage."""
+        raise ConfigurationError("a ledger in PostgreSQL is backed up with the server's tools, such as pg_dump")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """None: they are the server's."""
+        return ()
 
     @property
     def address(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from safexplain.errors import LedgerError
 from safexplain.ledger.periods import instant
 from safexplain.ledger.releases import Release, from_json
 
@@ -104,9 +105,18 @@ CHARGE_COLUMNS = "id, principal, period, time, mechanism, parameters, release, q
 
 
 def charge_of(row: tuple[Any, ...]) -> Charge:
-    """The charge in a row of CHARGE_COLUMNS."""
+    """The charge in a row of CHARGE_COLUMNS.
+
+    Raises:
+        LedgerError: it is damaged.
+    """
     number, principal, period, time, mechanism, parameters, release, question, digest, repeated = row
-    return Charge(
-        number, principal, from_json(release), mechanism, json.loads(parameters), instant(time),
-        instant(period) if period else None, question, digest, bool(repeated),
-    )  # fmt: skip
+    try:
+        return Charge(
+            number, principal, from_json(release), mechanism, json.loads(parameters), instant(time),
+            instant(period) if period else None, question, digest, bool(repeated),
+        )  # fmt: skip
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LedgerError(
+            f"the ledger is damaged: charge {number} cannot be read ({error}); restore it from a backup"
+        ) from None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from safexplain.amounts import check_whole
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger.arguments import number
 
 NEGLIGIBLE = 1e-12
@@ -147,10 +147,15 @@ def from_json(text: str) -> Release:
     """The release that `to_json` wrote.
 
     Raises:
-        ValueError: it is none.
+        LedgerError: it is none.
     """
-    values: dict[str, Any] = json.loads(text)
-    return KINDS[values.pop("kind")](**values)
+    try:
+        values: dict[str, Any] = dict(json.loads(text))
+        return KINDS[values.pop("kind")](**values)
+    except (TypeError, ValueError, KeyError) as error:
+        raise LedgerError(
+            f"the ledger is damaged: {str(text)[:80]!r} is no release ({error}); restore it from a backup"
+        ) from None
 
 
 def _keep_positive(owner: object, name: str) -> None:

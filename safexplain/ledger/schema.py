@@ -35,6 +35,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ledger_charges ADD COLUMN repeated BIGINT NOT NULL DEFAULT 0",
         "CREATE UNIQUE INDEX ledger_charges_once ON ledger_charges (principal, question) WHERE question IS NOT NULL",
     ),
+    ("CREATE TABLE ledger_identity (id TEXT PRIMARY KEY)",),
 )
 """Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
 
@@ -61,6 +62,18 @@ def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) 
         for statement in step:
             execute(statement.replace("{identity}", identity), ())
     execute("UPDATE ledger_schema_version SET version = ?", (to,))
+
+
+def version_of(rows: list[tuple[Any, ...]]) -> int:
+    """The version in the rows of its table.
+
+    Raises:
+        LedgerError: there is none.
+    """
+    try:
+        return int(rows[0][0])
+    except (IndexError, TypeError, ValueError):
+        raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
 
 def check_version(at: int | None) -> None:

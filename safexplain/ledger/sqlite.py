@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,12 @@ from typing import Any
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.clock import PROCESS_CLOCK
 from safexplain.ledger.forks import watch
+from safexplain.ledger.ledger_identity import check_identity
 from safexplain.ledger.open_file import OpenFile
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.schema import Execute, version_of
+from safexplain.ledger.sqlite_errors import explained
 from safexplain.ledger.storage import Rows
 from safexplain.ledger.write_queue import FileQueue
-
-ADVICE = {
-    sqlite3.SQLITE_BUSY: "is locked by another program; close it, or raise timeout=",
-    sqlite3.SQLITE_LOCKED: "is locked by another program; close it, or raise timeout=",
-    sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and of its folder",
-    sqlite3.SQLITE_PERM: "cannot be opened: look at the permissions of the file and of its folder",
-    sqlite3.SQLITE_NOTADB: "is not an SQLite database; name another file, or restore it from a backup",
-    sqlite3.SQLITE_CORRUPT: "is damaged; restore it from a backup",
-    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
-    sqlite3.SQLITE_IOERR: "could not be read or written: the disk reported an error",
-}
 
 
 class SqliteStorage:
@@ -54,20 +44,22 @@ class SqliteStorage:
         self.path = path
         self.name = str(path)
         self.timeout = timeout
+        self.ledger: str | None = None
         self._clock = clock or PROCESS_CLOCK
         self._start()
         watch(self)
 
     def _start(self) -> None:
         self.guard = threading.RLock()
-        self._queue = FileQueue(self.path.with_name(self.path.name + "-queue"))
+        self._queue = FileQueue(self._beside("-queue"), like=self.path)
         self._connection: sqlite3.Connection | None = None
         self._file: OpenFile | None = None
         self._log: int | None = None
+        self._log_file: OpenFile | None = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
-        with self.guard, self._explained():
+        with self.guard, explained(self.name):
             return _run(self._open(), sql, parameters)
 
     @contextmanager
@@ -77,7 +69,7 @@ class SqliteStorage:
         if not self.guard.acquire(timeout=self.timeout):
             raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
         try:
-            with self._explained():
+            with explained(self.name):
                 connection = self._open()
                 if not self._queue.acquire(until - time.monotonic()):
                     raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
@@ -102,23 +94,30 @@ class SqliteStorage:
 
     def sync(self) -> None:
         """See Storage; after it every commit that was seen is durable."""
-        with self._explained():
+        with explained(self.name):
             with self.guard:
                 self._open()
-                if self._log is None:
-                    self._log = os.open(self.path.with_name(self.path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
-                log = os.dup(self._log)  # another thread may close the ledger meanwhile
+                if self._log is None or self._log_file is None:
+                    self._log = os.open(self._beside("-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                    self._log_file = OpenFile(self._beside("-wal"))
+                log, file = os.dup(self._log), self._log_file  # another thread may close the ledger meanwhile
             try:
                 getattr(os, "fdatasync", os.fsync)(log)
             finally:
                 os.close(log)
+            if not file.stands():
+                raise LedgerError(
+                    f"ledger {self.name}: its log ({file.path.name}) was deleted while it was in use, and what is"
+                    " recorded would be lost with this process. Close the ledger wherever it is open, which writes the"
+                    " log's content into the database, and start again"
+                )
 
     def version(self, execute: Execute | None = None) -> int | None:
         """See Storage."""
         rows = execute or self.read
         if not rows("SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'", ()):
             return None
-        return int(rows("SELECT version FROM ledger_schema_version", ())[0][0])
+        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
 
     def now(self) -> int:
         """See Storage."""
@@ -145,8 +144,21 @@ class SqliteStorage:
         """See Storage."""
         if not self.path.parent.is_dir():
             raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
-        with self._explained():
+        with explained(self.name):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+    def backup(self, path: Path) -> None:
+        """See Storage; SQLite copies page by page and begins again where others write."""
+        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
+            self._open().backup(copy)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The database and what stands beside it."""
+        return self.path, *map(self._beside, ("-wal", "-shm", "-queue"))
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -174,6 +186,8 @@ class SqliteStorage:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "ledger_schema_version" not in tables:
             raise LedgerError(f"{self.name} is an SQLite database of something else, not a ledger; name another file")
+        if self.ledger is not None:
+            check_identity(partial(_run, connection), self.ledger, self.name)
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             self._queue.acquire(self.timeout)  # SQLite itself does not wait here
             try:
@@ -183,23 +197,11 @@ class SqliteStorage:
         connection.execute("PRAGMA synchronous = NORMAL")  # the module's docstring says why this is durable
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn errors of the database into ones that say what to do."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", None)
-            advice = ADVICE.get(code & 0xFF if code is not None else -1, "could not be used")
-            raise LedgerError(f"ledger {self.name} {advice} ({error})") from error
-        except OSError as error:
-            raise LedgerError(f"ledger {self.name}: {error}; look at the permissions of its folder") from error
-
     def _close_files(self) -> None:
         self._queue.close()
         if self._log is not None:
             os.close(self._log)
-            self._log = None
+            self._log = self._log_file = None
 
     def before_fork(self) -> None:
         """See Forkable; both processes open it again when they need it."""

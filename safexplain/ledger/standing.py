@@ -53,9 +53,10 @@ class Standing:
             prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
             losses = tuple(map(int, sums[4].split()))
             found = Composition(rule, order, prefix_epsilon, prefix_delta, spent, failures, losses, unbounded, charges)
-        except ValueError:
+            granted = None if epsilon is None else Budget(float(epsilon), float(delta))
+        except (TypeError, ValueError):
             raise LedgerError(f"the account of {principal!r} is damaged; restore the ledger from a backup") from None
-        return cls(principal, period, time, found, None if epsilon is None else Budget(epsilon, delta))
+        return cls(principal, period, time, found, granted)
 
     @property
     def row(self) -> tuple[Any, ...]:

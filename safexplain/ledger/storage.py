@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from safexplain.amounts import check_number
 from safexplain.errors import ConfigurationError
 from safexplain.ledger.schema import Execute
 
@@ -19,10 +20,17 @@ class Storage(Protocol):
     Attributes:
         name: to show in messages, without a password.
         identity: type of a column that numbers its rows.
+        ledger: identity of the ledger that every connection must lead to; None before it is known.
+        files: on this machine, which nothing else may write.
     """
 
     name: str
     identity: str
+    ledger: str | None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See the class."""
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """Rows as of the last commit."""
@@ -61,6 +69,14 @@ class Storage(Protocol):
     def address(self) -> str:
         """URL that names it from any working directory."""
 
+    def backup(self, path: Path) -> None:
+        """Write a copy of everything that was acknowledged, while others go on.
+
+        Raises:
+            ConfigurationError: the database has tools of its own for that.
+            LedgerError: it cannot be written.
+        """
+
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
 
@@ -74,9 +90,10 @@ def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = Non
         clock: microseconds since 1970, instead of the usual clock.
 
     Raises:
-        ConfigurationError: the URL is of another kind.
+        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
         MissingExtraError: PostgreSQL without the extra.
     """
+    timeout = check_number("timeout", timeout, above=0.0)
     scheme, separator, rest = str(url).partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         from safexplain.ledger.postgres import PostgresStorage
@@ -85,6 +102,8 @@ def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = Non
     if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
         from safexplain.ledger.sqlite import SqliteStorage
 
+        if "?" in rest:
+            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
         return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
     raise ConfigurationError(
         f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'

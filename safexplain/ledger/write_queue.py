@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 
 try:
@@ -18,10 +19,12 @@ class FileQueue:
 
     Args:
         path: of the file, which stays empty.
+        like: file whose permissions it gets, as whoever may write that one waits here.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, like: Path) -> None:
         self.path = path
+        self.like = like
         self._file: int | None = None
 
     def acquire(self, timeout: float) -> bool:
@@ -29,7 +32,7 @@ class FileQueue:
         if fcntl is None:  # pragma: no cover
             return True
         if self._file is None:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = self._open()
         until = time.monotonic() + timeout
         while True:
             try:
@@ -39,6 +42,16 @@ class FileQueue:
                 if time.monotonic() > until:
                     return False
                 time.sleep(random.uniform(1e-4, 6e-4))
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            file, owner = os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), os.stat(self.like)
+            with suppress(PermissionError):  # somebody else made it meanwhile
+                os.fchmod(file, owner.st_mode & 0o666)
+                os.fchown(file, owner.st_uid, owner.st_gid)
+            return file
 
     def release(self) -> None:
         """Let the next one in."""

@@ -92,8 +92,23 @@ def test_an_export_has_every_charge(database, tmp_path, capfd):
 
 def test_looking_at_a_ledger_that_is_not_there_makes_none(tmp_path, capfd):
     assert run("show", tmp_path / "none.db") == 2
-    assert "needs a budget" in capfd.readouterr().err
+    assert f"there is no ledger at {tmp_path}/none.db" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_principal_who_was_never_charged_is_said_to_be_one(database, capfd):
+    assert run("show", database, "--principal", "anne") == 0
+    assert "Nothing was ever charged or granted" in capfd.readouterr().out
+    assert run("show", database, "--principal", "ann", "--last", "0") == 0
+    assert "Nothing was ever" not in capfd.readouterr().out
+
+
+def test_an_export_onto_the_ledger_is_refused_and_a_backup_is_a_ledger(database, tmp_path, capfd):
+    assert run("export", database, "--out", tmp_path / "budget.db") == 2
+    assert "a file of the ledger itself" in capfd.readouterr().err
+    assert run("backup", database, tmp_path / "copy.db") == 0
+    assert run("show", tmp_path / "copy.db", "--verify") == 0
+    assert "3 records add up" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

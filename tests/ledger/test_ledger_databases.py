@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sqlite3
 import sys
 
@@ -47,45 +46,6 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_ledger_that_does_not_exist_is_not_made_without_a_budget(path, sqlite_url):
     with pytest.raises(ConfigurationError, match="needs a budget"):
         Ledger(sqlite_url)
-    assert not path.exists()
-
-
-USES = {
-    "charge": lambda ledger: ledger.charge("ann", epsilon=0.1),
-    "spent": lambda ledger: ledger.spent("ann"),
-    "stored answer": lambda ledger: ledger.answer("ann", "known", lambda: 1, Pure(0.1)),
-    "new answer": lambda ledger: ledger.answer("ann", "new", lambda: 1, Pure(0.1)),
-    "grant": lambda ledger: ledger.grant("ann", 5.0),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("instead", ["nothing", "another ledger"])
-def test_a_file_that_is_taken_away_under_a_service_is_not_used_any_more(path, sqlite_url, use, instead):
-    with Ledger(sqlite_url, epsilon=1.0) as ledger:
-        ledger.answer("ann", "known", lambda: 1, Pure(0.3))
-        away = path.rename(path.with_name("away.db"))
-        if instead == "another ledger":
-            other = Ledger(f"sqlite:///{path.with_name('other.db')}", epsilon=1.0)
-            other.close()
-            path.with_name("other.db").rename(path)
-        for _ in range(2):
-            with pytest.raises(LedgerError, match="deleted or replaced while it was in use"):
-                USES[use](ledger)
-        away.rename(path)
-        assert ledger.spent("ann") == pytest.approx(0.3)
-        USES[use](ledger)
-
-
-def test_a_ledger_that_is_gone_is_not_begun_anew(path, sqlite_url):
-    ledger = Ledger(sqlite_url, epsilon=1.0)
-    ledger.charge("ann", epsilon=0.5)
-    copy = pickle.loads(pickle.dumps(ledger))
-    ledger.close()
-    path.unlink()
-    for opened in (ledger, copy):
-        with pytest.raises(LedgerError, match="not there any more"):
-            opened.charge("ann", epsilon=0.5)
     assert not path.exists()
 
 

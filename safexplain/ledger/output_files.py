@@ -1,0 +1,37 @@
+"""Files that a ledger writes for others: whole or not at all, and never over the ledger itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+from safexplain.errors import ConfigurationError, InputError
+
+
+@contextmanager
+def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of the target once the block is left without an error.
+
+    Args:
+        target: path.
+        kept: files that must not be replaced.
+
+    Raises:
+        ConfigurationError: the target is one of them.
+        InputError: there is no such folder, or it cannot be written.
+    """
+    path = Path(target)
+    if any(path.resolve() == file.resolve() for file in kept):
+        raise ConfigurationError(f"{path} is a file of the ledger itself; name another one")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
