@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,15 @@ def test_both_epsilons_follow_from_the_parameters():
 @pytest.mark.parametrize("statement", [DP_SGD, PURE], ids=["gaussian", "pure"])
 def test_a_statement_survives_a_file(statement, tmp_path):
     assert PrivacyStatement.load(statement.save(tmp_path / "privacy.json")) == statement
+
+
+def test_a_noised_number_of_records_is_told_as_one_and_a_true_one_is_an_assumption(tmp_path):
+    hidden = replace(PURE, count_noised=True)
+    assert "| Records | about 500 |" in hidden.to_markdown()
+    assert "| Records | 500 |" in PURE.to_markdown()
+    told = [[line for line in s.assumptions if "number of records is public" in line] for s in (hidden, PURE, DP_SGD)]
+    assert list(map(len, told)) == [0, 1, 1]
+    assert PrivacyStatement.load(hidden.save(tmp_path / "privacy.json")) == hidden
 
 
 def test_an_infinite_epsilon_survives_a_file(tmp_path):
