@@ -113,6 +113,7 @@ def test_the_pictures_exist_for_both_schemes_and_are_small() -> None:
         assert (ROOT / "docs" / path).stat().st_size < 150_000, path
 
 
+@pytest.mark.slow
 def test_without_data_the_script_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SAFEXPLAIN_DATA", raising=False)
     for arguments in ([], ["--data", str(tmp_path)]):

@@ -242,6 +242,7 @@ def test_mean_and_std_normalise_the_images(cli: Callable[..., tuple[int, str, st
     assert np.allclose(*auc, atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     command = ("audit", "model.pt2", "--data", "data.npz", "--references", 4, "--explainer", "Saliency", "--json")
     command = (*command, "--recipe", "recipe.toml")
@@ -350,6 +351,7 @@ def test_ctrl_c_keeps_what_was_trained_and_resume_goes_on(case: Path, tmp_path: 
     assert kept.items() <= after.items()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
