@@ -29,19 +29,19 @@ def train() -> LaplaceScore:
 
 
 class Handler(BaseHTTPRequestHandler):  # noqa: D101
-    recourse: MeteredRecourse
+    timeout = 10  # seconds of silence, after which a request whose body does not come is given up
 
     def do_POST(self) -> None:  # noqa: D102
         try:
-            x = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["x"]
-            answer = self.recourse.explain([x], principal=self.headers["X-Customer"], infeasible="mark")
+            body = json.loads(self.rfile.read(max(0, min(int(self.headers["Content-Length"] or 0), 1_000_000))))
+            if not isinstance(body, dict) or "x" not in body:
+                raise ValueError('expected {"x": [10 numbers]}')
+            answer = self.recourse.explain([body["x"]], principal=self.headers["X-Customer"], infeasible="mark")
             self._reply(200, {name: getattr(answer, name)[0].tolist() for name in RELEASED})
         except BudgetExhausted as error:
             self._reply(429, {"error": str(error), "renews": error.renews and error.renews.isoformat()})
-        except LedgerError as error:
-            self._reply(503, {"error": str(error)})
-        except (ValueError, KeyError, TypeError) as error:
-            self._reply(400, {"error": str(error)})
+        except (LedgerError, ValueError, TypeError, RecursionError, TimeoutError) as error:
+            self._reply(503 if isinstance(error, LedgerError) else 400, {"error": str(error)})
 
     def _reply(self, code: int, content: dict[str, object]) -> None:
         self.send_response(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +80,22 @@ def check_number(name: str, value: float, *, minimum: float | None = None, above
     return number
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ConfigurationError unless the value is an int (not a bool) of at least `least`."""
+def check_whole(name: str, value: object, least: int) -> int:
+    """The value, if it is an int (not a bool, nor one of NumPy's, which are no JSON) of at least `least`.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        kind = "" if type(value) is int else f"{type(value).__name__} "
+        raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {kind}{value!r}")
+    return value
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """The value as an int, if it is a whole number of at least `least`; NumPy's integers are taken too.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    return check_whole(name, operator.index(value) if isinstance(value, np.integer) else value, least)

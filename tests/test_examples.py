@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -148,6 +151,41 @@ def test_recourse_is_answered_from_a_private_model_and_the_ledger_stops_who_asks
     assert "asked twice: 0.25 spent, same answer: True" in printed
     assert "refused after 4 answers; renews: True" in printed
     assert "mean symmetry:" not in printed
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "said"),
+    [
+        (b"[" * 200_000, None, "recursion"),
+        (b'{"x": [1]}', 9_999, "timed out"),
+        (b'{"x": [1]}', -1, "Expecting value"),
+        (b'{"x": ' + b" " * 1_000_000 + b"[1]}", None, "Expecting value"),
+        (b'{"y": [1]}', None, 'expected {"x": [10 numbers]}'),
+        (b"[1]", None, 'expected {"x": [10 numbers]}'),
+        (b"", None, "Expecting value"),
+    ],
+    ids=["nested", "short", "negative", "long", "no x", "a list", "empty"],
+)
+def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, length: int | None, said: str) -> None:
+    handler = runpy.run_path(str(ROOT / "examples" / "recourse_service.py"))["Handler"]
+    assert 0 < handler.timeout <= 60
+    if said == "timed out":
+        handler.timeout = 0.3
+    ours, theirs = socket.socketpair()
+    serving = threading.Thread(target=handler, args=(theirs, ("127.0.0.1", 0), None))
+    with ours, theirs:
+        ours.settimeout(30)
+        serving.start()
+        ours.sendall(
+            b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
+        )
+        reply = ours.recv(10_000)
+        while b"}" not in reply:
+            reply += ours.recv(10_000)
+        serving.join(30)
+    assert not serving.is_alive()
+    assert reply.startswith(b"HTTP/1.0 400 ")
+    assert said in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
 
 
 def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain.dp.linear_inputs import check_positive
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.arguments import Infeasible
+from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.guarantee import Guarantee, Per
-from safexplain.recourse.mechanism import Frozen, Infeasible, RecourseMechanism
+from safexplain.recourse.mechanism import Frozen, RecourseMechanism
 from safexplain.recourse.result import Floats, Recourse
 
 WHY = (
@@ -28,6 +30,9 @@ WHY = (
     " weights again, which the post-processing theorem does not allow. Besides, epsilon is claimed by answer, without"
     " composition, and clamping makes most logits infinite at small epsilon (78 % at probability 1/2 and epsilon .5)"
 )
+
+
+EXPECTED = "expected a linear classifier with coef_, intercept_ and classes_, such as LogisticRegression()"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +59,8 @@ class AsPublishedLaplace(RecourseMechanism):
         published_formula: divide by |w| once, as published, which misses the target unless |w| = 1; False: by |w|^2.
 
     Raises:
-        ConfigurationError: constraints, which the published method does not know, or a value out of range.
+        ConfigurationError: constraints, which the published method does not know, a model that is no linear classifier,
+            or a value out of range.
     """
 
     per: ClassVar[Per] = "answer"
@@ -68,7 +74,11 @@ class AsPublishedLaplace(RecourseMechanism):
         check_positive("score_bound", self.score_bound)
         if self.constraints is not None:
             raise ConfigurationError("constraints: the published method has none; use DPModelRecourse")
-        if self.model is not None and _is_fitted(self.model):
+        if self.model is None:
+            return
+        if isinstance(self.model, type) or not (hasattr(self.model, "fit") or hasattr(self.model, "coef_")):
+            raise ConfigurationTypeError(f"model: {EXPECTED}, got {self.model!r}")
+        if _is_fitted(self.model):
             self._adopt(self.model)
 
     @property
@@ -93,10 +103,11 @@ class AsPublishedLaplace(RecourseMechanism):
             y: (n,) labels out of `classes`.
 
         Raises:
+            ConfigurationError: `model` is no linear classifier of the two classes.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
         model = LogisticRegression(max_iter=2000) if self.model is None else clone(self.model)
-        self._adopt(model.fit(X, y))
+        self._adopt(model.fit(*self._training(X, y)))
         return self
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "mark") -> Recourse:
@@ -117,6 +128,8 @@ class AsPublishedLaplace(RecourseMechanism):
         return np.full(len(self._queries(x)), np.inf)
 
     def _adopt(self, model: Any) -> None:
+        if not all(hasattr(model, name) for name in ("coef_", "intercept_", "classes_")):
+            raise ConfigurationTypeError(f"model: {EXPECTED}, got {type(model).__name__}")
         labels = np.asarray(model.classes_).tolist()
         if len(labels) != 2 or self.classes[1] not in labels:
             raise ConfigurationError(f"classes: expected the pair {labels} in either order, got {self.classes!r}")
@@ -124,7 +137,8 @@ class AsPublishedLaplace(RecourseMechanism):
         weights = sign * np.asarray(model.coef_, dtype=np.float64).ravel()
         self._check_width(len(weights))
         bias = sign * float(np.ravel(model.intercept_)[0])
-        self._set(width=len(weights), weights=weights, bias=bias, fitted=model, generator=None)
+        columns = training_columns(model)
+        self._set(width=len(weights), columns=columns, weights=weights, bias=bias, fitted=model, generator=None)
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
         weights, bound = self._get("weights"), float(self.score_bound)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.broken_constraints import check_queries
 from safexplain.recourse.feature_names import (
     Feature,
     Features,
@@ -37,7 +38,8 @@ class Constraints:
 
     Args:
         features: number of columns d, or their names.
-        lower: least value: one number for all, a mapping feature -> number, or d numbers. None: no limit.
+        lower: least value: one number for all, a mapping feature -> number (a pandas Series with names is one), or d
+            numbers. None: no limit. Queries are compared exactly: float32 numbers may miss a limit by their rounding.
         upper: greatest value, likewise.
         immutable: features that never change.
         integer: features that take whole numbers only.
@@ -75,7 +77,7 @@ class Constraints:
     def __post_init__(self) -> None:
         features = check_features(self.features)
         columns = {name: positions(features, getattr(self, name), name) for name in _LISTS}
-        groups = tuple(np.array(positions(features, group, "one_hot"), dtype=np.intp) for group in self.one_hot)
+        groups = tuple(np.array(positions(features, g, "one_hot"), dtype=np.intp) for g in listed(self.one_hot))
         masks = {name: np.isin(np.arange(width_of(features)), columns[name]) for name in _LISTS}
         members = members_of(features, groups)
         low = limits(features, self.lower, "lower", -np.inf)
@@ -85,7 +87,7 @@ class Constraints:
         low, high = np.where(round_to, np.ceil(low), low) + 0.0, np.where(round_to, np.floor(high), high) + 0.0
         canonical: dict[str, Any] = {name: listed(getattr(self, name)) for name in _LISTS}
         canonical |= {name: hashable(features, getattr(self, name), name) for name in ("lower", "upper")}
-        canonical |= {"features": features, "one_hot": tuple(tuple(group) for group in self.one_hot)}
+        canonical |= {"features": features, "one_hot": tuple(map(listed, listed(self.one_hot)))}
         canonical |= {"low": low, "high": high, "groups": groups, "whole": masks["integer"] & ~members}
         canonical |= {"_fixed": masks["immutable"], "_rising": masks["increasing"], "_falling": masks["decreasing"]}
         for name, value in canonical.items():
@@ -118,7 +120,7 @@ class Constraints:
         return label(self.features, column)
 
     def check(self, x: Floats) -> None:
-        """Refuse queries that break the constraints before anything is changed.
+        """Refuse queries that break the constraints, without tolerance, before anything is changed.
 
         Args:
             x: (n, d) queries.
@@ -127,30 +129,7 @@ class Constraints:
             InputError: another width, a value outside its box, an integer feature that is not whole, or a one-hot group
                 without exactly one 1; with the rows.
         """
-        if x.ndim != 2 or x.shape[1] != self.width:
-            raise InputError(f"x: expected shape (n, {self.width}), as the constraints have it, got {x.shape}")
-        outside = (x < self.low) | (x > self.high)
-        for group in self.groups:
-            columns = x[:, group]
-            bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
-            if bad.any():
-                raise InputError(
-                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({_rows(bad)}); an"
-                    " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
-                )
-        if outside.any():
-            column = int(outside.any(axis=0).argmax())
-            raise InputError(
-                f"x: {self.label(column)} lies outside {self.low[column]:g} to {self.high[column]:g}"
-                f" ({_rows(outside[:, column])}); correct the rows or widen the limits"
-            )
-        fraction = (x != np.rint(x)) & self.whole
-        if fraction.any():
-            column = int(fraction.any(axis=0).argmax())
-            raise InputError(
-                f"x: {self.label(column)} is an integer feature and not whole ({_rows(fraction[:, column])}); round it,"
-                " or if it was standardised, give the constraints and the model its original units"
-            )
+        check_queries(self, x)
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
         """Limits of each column of each query's counterfactual.
@@ -222,6 +201,7 @@ class Constraints:
 _LISTS = ("immutable", "integer", "increasing", "decreasing")
 
 
-def _rows(bad: Mask) -> str:
-    rows = np.flatnonzero(bad)
-    return "row" + ("s " if len(rows) > 1 else " ") + ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+def check_constraints(constraints: Any) -> None:
+    """Raise ConfigurationTypeError unless these are Constraints or None."""
+    if constraints is not None and not isinstance(constraints, Constraints):
+        raise ConfigurationTypeError(f"constraints: expected Constraints(...), got {constraints!r}")

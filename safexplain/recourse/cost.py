@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.real_numbers import real_numbers
 from safexplain.recourse.result import Floats
 
 Scale = Sequence[float] | NDArray[np.float64]
@@ -37,7 +38,7 @@ class Cost(Protocol):
 
 
 def _checked(scale: Scale, zero: str) -> tuple[float, ...]:
-    values = np.asarray(scale, dtype=np.float64)
+    values = real_numbers(scale, "scale", ConfigurationError)
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(f"scale: expected one number a column, got shape {values.shape}")
     if not (np.isfinite(values) & (values >= 0)).all():
@@ -155,3 +156,10 @@ class MAD(L1):
 
 EUCLIDEAN = L2()
 """L2 in the columns' own units, the default cost."""
+
+
+def check_cost(cost: Any) -> None:
+    """Raise ConfigurationTypeError unless this offers what a `Cost` offers; its class does not."""
+    offered = all(callable(getattr(cost, name, None)) for name in ("weights", "distance", "parts"))
+    if isinstance(cost, type) or not offered or getattr(cost, "power", None) not in (1, 2):
+        raise ConfigurationTypeError(f"cost: expected L2(), L1() or MAD(scale), got {cost!r}")

@@ -39,8 +39,7 @@ class HardenedCounterfactual:
                 "expected a mechanism of safexplain.recourse, such as DPModelRecourse(model), got"
                 f" {type(mechanism).__name__}; Alibi's own Counterfactual searches a model that is not private"
             )
-        if principal is not None and not isinstance(mechanism, MeteredRecourse):
-            raise ConfigurationTypeError("principal: nothing is charged without a ledger; pass MeteredRecourse(...)")
+        _check_principal(mechanism, principal)
         if not mechanism.guarantee.is_private:
             raise RefusedError(f"{type(mechanism).__name__} is not private: {mechanism.guarantee.why}")
         self.mechanism = mechanism
@@ -73,23 +72,26 @@ class HardenedCounterfactual:
 
         Args:
             X: (1, d), one instance with a batch dimension, as Alibi takes it.
-            principal: who asks, for a metered mechanism.
+            principal: who asks, for a metered mechanism; None: as the constructor was told.
 
         Returns:
             An explanation with `meta` and `data`: `cf` with X (1, d), distance and class, or None where there is no
             recourse within the constraints; `orig_class`, `orig_proba` and `success`.
 
         Raises:
-            InputError: not a single row of numbers.
+            InputError: not a single row of numbers, or columns in another order than the constraints'.
+            ConfigurationTypeError: a principal without a ledger.
             BudgetExhausted: the ledger refuses; nothing is charged.
         """
+        _check_principal(self.mechanism, principal)
         rows = as_rows(X)
         if len(rows) != 1:
             raise InputError(f"X: expected one instance of shape (1, d), got {len(rows)}; ask for one after the other")
         if isinstance(self.mechanism, MeteredRecourse):
-            answer = self.mechanism.explain(rows, principal=principal or self.principal, infeasible="mark")
+            asks = self.principal if principal is None else principal
+            answer = self.mechanism.explain(X, principal=asks, infeasible="mark")
         else:
-            answer = self.mechanism.explain(rows, infeasible="mark")
+            answer = self.mechanism.explain(X, infeasible="mark")
         return explanation_class()(meta=self.meta, data=_data(answer, self._served))
 
     @property
@@ -111,6 +113,11 @@ class CounterfactualExplanation:
 
     def __repr__(self) -> str:
         return f"Explanation(meta={self.meta!r}, data={self.data!r})"
+
+
+def _check_principal(mechanism: RecourseMechanism | MeteredRecourse, principal: str | None) -> None:
+    if principal is not None and not isinstance(mechanism, MeteredRecourse):
+        raise ConfigurationTypeError("principal: nothing is charged without a ledger; pass MeteredRecourse(...)")
 
 
 def explanation_class() -> type[Any]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.amounts import check_whole
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost
+from safexplain.amounts import whole_number
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.result import Recourse, as_rows
 
 
@@ -35,13 +35,15 @@ def diverse(
         is False where the options have run out.
 
     Raises:
-        ConfigurationError: fewer than one answer.
+        ConfigurationError: fewer than one answer, or not a cost or constraints.
     """
-    check_whole("answers", answers, 1)
+    wanted = whole_number("answers", answers, 1)
+    check_cost(cost)
+    check_constraints(constraints)
     rows = as_rows(x)
     frozen = np.zeros(rows.shape, dtype=bool)
     results = [solve(frozen.copy())]
-    while len(results) < answers:
+    while len(results) < wanted:
         more = frozen | _largest_share(results[-1], cost, constraints)
         again = results[-1] if (more == frozen).all() else solve(more.copy())
         frozen = more

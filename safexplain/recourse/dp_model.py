@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 
+from safexplain.dp.accounting import check_delta
 from safexplain.dp.linear import DPLogisticRegression
 from safexplain.dp.statement import PrivacyStatement
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.arguments import wanted_label
+from safexplain.recourse.feature_names import column_names, training_columns
 from safexplain.recourse.guarantee import Guarantee, assumptions
 from safexplain.recourse.mechanism import DiverseAnswers, Frozen
 from safexplain.recourse.private_model import PrivateModel, private_model
@@ -30,14 +34,25 @@ class PrivateModelRecourse(DiverseAnswers):
     proposition 2.1).
 
     Args:
-        delta: of the training; smaller than one over the number of records.
-        favourable: the label that is wanted; None: the second of `classes`.
+        delta: of the training; in [1e-12, 1), smaller than one over the number of records. 0 where the mechanism offers
+            pure epsilon.
+        favourable: the label that is wanted; None: the second of `classes`, of which there are two.
+
+    Raises:
+        ConfigurationError: a value out of range.
     """
 
     training: ClassVar[str] = ""
 
     delta: float = 1e-5
     favourable: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.delta, bool) or not isinstance(self.delta, int | float | np.number):
+            raise ConfigurationTypeError(f"delta: expected a number, got {self.delta!r}")
+        if self.delta != 0:
+            check_delta(self.delta)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train the private model, which spends the budget; answers spend nothing.
@@ -47,18 +62,19 @@ class PrivateModelRecourse(DiverseAnswers):
             y: (n,) labels out of `classes`.
 
         Raises:
-            ConfigurationError: `norm_bound` is missing, a parameter is out of range, or the model is trained already.
-            InputError: a label that `classes` does not list.
+            ConfigurationError: `norm_bound` is missing, a parameter is out of range, it is not said which of several
+                classes is favourable, or the model is trained already; nothing is spent.
+            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
 
         Warns:
             WeakDeltaWarning: delta is at least one over the number of records.
         """
         self._check_untrained()
-        trained = self._trainer().fit(X, y)
-        self._check_width(trained.n_features_in_)
-        wanted = self.classes[1] if self.favourable is None and len(self.classes) == 2 else self.favourable
-        self._set(width=trained.n_features_in_, model=private_model(trained, None, wanted))
+        wanted = wanted_label(list(self.classes), self.favourable)
+        trained = self._trainer().fit(*self._training(X, y))
+        model = private_model(trained, None, wanted)
+        self._set(width=trained.n_features_in_, columns=column_names(X), model=model)
         return self
 
     @property
@@ -169,13 +185,21 @@ class DPModelRecourse(PrivateModelRecourse):
         if self.model is None:
             if self.privacy is not None:
                 raise ConfigurationError("privacy: a statement without a model; fit() makes its own")
+            check_delta(self.delta)  # 0 is for mechanisms with pure epsilon
             return
         found = private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search)
+        columns = training_columns(self.model)
         if found.width is not None:
             self._check_width(found.width)
+        features = None if self.constraints is None else self.constraints.features
+        if columns is not None and isinstance(features, tuple) and features != columns:
+            raise ConfigurationError(
+                f"constraints: for the columns {', '.join(features)}, but the model was trained on"
+                f" {', '.join(columns)}, in this order"
+            )
         if len(found.labels) == 2:
             object.__setattr__(self, "classes", found.labels)
-        self._set(model=found, width=found.width)
+        self._set(model=found, width=found.width, columns=columns)
 
     def _trainer(self) -> DPLogisticRegression:
         return DPLogisticRegression(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.real_numbers import real_numbers
 
 Feature = int | str
 Features = int | tuple[str, ...]
@@ -70,14 +71,17 @@ def limits(features: Features, given: Limit, what: str, missing: float) -> NDArr
     """(d,) limits from one number, a mapping feature -> number, or d numbers.
 
     Raises:
-        ConfigurationError: another length, or NaN.
+        ConfigurationError: not numbers, another length, or NaN.
     """
     array = np.full(width_of(features), missing)
-    if isinstance(given, Mapping):
+    if is_mapping(given):
         for feature, value in given.items():
-            array[position(features, feature, what)] = value
+            number = real_numbers(value, f"{what} of {feature}", ConfigurationError)
+            if number.ndim:
+                raise ConfigurationError(f"{what} of {feature}: expected one number, got shape {number.shape}")
+            array[position(features, feature, what)] = number
     elif given is not None:
-        values = np.asarray(given, dtype=np.float64)
+        values = real_numbers(given, what, ConfigurationError)
         if values.ndim and values.shape != array.shape:
             raise ConfigurationError(
                 f"{what}: expected one number, a mapping, or {width_of(features)} numbers, got shape {values.shape}"
@@ -102,35 +106,61 @@ def members_of(features: Features, groups: tuple[NDArray[np.intp], ...]) -> NDAr
 
 
 def listed(given: Any) -> tuple[Any, ...]:
-    """Several features as a tuple; a single one may be given alone."""
-    return (given,) if isinstance(given, (int, str, np.integer)) else tuple(given)
+    """Several features as a tuple; a single one may be given alone, and None is none."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+
+
+def is_mapping(given: Any) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether limits are given by feature: a mapping, or a pandas Series unless its index is the default one."""
+    return hasattr(given, "keys") and type(getattr(given, "index", None)).__name__ != "RangeIndex"
 
 
 def hashable(features: Features, given: Limit, what: str) -> Any:
     """Limits as None, one number, or d numbers."""
     if given is None or isinstance(given, (int, float)):
         return given
-    if isinstance(given, Mapping):
+    if is_mapping(given):
         return tuple(limits(features, given, what, -np.inf if what == "lower" else np.inf).tolist())
-    return tuple(np.asarray(given, dtype=np.float64).ravel().tolist()) if np.ndim(given) else float(given)  # type: ignore[arg-type]
+    numbers = real_numbers(given, what, ConfigurationError)
+    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
 
 
-def check_columns(features: Features, x: Any) -> None:
-    """Refuse a table whose columns have other names, or stand in another order, than the features.
+def column_names(x: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a table, or of the entries of a single row; None: it has none, or numbers them."""
+    names = getattr(x, "columns", None)
+    if names is not None and not callable(names):
+        return None if list(names) == list(range(len(names))) else tuple(map(str, names))
+    names = getattr(x, "index", None) if getattr(x, "ndim", None) == 1 else None
+    if names is None or callable(names) or all(isinstance(name, (int, np.integer)) for name in names):
+        return None
+    return tuple(map(str, names))
+
+
+def training_columns(model: Any) -> tuple[str, ...] | None:
+    """Names of the columns of the table that a scikit-learn model was trained on; None: it had none."""
+    names = getattr(model, "feature_names_in_", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def check_columns(features: Features | None, x: Any, select: str = "x[list(constraints.features)]") -> None:
+    """Refuse tables and rows whose columns have other names, or stand in another order, than the features.
 
     Args:
-        features: with names, or a number, of which nothing can be said.
-        x: anything; only what has `columns` is looked at.
+        features: with names; of a number, or None, nothing can be said.
+        x: anything; only what names its columns is looked at, in a list its entries.
+        select: what to pass instead.
 
     Raises:
         InputError: they differ.
     """
-    columns = getattr(x, "columns", None)
-    if columns is None or not isinstance(features, tuple):
+    if not isinstance(features, tuple):
         return
-    found = tuple(str(name) for name in columns)
-    if found != features:
-        raise InputError(
-            f"x: expected the columns {', '.join(features)}, in this order, got {', '.join(found)}; pass"
-            " x[list(constraints.features)]"
-        )
+    for part in x if isinstance(x, (list, tuple)) else (x,):
+        found = column_names(part)
+        if found not in (None, features):
+            raise InputError(
+                f"x: expected the columns {', '.join(features)}, in this order, got {', '.join(found or ())}; pass"
+                f" {select}"
+            )

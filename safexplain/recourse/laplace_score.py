@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain.dp.linear_inputs import check_positive
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.guarantee import Guarantee
 from safexplain.recourse.laplace import laplace_release
 from safexplain.recourse.linear import linear_recourse
 from safexplain.recourse.mechanism import DiverseAnswers, Frozen
 from safexplain.recourse.public_vector import check_length, public_vector
+from safexplain.recourse.real_numbers import readable
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.stable_score import StableScoreMechanism
 
@@ -122,7 +123,10 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             InputError: as `fit`.
         """
         check_positive("records", records)
-        penalty = self._penalty() * len(np.asarray(y)) / records
+        shape = np.shape(readable(y, "y"))
+        if len(shape) != 1:
+            raise InputError(f"y: expected (m,) labels, got shape {shape}")
+        penalty = self._penalty() * shape[0] / records
         model = replace(self, public_weights=None, regularization=penalty).fit(X, y)._trained()
         return model.weights[:-1] * model.moved(np.ones(len(model.weights) - 1))[:-1]
 

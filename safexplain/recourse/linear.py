@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.knapsack import missing, solve
 from safexplain.recourse.multiplier import Items
+from safexplain.recourse.real_numbers import real_numbers
 from safexplain.recourse.result import Floats, Recourse, as_rows
 from safexplain.recourse.water_filling import WaterFilling
 
@@ -49,9 +51,11 @@ def linear_recourse(
         it. Optimal but for rounding; with whole numbers or one-hot groups, near-optimal (`knapsack` says how near).
 
     Raises:
-        InputError: not finite numbers, wrong shapes, or queries that break the constraints.
-        ConfigurationError: cost or constraints for another number of columns.
+        InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.
+        ConfigurationError: not a cost or constraints, or for another number of columns.
     """
+    check_cost(cost)
+    check_constraints(constraints)
     w = _finite(weights, "weights")
     if w.ndim != 1:
         raise InputError(f"weights: expected shape (d,), got {w.shape}")
@@ -59,13 +63,15 @@ def linear_recourse(
     b = _finite(bias, "bias")
     if b.ndim and b.shape != (len(rows),):
         raise InputError(f"bias: expected one number or shape ({len(rows)},), got {b.shape}")
-    _finite(target, "target")
+    if _finite(target, "target").ndim:
+        raise InputError(f"target: expected one number, got shape {np.shape(target)}")
     if constraints is not None and constraints.width != len(w):
         raise ConfigurationError(f"constraints: for {constraints.width} columns, but the model has {len(w)}")
     held = None if frozen is None else np.atleast_2d(np.asarray(frozen, dtype=bool))
     if held is not None and held.shape != rows.shape:
         raise InputError(f"frozen: expected shape {rows.shape}, as the queries, got {held.shape}")
     if constraints is not None:
+        check_columns(constraints.features, x)
         constraints.check(rows)
     unit = cost.weights(len(w))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -109,7 +115,7 @@ def linear_recourse(
 
 
 def _finite(given: ArrayLike, what: str) -> Floats:
-    array = np.asarray(given, dtype=np.float64)
+    array = real_numbers(given, what)
     if not np.isfinite(array).all():
         raise InputError(f"{what}: NaN or infinite")
     return array

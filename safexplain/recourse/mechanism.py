@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.amounts import check_whole
+from safexplain.amounts import whole_number
 from safexplain.dp.adjacency import Adjacency, check_adjacency
 from safexplain.dp.linear_inputs import check_positive, noise_generator
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost
+from safexplain.errors import ConfigurationError
+from safexplain.recourse.arguments import Infeasible, check_infeasible, check_target, plain_classes
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.diverse import diverse
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.guarantee import Guarantee, Per
+from safexplain.recourse.real_numbers import readable
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
 Frozen = NDArray[np.bool_] | None
-Infeasible = Literal["raise", "mark"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,14 +63,13 @@ class RecourseMechanism(ABC):
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
         check_adjacency(self.adjacency)
-        if isinstance(self.target, bool) or not isinstance(self.target, int | float | np.number):
-            raise ConfigurationTypeError(f"target: expected a number, got {self.target!r}")
-        if not math.isfinite(self.target):
-            raise ConfigurationError(f"target: expected a finite logit, got {self.target!r}")
-        if self.constraints is not None and not isinstance(self.constraints, Constraints):
-            raise ConfigurationTypeError(f"constraints: expected Constraints(...), got {self.constraints!r}")
-        if not callable(getattr(self.cost, "distance", None)):
-            raise ConfigurationTypeError(f"cost: expected L2(), L1() or MAD(scale), got {self.cost!r}")
+        if self.norm_bound is not None:
+            check_positive("norm_bound", self.norm_bound)
+        check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+        object.__setattr__(self, "classes", plain_classes(self.classes))
+        check_target(self.target)
+        check_cost(self.cost)
+        check_constraints(self.constraints)
 
     @property
     @abstractmethod
@@ -99,11 +98,11 @@ class RecourseMechanism(ABC):
 
         Raises:
             InfeasibleError: some queries have no recourse; its `result` has everything that was spent for.
-            InputError: not finite numbers, another number of features, or a query that breaks the constraints.
+            InputError: not finite numbers, other features or another order of them than the constraints or a training
+                table name, or a query that breaks the constraints.
             ConfigurationError: `fit` has not been called.
         """
-        if infeasible not in ("raise", "mark"):
-            raise ConfigurationError(f'infeasible: expected "raise" or "mark", got {infeasible!r}')
+        check_infeasible(infeasible)
         result = self._solver(self._queries(x))(None)
         return result.required() if infeasible == "raise" else result
 
@@ -153,10 +152,21 @@ class RecourseMechanism(ABC):
     def _queries(self, x: ArrayLike) -> Floats:
         """Everything that can be wrong with queries is found before anything is spent."""
         rows = as_rows(x, self.features)
+        check_columns(self._get("columns"), x, "its columns as the training table has them")
         if self.constraints is not None:
             check_columns(self.constraints.features, x)
             self.constraints.check(rows)
         return rows
+
+    def _training(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Training data as scikit-learn reads them; what can be wrong with their columns is found before training."""
+        if self.constraints is not None:
+            check_columns(self.constraints.features, X)
+        rows, labels = readable(X, "X"), readable(y, "y")
+        shape = np.shape(rows)
+        if len(shape) == 2:  # others are refused by training itself
+            self._check_width(shape[1])
+        return rows, labels
 
     def _check_width(self, width: int) -> None:
         """Whether cost and constraints are for this number of columns."""
@@ -202,6 +212,6 @@ class DiverseAnswers(RecourseMechanism):
             InputError: as `explain`.
             ConfigurationError: fewer than one answer, or `fit` has not been called.
         """
-        check_whole("answers", answers, 1)  # before noise is drawn
+        wanted = whole_number("answers", answers, 1)  # before noise is drawn
         rows = self._queries(x)
-        return diverse(self._solver(rows), rows, answers, cost=self.cost, constraints=self.constraints)
+        return diverse(self._solver(rows), rows, wanted, cost=self.cost, constraints=self.constraints)

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.ledger.releases import Pure
+from safexplain.recourse.arguments import Infeasible, check_infeasible
 from safexplain.recourse.guarantee import Guarantee
-from safexplain.recourse.mechanism import Infeasible, RecourseMechanism
+from safexplain.recourse.mechanism import RecourseMechanism
 from safexplain.recourse.result import Recourse, as_rows
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class MeteredRecourse:
     Every row is a question. Its answer is stored with its charge in one transaction and handed out after that: there is
     no charge without an answer, and no answer without a charge. A query without recourse within the constraints is
     answered too ("none"), as the released score says so. Mechanisms that spend by model answer without a charge.
+    Several answers to one question are not metered yet: `explain_diverse` of the mechanism itself does not ask the
+    ledger.
 
     Args:
         mechanism: one of `safexplain.recourse`, fitted; keep it (pickle it) between restarts, as a new fit is another
@@ -41,7 +44,7 @@ class MeteredRecourse:
 
     Raises:
         RefusedError: the mechanism is not private: a ledger that charged it would state what is not so.
-        ConfigurationTypeError: not a mechanism.
+        ConfigurationTypeError: not a mechanism, or not a ledger.
     """
 
     def __init__(self, mechanism: RecourseMechanism, ledger: Ledger) -> None:
@@ -51,6 +54,10 @@ class MeteredRecourse:
             )
         if not mechanism.guarantee.is_private:
             raise RefusedError(f"{type(mechanism).__name__} cannot be charged: {mechanism.guarantee.why}")
+        if not callable(getattr(ledger, "answer_many", None)) or isinstance(ledger, type):
+            raise ConfigurationTypeError(
+                f"ledger: expected an open Ledger, such as Ledger(url), got {type(ledger).__name__} {ledger!r}"
+            )
         self.mechanism = mechanism
         self.ledger = ledger
 
@@ -68,11 +75,13 @@ class MeteredRecourse:
             infeasible: "raise", or "mark" to return queries without recourse within the constraints as valid=False.
 
         Raises:
+            ConfigurationError: no principal, or another `infeasible`; nothing was charged.
             BudgetExhausted: the rows do not all fit; nothing was charged.
             InfeasibleError: some have no recourse; its `result` has all that was charged for.
             InputError: queries that the mechanism would not answer; nothing was charged.
             LedgerError: the ledger cannot be written; nothing was answered.
         """
+        check_infeasible(infeasible)
         if self.guarantee.per == "model":
             return self.mechanism.explain(x, infeasible=infeasible)
         if principal is None:

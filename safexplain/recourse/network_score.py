@@ -8,9 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.amounts import whole_number
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Score = Callable[[Tensor], Tensor]
+
+NO_DERIVATIVE = (
+    "score: its output does not depend on x in a way that torch can differentiate; compute it from x with torch,"
+    " without detach(), numpy() or no_grad()"
+)
 
 
 @contextmanager
@@ -41,7 +47,8 @@ class NetworkScore:
         device: of the rows; None: of the network's parameters, or the CPU.
 
     Raises:
-        ConfigurationError: `favourable` beside a callable, which says itself what it scores.
+        ConfigurationError: not a score, not a class, or `favourable` beside a callable, which says itself what it
+            scores.
     """
 
     def __init__(
@@ -54,6 +61,12 @@ class NetworkScore:
         device: torch.device | str | None = None,
     ) -> None:
         network = isinstance(score, nn.Module)
+        if not callable(score) or isinstance(score, type):
+            raise ConfigurationTypeError(
+                f"score: expected a torch module, or a function of a tensor of rows, got {score!r}; for a linear model"
+                " use linear_recourse(coef, intercept, x)"
+            )
+        favourable = whole_number("favourable", favourable, 0)
         if not network and favourable != 1:
             raise ConfigurationError(
                 f"favourable: expected 1 beside a callable, got {favourable}; a callable returns the score itself,"
@@ -80,12 +93,7 @@ class NetworkScore:
             with torch.enable_grad():
                 leaf = part.detach().to(self.device, self.dtype, copy=True).requires_grad_()
                 outcome = self._outcome(leaf)
-                if not outcome.requires_grad:
-                    raise InputError(
-                        "score: its output does not depend on x in a way that torch can differentiate; compute it from"
-                        " x with torch, without detach() or no_grad()"
-                    )
-                slopes.append(torch.autograd.grad(outcome.sum(), leaf)[0])
+                slopes.append(_slope(outcome, leaf))
             values.append(outcome.detach())
         slope = torch.cat(slopes).to(self.home, torch.float64)
         return self._joined(values), slope.nan_to_num(0.0, 0.0, 0.0)
@@ -101,6 +109,8 @@ class NetworkScore:
         try:
             out = self._score(rows)
         except RuntimeError as error:
+            if "requires grad" in str(error):
+                raise InputError(f"{NO_DERIVATIVE} ({error})") from error
             if "shape" not in str(error) and "size" not in str(error):
                 raise
             raise InputError(f"x: the model does not take rows of {rows.shape[1]} features ({error})") from error
@@ -121,3 +131,15 @@ class NetworkScore:
             )
         others = [k for k in range(out.shape[1]) if k != self._favourable]
         return out[:, self._favourable] - out[:, others].amax(dim=1)
+
+
+def _slope(outcome: Tensor, leaf: Tensor) -> Tensor:
+    """Gradient of scores with respect to their rows."""
+    if not outcome.requires_grad:
+        raise InputError(NO_DERIVATIVE)
+    try:
+        return torch.autograd.grad(outcome.sum(), leaf)[0]
+    except RuntimeError as error:  # NotImplementedError is one
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise InputError(f"{NO_DERIVATIVE} ({error})") from error

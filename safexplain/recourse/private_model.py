@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from safexplain.amounts import whole_number
 from safexplain.dp.adjacency import Adjacency
 from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.recourse.arguments import wanted_label
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.linear import linear_recourse
@@ -119,11 +121,7 @@ def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: An
     labels = np.asarray(model.classes_).tolist()
     weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
-    if favourable is None and len(labels) == 2:
-        favourable = labels[1]
-    if favourable not in labels:
-        raise ConfigurationError(f"favourable: expected one of the labels {labels}, got {favourable!r}")
-    column, width = labels.index(favourable), weights.shape[1]
+    column, width = labels.index(wanted_label(labels, favourable)), weights.shape[1]
     if len(labels) == 2:
         sign = 1.0 if column == 1 else -1.0
         pair = (labels[1 - column], labels[column])
@@ -151,7 +149,5 @@ def _network(network: Any, given: Any, statement: PrivacyStatement, favourable: 
             raise RefusedError(
                 "the statement is about other weights than the model has; it was trained or changed since"
             )
-    column = 1 if favourable is None else favourable
-    if isinstance(column, bool) or not isinstance(column, int) or column < 0:
-        raise ConfigurationError(f"favourable: expected a column of the network's output, got {favourable!r}")
+    column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
     return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)

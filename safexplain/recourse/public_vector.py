@@ -6,15 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safexplain.errors import ConfigurationError
+from safexplain.recourse.real_numbers import real_numbers
 from safexplain.recourse.result import Floats
 
 
 def public_vector(name: str, given: ArrayLike) -> Floats:
     """(d,) finite numbers that are not all 0, which nobody can write to."""
-    try:
-        found = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name}: expected d numbers, got {given!r}") from None
+    found = real_numbers(given, name, ConfigurationError)
     if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
         raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
     found.flags.writeable = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain.errors import InfeasibleError, InputError
+from safexplain.recourse.real_numbers import real_numbers
 
 Floats = NDArray[np.float64]
 
@@ -67,19 +67,16 @@ def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
     """(n, d) float64 copy of queries; one row may be given as (d,).
 
     Raises:
-        InputError: not finite numbers, not one or two dimensions, or another number of features.
+        InputError: not finite real numbers, not one or two dimensions, or another number of features.
     """
-    given: Any = x.detach().cpu().numpy() if hasattr(x, "detach") else x
-    try:
-        rows = np.array(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(
-            "x: expected numbers, one column a feature; encode categories (one column each) and dates first"
-        ) from None
+    rows = real_numbers(
+        x, "x", expected="expected numbers, one column a feature; encode categories (one column each) and dates first"
+    )
+    shape = rows.shape
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or (features is not None and rows.shape[1] != features):
         expected = "(n, d)" if features is None else f"(n, {features}) or ({features},)"
-        raise InputError(f"x: expected shape {expected}, got {np.shape(given)}")
+        raise InputError(f"x: expected shape {expected}, got {shape}")
     if not np.isfinite(rows).all():
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         raise InputError(f"x: NaN or infinite numbers in {len(bad)} rows (first: {bad[0]}); fill or leave them out")

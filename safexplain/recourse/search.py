@@ -11,7 +11,6 @@ are the answers, as post-processing; the search adds no protection of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -19,48 +18,22 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from safexplain.amounts import check_whole
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.recourse.arguments import check_target
 from safexplain.recourse.boundary_search import Boundary, nearest, shortened
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.discrete_moves import Moves
 from safexplain.recourse.discrete_search import chosen_categories, improved, rounded
+from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.linear_step import Price
 from safexplain.recourse.multi_start import nearest_of_starts
 from safexplain.recourse.network_score import NetworkScore, Score, evaluation_mode
 from safexplain.recourse.result import Recourse, as_rows
+from safexplain.recourse.search_options import SearchOptions as SearchOptions
 
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How hard, and how much at once.
-
-    Args:
-        starts: searches of each query, the first from the query itself; the others find nearer points, or points where
-            the first finds none (a flat score).
-        steps: gradients of one search at most.
-        batch_size: rows that the model sees at once, and queries that are searched together; memory grows with it.
-        seed: of the directions in which further searches start, the same for every query.
-        dtype: type that a callable score takes; None: torch's default, and that of a network's parameters.
-        device: where a callable score takes its rows; None: the CPU, and that of a network's parameters.
-
-    Raises:
-        ConfigurationError: a number that is not positive, or a seed below 0.
-    """
-
-    starts: int = 8
-    steps: int = 60
-    batch_size: int = 8192
-    seed: int = 0
-    dtype: torch.dtype | None = None
-    device: torch.device | str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("starts", 1), ("steps", 1), ("batch_size", 1), ("seed", 0)):
-            check_whole(name, getattr(self, name), least)
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ConfigurationError(f"dtype: expected a floating-point type, got {self.dtype}")
+DEFAULT = SearchOptions()
+"""Of a search."""
 
 
 def search_recourse(
@@ -72,7 +45,7 @@ def search_recourse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
-    options: SearchOptions = SearchOptions(),
+    options: SearchOptions = DEFAULT,
 ) -> Recourse:
     """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
@@ -92,13 +65,18 @@ def search_recourse(
         One answer a query; `valid` is False where none was found within the constraints.
 
     Raises:
-        InputError: rows or a mask that cannot be used, scores of another shape, not finite, or not differentiable.
-        ConfigurationError: a target that is not finite, or `favourable` beside a callable.
+        InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
+            another shape, not finite, or not differentiable.
+        ConfigurationError: an argument of another type, a target that is not finite, or `favourable` beside a callable.
     """
+    check_target(target)
+    check_cost(cost)
+    check_constraints(constraints)
+    if not isinstance(options, SearchOptions):
+        raise ConfigurationTypeError(f"options: expected SearchOptions(...), got {options!r}")
     rows = as_rows(x, None if constraints is None else constraints.width)
-    if not np.isfinite(target):
-        raise ConfigurationError(f"target: expected a finite score, got {target}")
     constraints = Constraints(features=rows.shape[1]) if constraints is None else constraints
+    check_columns(constraints.features, x)
     constraints.check(rows)
     mask = _mask(frozen, rows.shape)
     model = NetworkScore(

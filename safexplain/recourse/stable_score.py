@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 
-from safexplain.dp.linear_inputs import check_bound, check_classes, check_positive, in_unit_ball, positions
+from safexplain.dp.linear_inputs import check_bound, check_positive, in_unit_ball, positions
 from safexplain.dp.newton import largest_weight
 from safexplain.dp.output import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.recourse.feature_names import column_names
 from safexplain.recourse.guarantee import Guarantee, Per, assumptions
 from safexplain.recourse.mechanism import RecourseMechanism
 from safexplain.recourse.result import Floats
@@ -100,7 +101,7 @@ class StableScoreMechanism(RecourseMechanism):
         super().__post_init__()
         if self.regularization is not None:
             check_positive("regularization", self.regularization)
-        if len(check_classes(self.classes)) != 2:
+        if len(self.classes) != 2:
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -112,20 +113,20 @@ class StableScoreMechanism(RecourseMechanism):
 
         Raises:
             ConfigurationError: `norm_bound` is missing, or the constraints are for other data.
-            InputError: a label that `classes` does not list.
+            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
             RefusedError: more records or features than float64 can certify.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
         bound = check_bound(self.norm_bound)
         constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
-        rows, labels = check_X_y(X, y, dtype=np.float64)
-        self._check_width(rows.shape[1])
+        rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
         penalty = self._penalty()
         spread = stability(penalty, self.adjacency)
         _check_precision(len(rows), rows.shape[1] + 1, penalty, spread)
         signs = 2.0 * positions(labels, np.asarray(self.classes)) - 1.0
         weights = stable_minimiser(in_unit_ball(rows, bound, constant) * signs[:, None], penalty)
-        self._set(width=rows.shape[1], model=StableScore(weights, bound, constant, spread), generator=None)
+        model = StableScore(weights, bound, constant, spread)
+        self._set(width=rows.shape[1], columns=column_names(X), model=model, generator=None)
         return self
 
     def _each_answer(self, *, mechanism: str, released: str, why: str) -> Guarantee:

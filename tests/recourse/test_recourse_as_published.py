@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from recourse_privacy_oracle import two_gaussians
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
 
-from safexplain.errors import ConfigurationError, InfeasibleError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError, InputError
 from safexplain.recourse import AsPublishedLaplace, Constraints
 
 
@@ -128,6 +129,17 @@ def test_models_of_other_classes_and_constraints_are_refused():
     model, X = plain()
     with pytest.raises(ConfigurationError, match="classes"):
         AsPublishedLaplace(model, classes=("no", "yes"))
+    for other in (
+        LinearRegression().fit(X, X[:, 0]),
+        "m",
+        LogisticRegression,
+        3,
+        DecisionTreeClassifier().fit(X, X[:, 0] > 0),
+    ):
+        with pytest.raises(ConfigurationTypeError, match="model: expected a linear classifier"):
+            AsPublishedLaplace(other)
+    with pytest.raises(ConfigurationTypeError, match="got LinearRegression"):
+        AsPublishedLaplace(LinearRegression()).fit(X, X[:, 0])
     with pytest.raises(ConfigurationError, match="published method has none"):
         AsPublishedLaplace(model, constraints=Constraints(6))
     with pytest.raises(ConfigurationError, match="call fit"):

@@ -50,6 +50,13 @@ X = np.array([[40.0, 1000.0, 2.0, 1.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0, 0.0, 1.0
         ({"one_hot": (HOUSING,), "lower": {"rent": 0.2}, "upper": {"rent": 0.8}}, "category"),
         ({"lower": [1.0, 2.0]}, "6 numbers"),
         ({"upper": {"age": np.nan}}, "NaN for age"),
+        ({"lower": "a"}, "lower: expected numbers, got 'a'"),
+        ({"lower": "5"}, "lower: expected numbers, got '5'"),
+        ({"upper": {"age": "x"}}, "upper of age: expected numbers, got 'x'"),
+        ({"upper": {"age": [1, 2]}}, r"upper of age: expected one number, got shape \(2,\)"),
+        ({"upper": 10**400}, "upper: a number is too large"),
+        ({"immutable": 2.5}, "immutable: unknown feature 2.5"),
+        ({"one_hot": 3}, "at least two"),
     ],
 )
 def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
@@ -61,6 +68,27 @@ def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
 def test_features_are_a_number_of_columns_or_distinct_names(features):
     with pytest.raises(ConfigurationError, match="features"):
         Constraints(features)
+
+
+def test_none_is_no_feature():
+    lists = ("immutable", "integer", "increasing", "decreasing", "one_hot")
+    assert Constraints(NAMES, **dict.fromkeys(lists)) == Constraints(NAMES)
+
+
+RATE = Constraints(("rate",), lower=-0.3, upper=0.1)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.1, r"at 0\.10000000149011612"), (-0.3, r"at -0\.30000001192092896")])
+def test_a_limit_that_float32_rounded_is_told_apart_from_a_value_outside(value, shown):
+    rounded = np.float32([[value]])
+    with pytest.raises(InputError, match=rf"rate lies outside -0\.3 to 0\.1, {shown} \(row 0\).*float32") as caught:
+        RATE.check(np.float64(rounded))
+    assert "np.clip(np.float64(x), constraints.low, constraints.high)" in str(caught.value)
+    RATE.check(np.clip(np.float64(rounded), RATE.low, RATE.high))
+    for outside in (value * (1 + 3e-7), 2 * value):
+        with pytest.raises(InputError, match=r"outside -0\.3 to 0\.1 \(row 0\); correct the rows"):
+            RATE.check(np.array([[outside]]))
+    RATE.check(np.float64(np.float32([[0.05]])))
 
 
 def test_names_without_a_list_of_names_say_what_to_pass():

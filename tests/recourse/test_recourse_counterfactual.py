@@ -63,6 +63,16 @@ def test_without_alibi_the_same_attributes_are_there(monkeypatch):
     assert np.allclose(json.loads(explanation.to_json())["data"]["cf"]["X"], explanation.cf["X"])
 
 
+@pytest.mark.parametrize("here", ["as installed", "without alibi"])
+def test_labels_of_numpy_go_into_json(here, monkeypatch):
+    if here == "without alibi":
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    mechanism = LaplaceScore(public_weights=[1, 1, 1], norm_bound=5.0, classes=np.array([False, True])).fit(X, Y == 1)
+    assert [type(label) for label in mechanism.labels] == [bool, bool]
+    data = json.loads(HardenedCounterfactual(mechanism).explain(LOW).to_json())["data"]
+    assert data["orig_class"] in (False, True)
+
+
 def test_a_favourable_row_and_one_without_recourse_have_no_counterfactual():
     favourable = HardenedCounterfactual(DPModelRecourse(MODEL)).explain(HIGH)
     assert (favourable.cf, favourable.success, favourable.orig_class) == (None, False, "yes")
@@ -81,6 +91,9 @@ def test_mechanisms_that_pay_by_answer_are_served_with_a_ledger(tmp_path):
     with pytest.raises(BudgetExhausted):
         served.explain(LOW - 2)
     assert served.explain(LOW - 2, principal="bob").orig_class == 0
+    with pytest.raises(InputError, match="principal"):
+        served.explain(LOW, principal="")
+    assert ledger.spent("ann") == pytest.approx(1.0)
 
 
 def test_the_step_along_a_public_direction_is_not_passed_off_as_a_probability():
@@ -108,5 +121,7 @@ def test_wrong_use_is_refused():
         HardenedCounterfactual(MODEL)
     with pytest.raises(ConfigurationTypeError, match="nothing is charged without a ledger"):
         HardenedCounterfactual(DPModelRecourse(MODEL), principal="ann")
+    with pytest.raises(ConfigurationTypeError, match="nothing is charged without a ledger"):
+        served.explain(LOW, principal="ann")
     with pytest.raises(RefusedError, match="not private"):
         HardenedCounterfactual(AsPublishedLaplace(epsilon=1.0).fit(X, Y))

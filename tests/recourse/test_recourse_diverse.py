@@ -102,6 +102,13 @@ def test_favourable_queries_have_the_same_answer_throughout():
         np.testing.assert_array_equal(found.counterfactual[0], x[0])
 
 
-def test_fewer_than_one_answer_is_refused():
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        diverse(lambda frozen: linear_recourse([1.0], 0.0, [[0.0]], frozen=frozen), [[0.0]], 0)
+def test_the_number_of_answers_is_a_whole_one_of_numpy_too():
+    def solve(frozen):
+        return linear_recourse([1.0], 0.0, [[0.0]], frozen=frozen)
+
+    assert len(diverse(solve, [[0.0]], np.int64(2))) == 2
+    for wrong, got in ((0, "got 0"), (2.0, r"got float 2\.0"), (True, "got bool True"), ("2", "got str '2'")):
+        with pytest.raises(ConfigurationError, match=f"answers: expected a whole number of at least 1, {got}"):
+            diverse(solve, [[0.0]], wrong)
+    with pytest.raises(ConfigurationError, match="cost: expected"):
+        diverse(solve, [[0.0]], 2, cost="L1")

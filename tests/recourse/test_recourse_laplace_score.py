@@ -343,6 +343,11 @@ def test_unseen_labels_and_missing_training_are_named():
         replace(trained(*two_gaussians(50, 2)), epsilon=9.0).score(np.zeros(2))
 
 
+def test_public_data_need_a_label_a_row():
+    with pytest.raises(InputError, match=r"y: expected \(m,\) labels, got shape \(\)"):
+        mechanism().public_fit(np.zeros((3, 2)), 1, records=5)
+
+
 def test_scores_that_float64_cannot_compute_closely_enough_are_refused(monkeypatch):
     monkeypatch.setattr(stable_score, "EVALUATION_ERROR", 1e-16)
     with pytest.raises(RefusedError, match="scores in float64"):

@@ -328,12 +328,74 @@ def test_what_training_needs_is_asked_for(name):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epsilon": 0.0}, {"target": np.inf}, {"target": "0"}, {"cost": "L2"}, {"adjacency": "row"}]
+    "wrong",
+    [
+        {"epsilon": 0.0},
+        {"target": np.inf},
+        {"target": "0"},
+        {"target": 10**400},
+        {"cost": "L2"},
+        {"cost": L1},
+        {"adjacency": "row"},
+        {"norm_bound": -1.0},
+        {"norm_bound": "5"},
+        {"intercept_scaling": -1.0},
+        {"classes": "ab"},
+        {"classes": {0, 1}},
+        {"classes": (1, 1)},
+        {"classes": (None, "a")},
+        {"constraints": {}},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", EVERY)
 def test_parameters_that_make_no_sense_are_refused_at_once(name, wrong):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         EVERY[name](**wrong)
+
+
+@pytest.mark.parametrize("delta", [2.0, 1.0, -1, 1e-13, np.nan, "x", "1e-5", None, True])
+@each_mechanism
+def test_a_delta_that_is_no_delta_never_gets_into_a_guarantee(name, delta):
+    with pytest.raises(ConfigurationError, match="delta"):
+        made(name, delta=delta)
+
+
+def test_a_delta_of_zero_is_for_mechanisms_with_pure_epsilon_alone():
+    assert made("output", delta=0).guarantee.delta == 0
+    assert made("objective", delta=0).guarantee.delta == 0
+    with pytest.raises(ConfigurationError, match="delta"):
+        made("dp", delta=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"classes": (0, 1, 2)}, r"which of the labels \[0, 1, 2\] is wanted\? Pass favourable="),
+        ({"favourable": 7}, "favourable: expected one of the labels"),
+        ({"constraints": Constraints(2)}, "for 2 columns"),
+        ({"cost": L1((1.0, 2.0))}, "scale: expected 3 numbers"),
+    ],
+    ids=str,
+)
+@each_mechanism
+def test_nothing_is_spent_where_the_configuration_does_not_fit(name, options, said, monkeypatch):
+    monkeypatch.setattr(DPLogisticRegression, "fit", lambda *_: pytest.fail("trained"))
+    with pytest.raises(ConfigurationError, match=said):
+        made(name, **options).fit(*two_gaussians(30, 3))
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        made(name).fit(*two_gaussians(30, 3))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_training_takes_tensors(name):
+    X, y = two_gaussians(60, 3)
+    given = EVERY[name](norm_bound=5.0, random_state=0).fit(torch.tensor(X, requires_grad=True), torch.tensor(y))
+    same = EVERY[name](norm_bound=5.0, random_state=0).fit(X, y)
+    one, other = (m.explain(X[:2], infeasible="mark") for m in (given, same))
+    assert (one.counterfactual == other.counterfactual).all()
+    with pytest.raises(InputError, match="masked"):
+        EVERY[name](norm_bound=5.0).fit(np.ma.masked_less(X, 0), y)
 
 
 def test_geometry_and_guarantees_are_imported_without_the_mechanisms():

@@ -7,7 +7,14 @@ import pickle
 import numpy as np
 import pytest
 
-from safexplain.errors import BudgetExhausted, ConfigurationTypeError, InfeasibleError, InputError, RefusedError
+from safexplain.errors import (
+    BudgetExhausted,
+    ConfigurationError,
+    ConfigurationTypeError,
+    InfeasibleError,
+    InputError,
+    RefusedError,
+)
 from safexplain.ledger import Ledger
 from safexplain.recourse import (
     AsPublishedLaplace,
@@ -107,6 +114,21 @@ def test_no_recourse_within_the_constraints_is_an_answer_too_and_is_charged(ledg
         metered.explain(LOW[0], principal="ann")
     assert ledger.spent("ann") == pytest.approx(0.25)
     assert same(metered.explain(LOW[0], principal="ann", infeasible="mark"), caught.value.result)
+
+
+@pytest.mark.parametrize("infeasible", ["Raise", "", None])
+def test_a_word_that_says_nothing_about_infeasible_queries_is_refused_and_costs_nothing(ledger, infeasible):
+    by_model = DPModelRecourse(epsilon=2.0, delta=1e-4, norm_bound=5.0, random_state=0).fit(X, Y)
+    for mechanism in (laplace(), by_model):
+        with pytest.raises(ConfigurationError, match='infeasible: expected "raise" or "mark"'):
+            MeteredRecourse(mechanism, ledger).explain(LOW[0], principal="ann", infeasible=infeasible)
+    assert list(ledger.charges()) == []
+
+
+@pytest.mark.parametrize("wrong", ["sqlite:///budget.db", None, Ledger])
+def test_what_is_no_ledger_is_refused_at_once(wrong):
+    with pytest.raises(ConfigurationTypeError, match="ledger: expected an open Ledger"):
+        MeteredRecourse(laplace(), wrong)
 
 
 def test_a_model_trained_with_dp_answers_without_limit_and_without_a_charge(ledger):

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain.errors import ConfigurationError, InputError
@@ -28,6 +29,14 @@ class Odd(nn.Module):
 
     def forward(self, x):
         return self.last(self.drop(torch.tanh(self.norm(self.first(x)))))
+
+
+class WithoutBackward(torch.autograd.Function):
+    """A score that was never given a derivative."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        return rows[:, 0] - 9
 
 
 def test_the_model_is_left_as_it_was():
@@ -120,6 +129,10 @@ def test_rows_are_rounded_to_the_type_of_the_network():
         (lambda rows: rows.sum(), "one score a row"),
         (lambda rows: rows[:, 0].numpy(), "expected a tensor, got ndarray"),
         (lambda rows: (rows[:, 0] - 9).detach(), "differentiate"),
+        (lambda rows: (rows[:, 0] > 9).float() - 1, "differentiate"),
+        (lambda rows: torch.from_numpy(rows.numpy()[:, 0] - 9), "differentiate"),
+        (lambda rows: rows.detach()[:, 0] - torch.full((1,), 9.0, requires_grad=True), "differentiate"),
+        (WithoutBackward.apply, "differentiate"),
         (lambda rows: rows[:, 0] * torch.nan, "not a finite number for 20 queries"),
         (lambda rows: torch.where(rows[:, 0] > 0, torch.inf, rows[:, 0]), "not a finite number"),
         (nn.Linear(5, 1), r"with a column for class 2, got \(20, 1\)"),
@@ -136,6 +149,12 @@ def test_unusable_scores_are_refused(score, says):
 def test_a_callable_says_itself_what_is_favourable():
     with pytest.raises(ConfigurationError, match="favourable"):
         search_recourse(lambda rows: rows[:, 0], ROWS, favourable=0)
+
+
+@pytest.mark.parametrize("score", [LogisticRegression(), None, nn.Linear, np.ones(5)], ids=str)
+def test_what_is_no_score_is_named(score):
+    with pytest.raises(ConfigurationError, match="score: expected a torch module, or a function"):
+        search_recourse(score, ROWS)
 
 
 def test_scores_that_overflow_on_the_way_are_not_answers():

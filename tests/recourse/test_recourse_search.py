@@ -251,6 +251,12 @@ def test_no_queries_give_no_answers():
     ("changes", "error", "says"),
     [
         ({"target": np.inf}, ConfigurationError, "finite"),
+        ({"target": None}, ConfigurationError, "target: expected a number, got None"),
+        ({"options": {}}, ConfigurationError, "options: expected SearchOptions"),
+        ({"cost": L1}, ConfigurationError, "cost: expected L2"),
+        ({"constraints": {}}, ConfigurationError, "constraints: expected Constraints"),
+        *[({"favourable": f}, ConfigurationError, "favourable: expected a whole") for f in ("a", 1.0, True, -1)],
+        ({"favourable": 5}, InputError, "a column for class 5"),
         ({"frozen": np.zeros(8)}, InputError, "bool"),
         ({"frozen": np.zeros((3, 8), dtype=bool)}, InputError, "shape"),
         ({"constraints": Constraints(7)}, InputError, "7"),
@@ -268,3 +274,15 @@ def test_bad_options_are_refused(changes):
         SearchOptions(**changes)
     with pytest.raises(ConfigurationError, match="dtype"):
         SearchOptions(dtype=torch.int64)
+    with pytest.raises(ConfigurationError, match=r"dtype: expected a type of torch, .* got 'float32'"):
+        SearchOptions(dtype="float32")
+    with pytest.raises(ConfigurationError, match="device: expected one of torch, got 'nowhere'"):
+        SearchOptions(device="nowhere")
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers_and_others_are_called_by_their_type():
+    options = SearchOptions(starts=np.int64(3))
+    assert options == SearchOptions(starts=3)
+    assert type(options.starts) is int
+    with pytest.raises(ConfigurationError, match=r"starts: expected a whole number of at least 1, got float64 3\.0"):
+        SearchOptions(starts=np.float64(3))

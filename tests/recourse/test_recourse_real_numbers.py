@@ -1,0 +1,71 @@
+"""What only looks like numbers is not read as numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.real_numbers import real_numbers
+from safexplain.recourse.result import as_rows
+
+NUMBERS = {
+    "list": ([[1, 2.5]], [1, 2.5]),
+    "whole": (np.array([[1, 2]]), [1, 2]),
+    "bool": (np.array([[True, False]]), [1, 0]),
+    "objects": (np.array([[1, 2.5, True, np.float32(3), Fraction(1, 2)]], dtype=object), [1, 2.5, 1, 3, 0.5]),
+    "mask without entries": (np.ma.array([[1.0, 2.0]], mask=[[False, False]]), [1, 2]),
+    "tensor with a gradient": (torch.ones(1, 2, requires_grad=True), [1, 1]),
+    "bfloat16": (torch.tensor([[1.0, 2.5]], dtype=torch.bfloat16), [1, 2.5]),
+    "list of tensors": ([torch.ones(1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_read_whatever_holds_them_and_copied(name):
+    given, numbers = NUMBERS[name]
+    rows = as_rows(given)
+    assert rows.dtype == np.float64
+    assert rows.ravel().tolist() == numbers
+    rows[:] = 9.0
+    assert as_rows(given).ravel().tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.ma.array([[1.0, 99.0]], mask=[[False, True]]), r"masked entries \(1\)"),
+        ([np.ma.array([1.0, 99.0], mask=[True, True])], r"masked entries \(2\)"),
+        (np.array([["2020-01-01"]], dtype="datetime64[ns]"), "dates"),
+        (np.array([[5]], dtype="timedelta64[s]"), "dates"),
+        (np.array([[np.datetime64(1, "ns")]], dtype=object), "dates"),
+        ([["1", "2"]], "expected numbers"),
+        (np.array([[b"1"]]), "expected numbers"),
+        (np.array([[1.0, "2"]], dtype=object), "expected numbers"),
+        (np.array([[1j]]), "expected numbers"),
+        ([[{}]], "expected numbers"),
+        ([[1], [1, 2]], "expected numbers"),
+        ([[10**400]], "too large for float64"),
+        ([[torch.ones((), requires_grad=True)]], "expected numbers"),
+        (torch.ones(1, 2, device="meta"), "expected a dense tensor with data"),
+        ([torch.ones(2, device="meta")], "expected a dense tensor with data"),
+        (torch.eye(2).to_sparse(), "expected a dense tensor with data"),
+        (torch.ones(1, 2, dtype=torch.complex64), "expected numbers"),
+        (np.array([[1.0, None]], dtype=object), "NaN or infinite numbers in 1 rows"),
+        (np.array([[1.0, np.nan]], dtype=object), "NaN or infinite numbers in 1 rows"),
+    ],
+)
+def test_what_only_looks_like_numbers_is_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        as_rows(given)
+
+
+def test_the_error_is_the_one_that_was_asked_for_and_short():
+    with pytest.raises(ConfigurationError, match="scale: expected numbers, got 'a'"):
+        real_numbers("a", "scale", ConfigurationError)
+    with pytest.raises(InputError) as caught:
+        real_numbers(["a"] * 10_000, "weights")
+    assert len(str(caught.value)) < 200
