@@ -3,7 +3,7 @@
 Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula of "On the Privacy Risks of
 Algorithmic Recourse" and of the Laplace recourse built on it divides by |w| once and misses the target unless |w| = 1.)
 Limits, frozen and monotone columns keep it exact (`WaterFilling`); whole numbers and one-hot groups are found by
-Lagrangian relaxation and enumeration (`safexplain.recourse.knapsack`).
+a search that bounds what it leaves out (`safexplain.recourse.knapsack`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def linear_recourse(
 
     Returns:
         Answers whose score, computed in float64, is never below the target; `valid` False where no allowed row reaches
-        it. Optimal but for rounding; with whole numbers or one-hot groups, near-optimal (`knapsack` says how near).
+        it. Optimal but for rounding; with whole numbers or one-hot groups, unless the search of `knapsack` leaves
+        doubt.
 
     Raises:
         InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.

@@ -74,6 +74,28 @@ class Items:
             return np.where(level[:, None] > rate, room, 0.0)
         return np.minimum(level[:, None] / (2 * rate), room)
 
+    def least(self, level: Floats) -> Floats:
+        """(n, g + i + 1) least cost - level gain of each group, each integer column, and the continuous columns."""
+        worth, steps, alone = level[:, None], self.relaxed(level)[0], self.slack_gains(level)
+        groups = [(cost - worth * gain).min(axis=1) for gain, cost in zip(self.gain, self.cost, strict=True)]
+        whole = self.step_cost(steps) - worth * self.step * steps
+        free = (self.slack.rate * alone**self.slack.power - worth * alone).sum(axis=1)
+        return np.column_stack([*groups, whole, free])
+
+    def near(self, level: Floats, gap: Floats) -> tuple[Floats, Floats]:
+        """Least and greatest step counts, (n, i) each, whose cost - level gain is within `gap` (n,) of its least.
+
+        It is convex in the count. Any other count is in no choice cheaper than the Lagrangian bound plus the gap.
+        """
+        steps, gap = self.relaxed(level)[0], np.maximum(gap, 0.0)[:, None]
+        if self.slack.power == 1:
+            middle, radius = steps, gap / np.abs(self.unit - level[:, None] * self.step)
+        else:
+            middle = level[:, None] * self.step / (2 * self.unit**2)
+            radius = np.sqrt(gap / self.unit**2 + (steps - middle) ** 2)
+        radius = np.where(np.isnan(radius), np.inf, radius) * (1 + 1e-9) + 1e-9
+        return np.clip(np.ceil(middle - radius), 0.0, self.most), np.clip(np.floor(middle + radius), 0.0, self.most)
+
     def gained(self, steps: Floats, picks: list[Ints]) -> Floats:
         """(n,) gain of a choice, without the continuous columns."""
         total = (steps * self.step).sum(axis=1)

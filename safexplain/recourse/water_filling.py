@@ -79,14 +79,31 @@ class WaterFilling:
         goal = np.maximum(goal, 0.0)
         if not self.room.shape[1]:
             return np.where(goal > 0, np.inf, 0.0)
-        at = np.zeros(goal.shape, dtype=np.intp)
-        for column in range(self.reach.shape[1]):
-            at += self.reach[:, column, None] < goal
-        missing = at == self.reach.shape[1]
-        at[missing] = 0
+        at, missing = self._piece(goal)
         spent, slope = np.take_along_axis(self.spent, at, axis=1), np.take_along_axis(self.slope, at, axis=1)
         above = goal - np.take_along_axis(self.before, at, axis=1)
         return np.where(missing, np.inf, spent + slope * above**self.power)
+
+    def share(self, goal: Floats, column: int) -> Floats:
+        """(n, k) gain of one column for k goals (n, k) of each query; all of its room if out of reach."""
+        goal = np.maximum(goal, 0.0)
+        room = self.room[:, column, None]
+        if self.power == 1:
+            place = int((np.argsort(self.rate, kind="stable") == column).argmax())
+            return np.clip(goal - self.before[:, place, None], 0.0, room)
+        at, missing = self._piece(goal)
+        above = goal - np.take_along_axis(self.before, at, axis=1)
+        level = np.where(missing, np.inf, above * np.take_along_axis(self.slope, at, axis=1))
+        return np.minimum(level / self.rate[column], room)
+
+    def _piece(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """(n, k) which column fills up next at each goal (n, k), and whether none does; 0 there."""
+        at = np.zeros(goal.shape, dtype=np.intp)
+        for column in range(self.reach.shape[1]):
+            at += self.reach[:, column, None] < goal
+        missing: NDArray[np.bool_] = at == self.reach.shape[1]
+        at[missing] = 0
+        return at, missing
 
     def gains(self, goal: Floats) -> Floats:
         """(n, d) gain of each column, in the columns' own order, for goals (n,); all full if out of reach."""

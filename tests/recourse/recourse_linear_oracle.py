@@ -11,11 +11,17 @@ from safexplain.recourse.constraints import Constraints
 
 
 def integer_program(w, b, x, target, unit, constraints: Constraints) -> float:
-    """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down."""
-    d = len(w)
+    """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down.
+
+    The row of the score is divided by what is missing, and the whole numbers found are completed here, so that the
+    solver's tolerances do not count.
+    """
+    d, gap = len(w), target - b - w @ x
+    if gap <= 0:
+        return 0.0
     lower, upper = (side[0] for side in constraints.bounds(x[None]))
     member = np.zeros(d, dtype=bool)
-    rules = [LinearConstraint(np.concatenate([w, -w])[None], lb=target - b - w @ x)]
+    rules = [LinearConstraint(np.concatenate([w, -w])[None] / gap, lb=1)]
     rules.append(LinearConstraint(np.hstack([np.eye(d), -np.eye(d)]), lb=lower - x, ub=upper - x))
     for group in constraints.groups:
         member[group] = True
@@ -29,7 +35,47 @@ def integer_program(w, b, x, target, unit, constraints: Constraints) -> float:
         bounds=Bounds(0, np.where(np.tile(member, 2), 1, np.inf)),
         options={"mip_rel_gap": 0.0},
     )
-    return float(found.fun) if found.status == 0 else np.inf
+    if found.status != 0:
+        return np.inf
+    fixed = constraints.whole | member
+    candidate = np.where(fixed, x + np.rint(found.x[:d] - found.x[d:]), x)
+    filled = _filled(w, b, candidate, target, unit, 1, np.flatnonzero(~fixed), lower, upper)
+    assert filled is not None, "the solver's whole numbers miss the target"
+    return float(unit @ np.abs(filled - x))
+
+
+def all_counts(w, b, x, unit, constraints: Constraints, power: int) -> float:
+    """Least distance for one query (d,) at target 0, infinite if there is none: every count, all at once."""
+    lower, upper = (side[0] for side in constraints.bounds(x[None]))
+    need, limit = -(w @ x + b), np.where(w > 0, upper - x, x - lower)
+    gain, cost = np.zeros(1), np.zeros(1)
+    free = ~constraints.whole
+    for column in np.flatnonzero(constraints.whole):
+        steps = np.arange(min(limit[column], np.ceil(need / abs(w[column])) + 1) + 1)
+        gain = np.add.outer(gain, abs(w[column]) * steps).ravel()
+        cost = np.add.outer(cost, (unit[column] * steps) ** power).ravel()
+    for group in constraints.groups:
+        own, free[group] = x[group].argmax(), False
+        price = np.where(np.arange(len(group)) == own, 0.0, unit[group] ** power + unit[group][own] ** power)
+        gain, cost = np.add.outer(gain, w[group] - w[group][own]).ravel(), np.add.outer(cost, price).ravel()
+    rest = np.where(need - gain > 1e-12 * need, need - gain, 0.0)
+    room, rate = (np.abs(w) * limit)[free], ((unit / np.abs(w)) ** power)[free]
+    able = rest <= room.sum() * (1 + 1e-12)
+    if not able.any():
+        return np.inf
+    rest, cost = rest[able], cost[able]
+    if power == 1:
+        for column in np.argsort(rate):
+            taken = np.minimum(rest, room[column])
+            rest, cost = rest - taken, cost + rate[column] * taken
+        return float(cost.min())
+    low, high = np.zeros(len(rest)), np.full(len(rest), (room * rate).max(initial=0.0))
+    for _ in range(100):
+        middle = (low + high) / 2
+        short = np.minimum(middle[:, None] / rate, room).sum(axis=1) < rest
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    taken = np.where(rest[:, None] > 0, np.minimum(high[:, None] / rate, room), 0.0)
+    return float(np.sqrt((cost + (rate * taken**2).sum(axis=1)).min()))
 
 
 def enumerated(w, b, x, target, unit, constraints: Constraints, power: int, span: int = 6) -> float:

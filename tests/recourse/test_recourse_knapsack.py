@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from recourse_linear_oracle import all_counts, integer_program
+
+from safexplain.recourse import knapsack
+from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.cost import L1, L2
+from safexplain.recourse.linear import linear_recourse
+from safexplain.recourse.multiplier import Items
+from safexplain.recourse.water_filling import WaterFilling
+
+LARGE, SMALL = (4, 23), (2, 4)
+WIDE = [(LARGE, L1), (SMALL, L1), (SMALL, L2)]
+
+
+def wide(seed, columns):
+    """One query whose weights and scales may each span four decades: w, b, x, scale, constraints."""
+    rng = np.random.default_rng(seed)
+    d = int(rng.integers(columns[0], columns[1] + 1))
+    w, scale = (
+        size * 10 ** rng.uniform(-half, half, d)
+        for size, half in zip((rng.normal(size=d), rng.uniform(0.3, 3, d)), rng.choice([0, 1, 2], 2), strict=True)
+    )
+    whole = int(rng.integers(1, d + 1))
+    ends = [whole]
+    while len(ends) < 3 and d - ends[-1] >= 2 and rng.random() < 0.6:
+        ends.append(ends[-1] + int(rng.integers(2, min(5, d - ends[-1]) + 1)))
+    groups = [np.arange(start, stop) for start, stop in pairwise(ends)]
+    span = rng.choice([4, 30]) if columns == SMALL else rng.choice([4, 30, 1000])
+    rules = Constraints(d, lower=-span, upper=span, integer=tuple(range(whole)), one_hot=tuple(map(tuple, groups)))
+    x = np.clip(4 * rng.normal(size=d), -span, span)
+    x[:whole] = np.rint(x[:whole])
+    for group in groups:
+        x[group] = np.arange(len(group)) == rng.integers(len(group))
+    lower, upper = (side[0] for side in rules.bounds(x[None]))
+    most = (np.abs(w) * np.where(w > 0, np.minimum(upper - x, 20), np.minimum(x - lower, 20))).sum()
+    return w, float(-(w @ x) - 10 ** rng.uniform(-2, -0.1) * most), x, scale, rules
+
+
+def excesses(seeds, columns, cost):
+    """By what share answers cost more than the best, one for each problem that has an answer."""
+    found = []
+    for seed in seeds:
+        w, b, x, scale, rules = wide(seed, columns)
+        answer = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
+        if answer.favourable[0]:
+            continue
+        if columns == LARGE:
+            best = integer_program(w, b, x, 0.0, 1 / scale, rules)
+        else:
+            best = all_counts(w, b, x, 1 / scale, rules, cost.power)
+        assert answer.valid[0] == np.isfinite(best)
+        if answer.valid[0]:
+            found.append(answer.distance[0] / best - 1)
+    return np.array(found)
+
+
+def test_fine_steps_are_taken_instead_of_a_category_however_many_it_takes():
+    rules = Constraints(("months", "rents", "owns"), lower=0, integer=("months",), one_hot=(("rents", "owns"),))
+    found = linear_recourse([0.06, 0, 26], -1.2, [[0, 1, 0]], constraints=rules, cost=L1([10, 0.2, 0.2]))
+    assert found.distance[0] == pytest.approx(2)
+    assert found.counterfactual.tolist() == [[20, 1, 0]]
+
+
+def test_fine_steps_are_taken_instead_of_a_coarse_one_however_many_it_takes():
+    rules = Constraints(("accounts", "months"), lower=0, integer=("accounts", "months"))
+    found = linear_recourse([1.1, 0.03], -1.6, [[0, 0]], constraints=rules, cost=L1([0.2, 7]))
+    assert found.distance[0] == pytest.approx(5 + 17 / 7)
+    assert found.counterfactual.tolist() == [[1, 17]]
+
+
+def test_euclidean_answers_do_not_switch_a_category_that_fine_steps_can_save():
+    rules = Constraints(4, lower=-15, upper=15, integer=(0,), one_hot=((1, 2),))
+    w, b, x, scale = np.array([0.0474, 0.052, -60.4, 0.033]), 59.3, np.array([-5, 0, 1, 0.5]), (22, 0.17, 39, 21)
+    found = linear_recourse(w, b, x, cost=L2(scale), constraints=rules)
+    assert found.distance[0] == pytest.approx(all_counts(w, b, x, 1 / np.array(scale), rules, 2), rel=1e-9)
+    assert found.change[0, 0] > 9
+    assert found.distance[0] < 2 < L2(scale).distance(np.array([0, 1, -1, 0]))
+
+
+def test_columns_whose_steps_cost_alike_are_traded_far_from_the_relaxed_counts(monkeypatch):
+    w, unit, b = np.array([0.541, 1.730, 1.542]), np.array([0.453, 0.550, 0.490]), -142.31
+    rules = Constraints(3, lower=0, upper=120, integer=(0, 1, 2))
+    best = all_counts(w, b, np.zeros(3), unit, rules, 1)
+    found = linear_recourse(w, b, np.zeros(3), cost=L1(1 / unit), constraints=rules)
+    assert found.distance[0] == pytest.approx(best, rel=1e-9)
+    monkeypatch.setattr(knapsack, "EFFORTS", ((64, 4),))
+    near = linear_recourse(w, b, np.zeros(3), cost=L1(1 / unit), constraints=rules)
+    assert near.distance[0] > best * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(("columns", "cost"), WIDE)
+def test_answers_are_optimal_when_scales_span_four_decades(columns, cost):
+    excess = excesses(range(150), columns, cost)
+    assert len(excess) > 100
+    assert excess.min() > -1e-9
+    assert excess.max() < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "cost"), WIDE)
+def test_thousands_of_answers_are_optimal_when_scales_span_four_decades(columns, cost):
+    excess = excesses(range(1000, 5000), columns, cost)
+    assert len(excess) > 3000
+    assert excess.min() > -1e-9
+    assert excess.max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["equal", "nearly equal", "correlated"])
+def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
+    rng = np.random.default_rng(7)
+    for _ in range(10):
+        w = 2.0 * rng.integers(10, 50_000 if kind == "nearly equal" else 60, 10)
+        unit = {"equal": w, "nearly equal": w * (1 + 1e-3 * rng.random(10)), "correlated": w + 20}[kind]
+        rules = Constraints(10, lower=-4, upper=4, integer=tuple(range(10)))
+        x = np.rint(rng.uniform(-4, 2, 10))
+        b = 2 * np.floor((-(w @ x) - rng.uniform(0.1, 0.5) * 4 * w.sum()) / 2) - 1  # odd: no steps gain just that
+        found = linear_recourse(w, b, x, cost=L1(1 / unit), constraints=rules)
+        assert found.distance[0] == pytest.approx(integer_program(w, b, x, 0.0, unit, rules), rel=1e-6)
+
+
+@pytest.mark.parametrize(("columns", "cost"), WIDE)
+def test_a_search_that_tries_few_step_counts_is_found_out(columns, cost, monkeypatch):
+    monkeypatch.setattr(knapsack, "EFFORTS", ((1, 2),))
+    assert (excesses(range(150), columns, cost) > 1e-3).sum() > 3
+
+
+@pytest.mark.parametrize("effort", [(1, 2), (2, 2), (4, 3)])
+@pytest.mark.parametrize("cost", [L1, L2])
+def test_what_the_search_left_out_is_never_cheaper_than_it_says(cost, effort, monkeypatch):
+    said = []
+
+    def spy(task, most, states, width):
+        values, found, dropped = search(task, most, states, width)
+        said.append((min(most[0], found[0]), dropped[0]))
+        return values, found, dropped
+
+    search = knapsack.search
+    monkeypatch.setattr(knapsack, "EFFORTS", (effort,))
+    monkeypatch.setattr(knapsack, "search", spy)
+    doubts = 0
+    for seed in range(150):
+        said.clear()
+        w, b, x, scale, rules = wide(seed, SMALL)
+        linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
+        if said:
+            found, dropped = said[0]
+            best = all_counts(w, b, x, 1 / scale, rules, cost.power) ** cost.power
+            assert min(found, dropped) <= best * (1 + 1e-9)
+            doubts += found > best * (1 + 1e-6)
+    assert doubts > 0 or effort != (1, 2)  # the search needs to say so
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_step_counts_that_are_left_out_lose_more_than_the_gap(power):
+    rng = np.random.default_rng(0)
+    slack = WaterFilling.of(np.zeros((50, 0)), np.zeros(0), power)
+    items = Items(rng.uniform(0.1, 2, 6), rng.uniform(0.1, 2, 6), np.full((50, 6), 40.0), (), (), slack)
+    level, gap = rng.uniform(0.1, 3, 50), rng.uniform(0, 5, 50)
+    fewest, greatest = items.near(level, gap)
+    counts = np.arange(41.0)[:, None, None]
+    worth = (items.unit * counts) ** power - level[:, None] * items.step * counts
+    loses = worth - worth.min(axis=0)
+    inside = (counts >= fewest) & (counts <= greatest)
+    np.testing.assert_array_equal(inside, loses <= gap[:, None] * (1 + 1e-12))
+    assert 0.03 < inside.mean() < 0.9
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_share_of_a_column_is_what_filling_all_of_them_gives_it(power):
+    rng = np.random.default_rng(1)
+    filling = WaterFilling.of(rng.uniform(0, 2, (40, 5)), rng.uniform(0.1, 3, 5), power)
+    goals = rng.uniform(-0.5, 1.2, (40, 7)) * filling.total[:, None]
+    every = np.stack([filling.gains(goal) for goal in goals.T], axis=1)
+    for column in range(5):
+        np.testing.assert_allclose(filling.share(goals, column), every[:, :, column], rtol=1e-9, atol=1e-12)
+
+
+def test_the_memory_bound_changes_no_answer(monkeypatch):
+    w, b, x, scale, rules = wide(3, LARGE)
+    rows = np.repeat(x[None], 40, axis=0)
+    bias = b * np.random.default_rng(0).uniform(0.2, 1.5, 40)
+    together = linear_recourse(w, bias, rows, cost=L1(scale), constraints=rules)
+    monkeypatch.setattr(knapsack, "CELLS", 1)
+    alone = linear_recourse(w, bias, rows, cost=L1(scale), constraints=rules)
+    np.testing.assert_allclose(together.distance, alone.distance, rtol=1e-12)
+    assert together.valid.sum() > 10
