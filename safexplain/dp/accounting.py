@@ -214,11 +214,12 @@ def check_delta(delta: float, records: int | None = None) -> None:
 
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
+    try:
+        if isinstance(value, bool | str | bytes):  # which float() takes
+            raise TypeError
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
     if not low <= value <= high or math.isinf(value):
         raise ConfigurationError(f"{name}: expected a finite number from {low:g} to {high:g}, got {value!r}")
 

@@ -215,9 +215,11 @@ def test_impossible_values_are_refused_by_name(values, message):
         epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, **values})
 
 
-def test_a_text_is_no_number():
-    with pytest.raises(ConfigurationTypeError, match="noise_multiplier"):
-        epsilons("much", 0.1, 10, 1e-5)
+@pytest.mark.parametrize("value", ["much", "0.1", b"1", True, None])
+@pytest.mark.parametrize("name", ["noise_multiplier", "sample_rate", "delta"])
+def test_a_text_or_a_truth_value_is_no_number(name, value):
+    with pytest.raises(ConfigurationTypeError, match=f"{name}: expected a number"):
+        epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, name: value})
 
 
 def test_a_delta_of_one_over_the_records_warns():
