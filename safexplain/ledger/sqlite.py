@@ -106,11 +106,14 @@ class SqliteStorage:
             finally:
                 os.close(log)
             if not file.stands():
-                raise LedgerError(
-                    f"ledger {self.name}: its log ({file.path.name}) was deleted while it was in use, and what is"
-                    " recorded would be lost with this process. Close the ledger wherever it is open, which writes the"
-                    " log's content into the database, and start again"
-                )
+                with self.guard:  # closing empties the log into the database and deletes it
+                    lost = self._log_file is file
+                if lost:
+                    raise LedgerError(
+                        f"ledger {self.name}: its log ({file.path.name}) was deleted while it was in use, and what is"
+                        " recorded would be lost with this process. Close the ledger wherever it is open, which writes"
+                        " the log's content into the database, and start again"
+                    )
 
     def version(self, execute: Execute | None = None) -> int | None:
         """See Storage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import shutil
 import sqlite3
@@ -102,6 +103,21 @@ def test_nothing_is_acknowledged_whose_log_was_deleted_and_closing_saves_what_wa
     with Ledger(sqlite_url) as again:
         assert again.spent("ann") >= 0.5
         again.verify()
+
+
+def test_a_log_that_closing_deleted_is_no_loss(path, sqlite_url, monkeypatch):
+    """Another thread may close the ledger, or fork, between a commit and the look at its log."""
+    ledger, sync = Ledger(sqlite_url, epsilon=1.0), os.fdatasync
+
+    def closing_sync(file):
+        sync(file)
+        ledger.close()
+
+    monkeypatch.setattr(os, "fdatasync", closing_sync)
+    ledger.charge("ann", epsilon=0.5)
+    assert not Path(f"{path}-wal").exists()
+    monkeypatch.undo()
+    assert ledger.spent("ann") == 0.5
 
 
 def test_whoever_may_write_the_database_may_wait_in_its_queue(path, sqlite_url):
