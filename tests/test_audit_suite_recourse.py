@@ -319,6 +319,7 @@ def test_figures_are_drawn(quick, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "figures"))
     figures = importlib.import_module("make_recourse_figures")
-    (tmp_path / "found.json").write_text(json.dumps(quick[0]))
+    drawn = quick[0]["results"] | {"synthetic 1000": quick[0]["results"]["synthetic 100"]}
+    (tmp_path / "found.json").write_text(json.dumps(quick[0] | {"results": drawn}))
     figures.main(["--out", str(tmp_path), "--result", str(tmp_path / "found.json")])
     assert {p.name for p in tmp_path.glob("*.svg")} == {f"recourse-synthetic-{s}.svg" for s in ("light", "dark")}
