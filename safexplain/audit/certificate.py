@@ -14,6 +14,7 @@ from typing import Any
 
 from safexplain.audit.strict_json import canonical
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SCHEMA_VERSION = 2
@@ -95,12 +96,10 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
         InputError: it cannot be written.
     """
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(as_json(content))
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_bytes(as_json(content))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 FORMAT = 1
 
@@ -49,15 +50,12 @@ class Checkpoint:
             InputError: it cannot be written.
         """
         path = Path(path)
-        partial = path.with_name(path.name + ".partial")
         try:
-            with open(partial, "wb") as file:
+            with whole_file(path) as partial, partial.open("wb") as file:
                 torch.save({"format": FORMAT, **vars(self)}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise InputError(f"cannot write the checkpoint {path}: {error.strerror or error}") from None
 
     @classmethod

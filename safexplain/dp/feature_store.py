@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 __all__ = ["FeatureStore"]
 
@@ -63,10 +63,5 @@ def _read(path: Path, rows: int) -> Tensor | None:
 
 
 def _write(path: Path, rows: Tensor) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.save(file, rows.numpy())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.save(file, rows.numpy())

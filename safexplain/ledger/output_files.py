@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.whole_file import whole_file
 
 
 @contextmanager
@@ -26,12 +26,9 @@ def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Pat
     path = Path(target)
     if any(path.resolve() == file.resolve() for file in kept):
         raise ConfigurationError(f"{path} is a file of the ledger itself; name another one")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.unlink(missing_ok=True)
-        yield partial
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.unlink(missing_ok=True)  # SQLite would write into what a killed process left
+            yield partial
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from safexplain.audit.canaries.plan import Block, Place
 from safexplain.audit.digests import sources_digest
 from safexplain.audit.shadows import Progress
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 __all__ = ["Store", "Tick", "TrainBlock", "code_version", "train_blocks"]
 
@@ -70,15 +69,11 @@ class Store:
         if self.folder is None:
             return
         path = self._path(self.folder, block)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
+            with whole_file(path) as partial, partial.open("wb") as file:
                 np.savez(file, values=values)
-            partial.replace(path)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise InputError(
                 f"cannot store finished runs in {self.folder} ({error}); free some space and resume: the runs stored"
                 " before are kept"

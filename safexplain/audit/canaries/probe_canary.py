@@ -20,6 +20,7 @@ from safexplain.audit.canaries.probe_hook import GradientHook
 from safexplain.audit.canaries.reference import Reference, true_class_probability
 from safexplain.audit.canaries.scenario import ScenarioName
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.whole_file import whole_file
 
 __all__ = ["find_coordinate", "given_canary", "load_canary", "logits_of", "make_record", "save_canary", "unwrapped"]
 
@@ -180,9 +181,8 @@ def _numbered(model: nn.Module, hook: GradientHook, name: str, index: int) -> in
 
 def save_canary(path: Path, canary: Canary) -> None:
     """Write it, all or nothing."""
-    partial = path.with_suffix(".partial")
-    torch.save({"kind": type(canary).__name__, **asdict(canary)}, partial)
-    partial.replace(path)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        torch.save({"kind": type(canary).__name__, **asdict(canary)}, file)
 
 
 def load_canary(path: Path) -> Canary | None:

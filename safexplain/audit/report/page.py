@@ -14,6 +14,7 @@ from safexplain.audit.report import chances, comparisons, figures, maps, tables,
 from safexplain.audit.report.limits import limits
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""
@@ -76,15 +77,12 @@ def write_report(path: str | Path, report: ReportData) -> Path:
     """
     path = Path(path)
     raw = render(report).encode("utf-8", errors="replace")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with whole_file(path) as partial, partial.open("wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
-        _discard(partial)
         raise InputError(f"cannot write the report {path}: {_what_to_do(error, path, len(raw))}") from None
     return path
 
@@ -108,13 +106,6 @@ def _what_to_do(error: OSError, path: Path, size: int) -> str:
             return "it is a folder; name a file, such as report.html"
         case _:
             return f"{error.strerror or error}; choose another path"
-
-
-def _discard(partial: Path) -> None:
-    try:
-        partial.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 @cache
