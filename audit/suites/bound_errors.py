@@ -20,7 +20,6 @@ Then the same for one run with many canaries, each of which joins by its own coi
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Parts, Progress, destination, finish, parser, provenance, table, write_json
+from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
@@ -261,10 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     out = destination(options)
     write_json(out, report)
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"{'all targets met' if not missed else 'failed'}; written to {out}")
-    return 1 if missed else 0
+    return concluded(missed, out, "failed" if missed else "all targets met")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,13 @@ truth is known here, so bounds above it can be counted: both what all steps toge
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from attack_table import rounded
-from common import Progress, destination, finish, parser, provenance, table, write_json
+from common import Progress, concluded, destination, finish, parser, provenance, table, write_json
 from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
@@ -187,10 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         "run": provenance(time.perf_counter() - start),
     }
     write_json(out := destination(options), rounded(report))
-    for line in wrong:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"written to {out}")
-    return 1 if wrong else 0
+    return concluded(wrong, out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Scores are kept in the cache folder, as are the pieces of a training; an interru
 from __future__ import annotations
 
 import math
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ import torch
 from attack_table import rounded
 from canary_figure2 import highest_over_thresholds
 from canary_tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
-from common import ROOT, Parts, destination, provenance, table, write_json
+from common import ROOT, Parts, concluded, destination, provenance, table, write_json
 from dp_attacks import earlier
 
 from safexplain.audit.canaries.claim import Claim
@@ -218,7 +217,4 @@ def report(
         "targets_missed": wrong,
     }
     write_json(out, rounded(content))
-    for line in wrong:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"written to {out}")
-    return 1 if wrong else 0
+    return concluded(wrong, out)

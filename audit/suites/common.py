@@ -218,6 +218,20 @@ def _library() -> list[Path]:
     ]
 
 
+def concluded(missed: Sequence[str], out: Path, said: str = "") -> int:
+    """Say which targets were missed and where the results are; the exit code.
+
+    Args:
+        missed: targets, in words.
+        out: file that was written.
+        said: verdict, before the file.
+    """
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    print(f"{said}; written to {out}" if said else f"written to {out}")
+    return 1 if missed else 0
+
+
 def finish(main: Callable[[list[str] | None], int]) -> None:
     """Run a suite as a script: one line and exit code 2 for what the user can mend, 130 for Ctrl-C."""
     try:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 import time
 import warnings
 from argparse import Namespace
@@ -45,7 +44,7 @@ import numpy as np
 import torch
 from attack_table import HUANG, estimate, rounded
 from cells import FPRS, auc, found_by, rates, written
-from common import Parts, Progress, destination, finish, parser, provenance, table, write_json
+from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
 from dp_heads import DELTA, Released, Size
 from dp_nets import SIDES
 from recommended import resampled_rates
@@ -339,10 +338,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     write_json(out, rounded(report))
     print("\n".join(found["sentences"]))
-    for line in wrong:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"written to {out}")
-    return 1 if wrong else 0
+    return concluded(wrong, out)
 
 
 if __name__ == "__main__":

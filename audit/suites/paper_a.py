@@ -27,12 +27,11 @@ explanations and datasets (Tables 1 and 2) cannot be recomputed from it.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from typing import Any
 
 import numpy as np
-from common import Progress, destination, finish, load, parser, provenance, table, write_json
+from common import Progress, concluded, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
@@ -274,11 +273,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     out = destination(options)
     write_json(out, report)
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
     verdict = "quick run, targets not checked" if options.quick else "all targets met" if not missed else "failed"
-    print(f"{verdict}; written to {out}")
-    return 1 if missed else 0
+    return concluded(missed, out, verdict)
 
 
 if __name__ == "__main__":

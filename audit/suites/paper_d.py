@@ -14,7 +14,6 @@ here where membership means nothing, so that whatever an attack finds was made b
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Parts, Progress, destination, finish, load, parser, provenance, table, write_json
+from common import Parts, Progress, concluded, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -349,11 +348,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     out = destination(options)
     write_json(out, report)
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
     verdict = "quick run, targets not checked" if options.quick else "all targets met" if not missed else "failed"
-    print(f"{verdict}; written to {out}")
-    return 1 if missed else 0
+    return concluded(missed, out, verdict)
 
 
 if __name__ == "__main__":

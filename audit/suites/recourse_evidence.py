@@ -11,14 +11,13 @@ public rows give all constants (`recourse_tasks`).
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from attack_table import rounded
-from common import Parts, Progress, Unusable, destination, finish, parser, provenance, table, write_json
+from common import Parts, Progress, Unusable, concluded, destination, finish, parser, provenance, table, write_json
 from recourse_cells import GRID, cell
 from recourse_conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
 from recourse_published import PUBLISHED as REPORTED
@@ -160,10 +159,7 @@ def main(argv: list[str] | None = None) -> int:
             "run": provenance(time.perf_counter() - start),
         }  # fmt: skip
         write_json(out, report)
-    for line in wrong:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"written to {out}")
-    return 1 if wrong else 0
+    return concluded(wrong, out)
 
 
 if __name__ == "__main__":

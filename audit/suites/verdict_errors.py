@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, Parts, Progress, destination, finish, parser, provenance, table
+from common import ROOT, Parts, Progress, concluded, destination, finish, parser, provenance, table
 from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
@@ -572,10 +571,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     out = destination(options)
     write_rows(out, report)
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
-    print(f"{'all targets met' if not missed else 'failed'}; written to {out}")
-    return 1 if missed else 0
+    return concluded(missed, out, "failed" if missed else "all targets met")
 
 
 def whole_table(through: dict[str, Any]) -> str:
