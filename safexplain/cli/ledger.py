@@ -43,14 +43,14 @@ def show_command(
     """Accounts, what they have spent, what remains and when it renews."""
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
-        charges = deque(opened.charges(principal), maxlen=max(last, 1)) if principal is not None else deque()
-        grants = opened.grants()
+        charges = deque(opened.charges(principal) if principal is not None else (), maxlen=last)
+        unknown = principal is not None and not _known(opened, principal)
         total = opened.total()
         checked = opened.verify() if verify else None
     if json_:
         content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
         if principal is not None:
-            content["charges"] = [line(c) for c in charges][:last]
+            content["charges"] = [line(c) for c in charges]
         if checked is not None:
             content["verified"] = checked
         typer.echo(json.dumps(content, allow_nan=False))
@@ -61,9 +61,9 @@ def show_command(
     for account in accounts if principal is not None else [*accounts, total]:
         table.add_row(*_cells(account))
     console.print(table)
-    if principal is not None and not charges and not any(grant.principal == principal for grant in grants):
+    if unknown:
         console.print("Nothing was ever charged or granted to this principal.", highlight=False)
-    for charge in list(charges)[:last]:
+    for charge in charges:
         about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {charge.mechanism}"
         console.print(about.rstrip(), highlight=False, markup=False)
     if checked is not None:
@@ -118,6 +118,12 @@ def backup_command(
     with _opened(ledger) as opened:
         opened.backup(out)
     return 0
+
+
+def _known(ledger: Ledger, principal: str) -> bool:
+    """Whether anything was ever charged or granted to a principal."""
+    charged = next(ledger.charges(principal), None) is not None
+    return charged or any(grant.principal == principal for grant in ledger.grants())
 
 
 def _opened(url: str) -> Ledger:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import InputError
-from safexplain.recourse.result import Floats
+from safexplain.recourse.result import Floats, first_of
 
 if TYPE_CHECKING:
     from safexplain.recourse.constraints import Constraints
@@ -64,4 +64,4 @@ def _refuse(rules: Constraints, x: Floats, outside: NDArray[np.bool_], column: i
 
 def _rows(bad: NDArray[np.bool_]) -> str:
     rows = np.flatnonzero(bad)
-    return "row" + ("s " if len(rows) > 1 else " ") + ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"

@@ -54,13 +54,18 @@ class Recourse:
         if self.valid.all():
             return self
         rows = np.flatnonzero(~self.valid)
-        shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
         raise InfeasibleError(
-            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {shown}); loosen the"
-            ' constraints, or pass infeasible="mark" to get them with valid=False. The others are in .result',
+            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {first_of(rows)});"
+            ' loosen the constraints, or pass infeasible="mark" to get them with valid=False. The others are in'
+            " .result",
             result=self,
             rows=rows,
         )
+
+
+def first_of(rows: NDArray[np.intp]) -> str:
+    """Numbers of rows, as messages list them: the first five."""
+    return ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
 
 
 def as_rows(x: ArrayLike, features: int | None = None) -> Floats:

@@ -110,9 +110,7 @@ class WaterFilling:
         goal = np.maximum(goal, 0.0)
         if not self.room.shape[1]:
             return self.room
-        at = (self.reach < goal[:, None]).sum(axis=1)
-        missing = at == self.reach.shape[1]
-        at[missing] = 0
+        at, missing = (found[:, 0] for found in self._piece(goal[:, None]))
         row = np.arange(len(goal))
         if self.power == 1:
             order = np.argsort(self.rate, kind="stable")
