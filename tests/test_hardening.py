@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -402,7 +403,7 @@ MEMORY = """
 import sys, torch
 import safexplain.hardening as hardening
 from safexplain.hardening import *
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+def held(name): return int(next(l for l in open("/proc/self/status") if l.startswith(name)).split()[1]) * 1024
 torch.set_num_threads(1)
 def growth(n):
     a, x = torch.full((n, 3, 32, 32), 0.5), torch.ones(n, 1)
@@ -410,9 +411,10 @@ def growth(n):
     masked = Hardening(NormClip(1.0), TopKMask(0.5), GaussianNoise(0.1, key=b"k" * 32))
     found = []
     for h in (masked, Hardening.recommended(b"k" * 32)):
-        before = peak()
+        ballast = b"1" * max(held("VmHWM") - held("VmRSS"), 0)  # an old peak, of the imports, would hide this one
+        before = held("VmHWM")
         h(a, inputs=x)
-        found.append((peak() - before) / (a.numel() * 4))
+        found.append((held("VmHWM") - before) / (a.numel() * 4))
     return max(found)
 growth(64)
 in_parts = growth(1024)
@@ -423,7 +425,8 @@ print(in_parts, growth(1024))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_stays_below_three_times_the_attribution():
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back, and is counted again
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment)
     in_parts, at_once = map(float, run.stdout.split())
     assert 0.9 < in_parts < 3
     assert at_once > 3
