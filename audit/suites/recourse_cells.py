@@ -36,7 +36,7 @@ answer given that it tells: an epsilon-private one has odds within [exp(-epsilon
 within some [m, m exp(2 epsilon)], so that the best balanced accuracy stays exp(epsilon) / (1 + exp(epsilon)). (Asking
 different questions until one tells would not: which of them did is worth an epsilon too.)
 """
-OF_ONE_ANSWER = ("distance", "score", "label", "one_answer_margin")
+OF_ONE_ANSWER = ("distance", "signed_distance", "score", "label", "one_answer_margin")
 """Signals that one answer about the scored example, or one answer at all, gives (a distance counts in units of the
 score, a constant that the suite's mechanisms with noise of their own make public)."""
 TRIES = 64

@@ -42,6 +42,7 @@ SIGNAL_NAMES = {
     "repeated_l1+repeated_mean+repeated_positive": "summary numbers (repeated queries averaged)",
     "near_map": "whole map, near-duplicates averaged",
     "distance": "recourse distance",
+    "signed_distance": "recourse distance, signed by the true label",
     "score": "released score",
     "recovered_margin": "margin read from the answers",
     "regressed_margin": "margin regressed from the scores",

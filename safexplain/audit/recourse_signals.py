@@ -54,6 +54,7 @@ def collect_recourse(
 
         distance           length of the recourse; where x is favourable already, how far from the boundary the released
                            score says that it is, at the rate of distance to score of the other answers
+        signed_distance    the same, above 0 where the released decision is the true label
         score              released score, noised where the mechanism noises it
         label              released decision
         recovered_margin   signed distance from the boundary read from the answers (`attacks.boundary`), above 0 on the
@@ -93,6 +94,7 @@ def collect_recourse(
         first = Answers.asked(answering, rows, None if changes is None else changes[i])
         signals = {
             "distance": np.abs(first.signed),
+            "signed_distance": np.where(favourable, -first.signed, first.signed),
             "score": first.score,
             "label": first.favourable.astype(np.float64),
             "recovered_margin": margins(first.boundary(rows), rows, favourable),

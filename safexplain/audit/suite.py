@@ -89,6 +89,9 @@ RECOURSE: tuple[Row, ...] = (
     Row("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
     Row("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
     Row("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
+    Row("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
+    Row("SignedDistanceLRT", LikelihoodRatio("identity", SeparateVariance()), "signed_distance", "explanation"),
+    Row("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
     Row("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
     Row("DirectionAttack", DirectionAttack(), "recovered_margin", "explanation"),
     *(

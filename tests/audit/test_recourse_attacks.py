@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats as distributions
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 
-from safexplain.audit import Policy, certify
+from safexplain.audit import Policy, Recipe, certify
 from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.boundary import Boundary, margins, read_boundary, ridge_boundaries
 from safexplain.audit.attacks.pooled import PooledDensityRatio
@@ -25,7 +27,9 @@ from safexplain.audit.recourse_signals import coin_flips, collect_recourse
 from safexplain.audit.signals import Signals
 from safexplain.audit.stats import auc_interval, roc
 from safexplain.audit.suite import RECOURSE
+from safexplain.audit.training import train_one
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
+from safexplain.recourse import search_recourse
 from safexplain.recourse.result import Recourse
 
 
@@ -69,6 +73,16 @@ class Linear:
         if not valid.all():
             raise InfeasibleError("nothing is allowed to change", result=answer, rows=np.flatnonzero(~valid))
         return answer
+
+
+@dataclass
+class Searched:
+    """A network that answers by search."""
+
+    model: nn.Module
+
+    def explain(self, x):
+        return search_recourse(self.model, x)
 
 
 def exact(x, y, seed):
@@ -299,6 +313,7 @@ def test_every_signal_is_what_the_answers_say(overfitted):
         size = np.linalg.norm(model.w)
         assert overfitted.values["score"][i] == pytest.approx(score)
         assert overfitted.values["distance"][i] == pytest.approx(np.abs(score) / size)  # on both sides
+        assert overfitted.values["signed_distance"][i] == pytest.approx((2 * y - 1) * score / size)
         assert overfitted.values["recovered_margin"][i] == pytest.approx((2 * y - 1) * score / size, abs=1e-9)
         assert overfitted.values["regressed_margin"][i] == pytest.approx((2 * y - 1) * score / size, abs=1e-4)
         assert np.array_equal(overfitted.values["label"][i], score >= 0)
@@ -375,6 +390,24 @@ def test_overfitted_models_are_found_and_the_signed_margin_finds_more(overfitted
     assert min(found.values()) > 0.55
     assert found["direction"] > found["distance"]
     assert min(found["direction LRT"], found["direction density"]) > found["global"] + 0.02
+
+
+def test_of_overfitted_networks_the_sign_of_the_distance_tells_more_than_the_distance():
+    x, y = data(n=500, d=20)
+    y = np.where(np.random.default_rng(1).random(len(y)) < 0.2, 1 - y, y)  # some labels are learned by heart
+
+    def by_heart(rows, labels, seed):
+        torch.manual_seed(seed % 2**31)
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+        recipe = Recipe(epochs=150, batch_size=64, lr=5e-3)
+        train_one(recipe, model, torch.tensor(rows).float(), torch.tensor(labels), torch.Generator().manual_seed(1))
+        return Searched(model)
+
+    signals = collect_recourse(by_heart, x, y, models=7)
+    found = {r.name: auc(*against_first(signals, r.attack, r.signal)) for r in RECOURSE if r in fitting(signals)}
+    signed = [found.pop(n) for n in ("SignedDistance", "SignedDistanceLRT", "SignedDistanceDensity")]
+    distance = [found.pop(n) for n in list(found) if n.startswith("Counterfactual")]
+    assert min(signed) > max(distance) + 0.05
 
 
 def test_attacks_are_attacks_and_know_their_orientation():
@@ -458,6 +491,9 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
         ("CounterfactualDistance", "distance"),
         ("CounterfactualLRT-global", "distance"),
         ("CounterfactualLRT-local", "distance"),
+        ("SignedDistance", "signed_distance"),
+        ("SignedDistanceLRT", "signed_distance"),
+        ("SignedDistanceDensity", "signed_distance"),
         ("LikelihoodRatio", "score"),
         ("DirectionAttack", "recovered_margin"),
         ("DirectionLRT", "recovered_margin"),
@@ -469,7 +505,7 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
     assert "AveragingAttack" not in {name for name, _ in names}
     one = {k: v[:1] for k, v in overfitted.values.items()}
     alone = Signals(overfitted.membership[:1], one, None, {"recourse": {}})
-    assert {r.name for r in fitting(alone)} == {"CounterfactualDistance", "DirectionAttack"}
+    assert {r.name for r in fitting(alone)} == {"CounterfactualDistance", "SignedDistance", "DirectionAttack"}
 
 
 def test_signals_of_the_same_names_that_are_no_recourse_get_the_general_attacks(overfitted):
