@@ -1,0 +1,232 @@
+"""Attacks on recourse of networks: without privacy, stopped early or trained to the end, and from private networks.
+
+The search of `safexplain.recourse` answers from multilayer perceptrons about every row of the pools of
+`recourse_evidence`. What an attacker gets is the answer: decision, score, distance, and the row that would be accepted;
+what he knows besides is the label of the one he asks about. Private networks are trained by `DPFineTuner`, from random
+weights, at fixed settings that nothing was tuned on, and their answers are post-processing.
+
+    python audit/suites/recourse_networks.py [--task NAME ...] [--models N] [--out FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attack_table import rounded
+from common import Parts, Progress, Unusable, concluded, destination, finish, parser, provenance, table, write_json
+from numpy.typing import NDArray
+from recourse_cells import attacked, rows_of
+from recourse_conditions import ceiling
+from recourse_tasks import QUICK, TASKS, Floats, Plan, Task
+from torch import nn
+
+from safexplain.audit import Policy, Recipe
+from safexplain.audit.protocol import certify
+from safexplain.audit.recourse_signals import collect_recourse, explained
+from safexplain.audit.training import train_one
+from safexplain.dp import DPFineTuner
+from safexplain.recourse import DPModelRecourse, Recourse, search_recourse
+
+SEED = 0
+WIDTH = 64
+TO_THE_END = "without privacy, to the end"
+DELTA = 1e-5
+POLICY = Policy(fpr=0.01, max_tpr=0.03)
+NETWORKS = {
+    "heloc": replace(TASKS["heloc"], models=12),
+    "heloc, label of the paper": replace(TASKS["heloc, label of the paper"], models=12),
+    "adult": replace(TASKS["adult"], models=6),
+    "mnist 3/8": replace(TASKS["mnist 3/8"], models=8),
+}
+"""Tasks of `recourse_evidence` on which networks are asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """A network without privacy.
+
+    Args:
+        model: trained.
+    """
+
+    model: nn.Module
+
+    def explain(self, x: Floats) -> Recourse:
+        """The nearest rows that the search finds."""
+        return search_recourse(self.model, x)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a network is trained.
+
+    Args:
+        title: of the condition.
+        epochs: over the members; for a private network, expected ones.
+        epsilon: under substitution; None: without privacy.
+    """
+
+    title: str
+    epochs: int
+    epsilon: float | None = None
+
+    def trained(self, x: Floats, y: NDArray[Any], seed: int) -> Any:
+        """What answers, trained on (x, y)."""
+        rows, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+        network = perceptron(x.shape[1], seed % 2**31)
+        generator = torch.Generator().manual_seed(seed % 2**31)
+        if self.epsilon is None:
+            recipe = Recipe(epochs=self.epochs, batch_size=256, lr=2e-3)
+            return Native(train_one(recipe, network, rows, labels, generator))
+        tuner = DPFineTuner(
+            network,
+            (rows, labels),
+            epsilon=self.epsilon,
+            delta=DELTA,
+            epochs=self.epochs,
+            batch_size=min(512, len(rows) // 4),
+            lr=2e-3,
+            pretrained=False,
+            seed=seed % 2**31,
+            device="cpu",
+            progress=lambda *_: None,
+        )
+        return DPModelRecourse(tuner.fit(), epsilon=self.epsilon, delta=DELTA)
+
+
+CONDITIONS = (
+    Condition("without privacy, stopped early", 5),
+    Condition(TO_THE_END, 200),
+    Condition("DPModelRecourse, epsilon 1", 30, 1.0),
+    Condition("DPModelRecourse, epsilon 8", 30, 8.0),
+)
+
+
+def perceptron(columns: int, seed: int) -> nn.Module:
+    """Two hidden layers; rows of norm 1 are scaled to a mean square of 1."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        first, middle, last = nn.Linear(columns, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+    return nn.Sequential(first, nn.ReLU(), middle, nn.ReLU(), last)
+
+
+def measured(task: Task, plan: Plan, condition: Condition, progress: Callable[..., None]) -> dict[str, Any]:
+    """Train, ask, attack: what the suite writes about a task under a condition."""
+    x = task.x * np.sqrt(task.x.shape[1])
+    found: list[float] = []
+    guarantees: list[dict[str, Any]] = []
+
+    def train(rows: Floats, labels: NDArray[Any], seed: int) -> Any:
+        answering = condition.trained(rows, labels, seed)
+        found.append(float(explained(answering, x[:500]).valid.mean()))
+        if condition.epsilon is not None:
+            guarantees.append(answering.guarantee.to_dict())
+        return answering
+
+    signals = collect_recourse(
+        train, x, task.y, models=plan.models, size=plan.size, keep_changes=False, seed=SEED, progress=progress
+    )
+    member, right = signals.membership, signals.values["label"] == task.y
+    way = np.median(signals.values["distance"][signals.values["label"] == 0])
+    promised = max(((g["epsilon"], g["delta"]) for g in guarantees), default=None)
+    cell: dict[str, Any] = {
+        "epsilon": condition.epsilon,
+        "stated": None if promised is None else {"epsilon": promised[0], "delta": promised[1]},
+        "ceiling": None if promised is None else ceiling(*promised),
+        "examples": signals.examples,
+        "members_a_model": float(member.sum(1).mean()),
+        "train_accuracy": float(right[member].mean()),
+        "test_accuracy": float(right[~member].mean()),
+        "valid": float(np.mean(found)),
+        "distance": float(way) / float(np.sqrt(task.x.shape[1])),
+        "verdict": certify(signals, POLICY).verdict,
+        "attacks": [attacked(signals, row, SEED) for row in rows_of(signals)],
+    }
+    written: dict[str, Any] = rounded(cell)
+    return written
+
+
+def best(found: dict[str, Any]) -> dict[str, Any]:
+    """The attack with the highest AUC."""
+    strongest: dict[str, Any] = max(found["attacks"], key=lambda a: a["auc"])
+    return strongest
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """Targets that the results miss, in words."""
+    wrong = []
+    for task, result in results.items():
+        for title, found in result["cells"].items():
+            for a in found["attacks"]:
+                name = f"{task}, {title}: {a['attack']} on {a['signal']}"
+                if found["ceiling"] is not None and a["balanced_accuracy"]["low"] > found["ceiling"]:
+                    wrong.append(f"{name} finds more than what is proven allows")
+                if abs(a.get("null_auc", 0.5) - 0.5) > 0.05:
+                    wrong.append(f"{name} finds members in the null")
+    heloc = results.get("heloc", {}).get("cells", {})
+    if heloc and best(heloc[TO_THE_END])["auc_low"] < 0.6:
+        wrong.append("heloc: no attack finds the members of networks that know them by heart")
+    return wrong
+
+
+def show(result: dict[str, Any]) -> str:
+    """One line a condition."""
+    rows = []
+    for title, found in result["cells"].items():
+        a = best(found)
+        numbers = (found["train_accuracy"], found["test_accuracy"], found["valid"], a["auc"])
+        rate = f"{100 * a['tpr'][1]['tpr']:.1f} %"
+        rows.append((title, *(f"{n:.3f}" for n in numbers), rate, f"{a['attack']} on {a['signal']}", found["verdict"]))
+    return table(("condition", "train", "test", "valid", "AUC", "TPR at 1 %", "strongest attack", "verdict"), rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite; 0 when every target is met, 1 otherwise."""
+    p = parser("recourse_networks", __doc__)
+    p.add_argument("--task", action="append", help="only these tasks (repeat); default: all")
+    p.add_argument("--models", type=int, help="models a condition (default: 6 to 12, by task)")
+    options = p.parse_args(argv)
+    plans = {"breast cancer": QUICK["breast cancer"]} if options.quick else NETWORKS
+    chosen = options.task or list(plans)
+    if unknown := [t for t in chosen if t not in plans]:
+        raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
+    here = Path(__file__).resolve()
+    library = here.parents[2] / "safexplain"
+    code = [*here.parent.glob("recourse_*.py"), *(library / "recourse").glob("*.py"), *(library / "dp").glob("*.py")]
+    parts = Parts(options.cache / "recourse_networks", *code)
+    start, results, out = time.perf_counter(), {}, destination(options)
+    wrong: list[str] = []
+    for name in chosen:
+        plan = replace(plans[name], models=options.models) if options.models else plans[name]
+        began, task = time.perf_counter(), plan.make(options.data)
+        cells = {}
+        for condition in CONDITIONS:
+            progress = Progress(f"{name}: {condition.title}: ")
+            about = [name, plan.models, plan.size, SEED, task.source, condition.title]
+            cells[condition.title] = parts.get(about, partial(measured, task, plan, condition, progress))
+        results[name] = {"task": task.source, "models": plan.models, "cells": cells}
+        results[name]["run"] = provenance(time.perf_counter() - began)
+        print(f"\n{name} ({task.source['rows']:,} examples, {task.source['columns']} columns)")
+        print(show(results[name]), flush=True)
+        wrong = [] if options.quick else missed(results)
+        report = {
+            "suite": "recourse_networks",
+            "quick": options.quick,
+            "policy": {"fpr": POLICY.fpr, "max_tpr": POLICY.max_tpr},
+            "results": results,
+            "targets_missed": wrong,
+            "run": provenance(time.perf_counter() - start),
+        }
+        write_json(out, report)
+    return concluded(wrong, out)
+
+
+if __name__ == "__main__":
+    finish(main)
