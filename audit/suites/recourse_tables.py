@@ -29,6 +29,7 @@ SHOWN = {
     "distance (CFD)": ("CounterfactualDistance", "distance"),
     "CFD-LRT, global": ("CounterfactualLRT-global", "distance"),
     "CFD-LRT, local": ("CounterfactualLRT-local", "distance"),
+    "signed distance": ("SignedDistanceDensity", "signed_distance"),
     "direction of one answer": ("DirectionDensity", "one_answer_margin"),
     "regressed from all scores": ("DirectionDensity", "regressed_margin"),
 }
@@ -107,6 +108,32 @@ def references(found: dict[str, Any]) -> str:
             rows.append((task, f"{null['columns']:,}", f"{null['size']:,}", *shown))
     header = ("task", "columns", "rows", "references on scored non-members", "on other rows")
     return markdown(header, rows)
+
+
+OF_NETWORKS = {
+    "CFD": ("CounterfactualDistance", "distance"),
+    "CFD-LRT, global": ("CounterfactualLRT-global", "distance"),
+    "signed distance, LRT": ("SignedDistanceLRT", "signed_distance"),
+    "signed distance, density": ("SignedDistanceDensity", "signed_distance"),
+    "score": ("LikelihoodRatio", "score"),
+    "decision": ("LabelLikelihoodRatio", "label"),
+}
+"""Column -> (attack, signal)."""
+
+
+def networks(found: dict[str, Any]) -> str:
+    """Accuracy of networks, AUC of the attacks on their recourse, and the verdict; from recourse_networks.json."""
+    rows = []
+    for task, title, cell in cells(found):
+        each = [named(cell, *which) for which in OF_NETWORKS.values()]
+        rate = named(cell, *OF_NETWORKS["signed distance, LRT"])
+        rows.append((
+            task, title, f"{cell['train_accuracy']:.3f}", f"{cell['test_accuracy']:.3f}",
+            *("" if a is None else f"{a['auc']:.3f}" for a in each),
+            "" if rate is None else f"{100 * rate['tpr'][1]['tpr']:.1f} %", cell["verdict"],
+        ))  # fmt: skip
+    header = ("task", "networks", "train", "test", *OF_NETWORKS, "its LRT: TPR at 1 %", "verdict")
+    return markdown(header, rows, left=2)
 
 
 PLACES = {

@@ -304,6 +304,7 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "recourse_search": ("recourse_search", benchmark_tables.search),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.PLACES.items()},
+    "recourse: networks": ("recourse_networks", recourse_tables.networks),
 }
 """Name of a place in the README -> (result, what makes the text from it)."""
 
