@@ -29,6 +29,15 @@ def test_every_figure_of_a_table_follows_its_result(tmp_path, monkeypatch):
     assert "| resnet20 Saliency native | 0.123 [" in tables.written(text)
 
 
+def test_an_empty_place_is_filled_and_nothing_behind_it_is_touched():
+    text = tables.README.read_text()
+    start = text.index("<!-- recourse: networks -->")
+    after = text.index("<!-- end -->", start)
+    empty = text[:start] + "<!-- recourse: networks -->\n\n" + text[after:]
+    assert empty != text
+    assert tables.written(empty) == text
+
+
 def test_a_missing_place_is_an_error():
     with pytest.raises(ValueError, match="attack_table: scores"):
         tables.written("no place for anything")

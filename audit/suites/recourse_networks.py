@@ -118,7 +118,11 @@ def perceptron(columns: int, seed: int) -> nn.Module:
 
 
 def measured(task: Task, plan: Plan, condition: Condition, progress: Callable[..., None]) -> dict[str, Any]:
-    """Train, ask, attack: what the suite writes about a task under a condition."""
+    """Train, ask, attack: what the suite writes about a task under a condition.
+
+    `distance` is the median way of those who are refused, in units of rows of norm 1; where a network accepts no row at
+    all (`valid` 0), collected distances are scores.
+    """
     x = task.x * np.sqrt(task.x.shape[1])
     found: list[float] = []
     guarantees: list[dict[str, Any]] = []

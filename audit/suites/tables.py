@@ -318,12 +318,12 @@ def written(text: str) -> str:
     paths = {result: RESULTS / f"{result}.json" for result, _ in PLACES.values()}
     results = {result: json.loads(path.read_text()) for result, path in paths.items() if path.is_file()}
     for name, (result, make) in PLACES.items():
-        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
         if len(pattern.findall(text)) != 1:
             raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
         if result in results:
             filled = make(results[result])
-            text = pattern.sub(lambda m, filled=filled: m[1] + filled + m[2], text)
+            text = pattern.sub(lambda m, filled=filled: f"{m[1]}{filled}\n\n{m[2]}", text)
     return text
 
 
