@@ -85,7 +85,7 @@ def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
         float(line.rpartition(" ")[2]) for line in run("harden_superpixels", tmp_path).splitlines()[1:]
     )
     assert by_pixel < 0.001
-    assert 0.006 < by_superpixel < 0.015
+    assert 0.003 < by_superpixel < 0.025  # of 27 draws by a fresh key
 
 
 @pytest.mark.slow
@@ -175,10 +175,13 @@ def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, 
     serving = threading.Thread(target=handler, args=(theirs, ("127.0.0.1", 0), None))
     with ours, theirs:
         ours.settimeout(30)
-        serving.start()
+        if said != "timed out":
+            serving.start()  # it reads while we send
         ours.sendall(
             b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
         )
+        if said == "timed out":
+            serving.start()  # all that comes is there
         reply = ours.recv(10_000)
         while b"}" not in reply:
             reply += ours.recv(10_000)

@@ -441,7 +441,7 @@ CONFIGURED_CLIPS = st.one_of(
     st.tuples(st.floats(-1e6, 1e6), FLOATS).map(lambda p: RangeClip(p[0], p[0] + p[1])),
     FLOATS.map(NormClip),
     FLOATS.map(UnitNorm),
-    st.builds(RankNorm, FLOATS, FLOATS, st.none() | st.integers(0, 100)),
+    st.builds(RankNorm, FLOATS, FLOATS, st.none() | st.integers(2, 100)),
 )
 ABSOLUTE = st.builds(
     Hardening,

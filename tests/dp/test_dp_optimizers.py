@@ -24,7 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def prepare(model: nn.Module, rule: str = "flat", **options: object) -> tuple[GradSampleModule, ClippedOptimizer]:
     """A wrapped model and plain gradient descent of rate 1, without noise and divided by 1 unless options say so."""
     sgd = torch.optim.SGD(trainable(model), lr=1.0)
-    settings = {"clipping": RULES[rule][0], "noise_multiplier": 0.0, "expected_batch_size": 1} | options
+    settings = {
+        "clipping": RULES[rule][0],
+        "noise_multiplier": 0.0,
+        "expected_batch_size": 1,
+        "generator": torch.Generator().manual_seed(0),
+    } | options
     return GradSampleModule(model, loss_reduction="sum"), ClippedOptimizer(sgd, **settings)
 
 

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from multiprocessing.connection import wait
 
 import pytest
 
@@ -117,6 +118,7 @@ def test_threads_together_never_overspend(url):
 def killed_round(url, number, seed):
     """Kill three writers at a random moment; what they had been told was recorded, and how many they were."""
     started = start(charge_for_ever, 3, url, ("ann", "bob", "ann"), (number,) * 3)
+    assert wait([here for _, here in started], timeout=60), "nobody was told anything"
     time.sleep(random.Random(seed).uniform(0.1, 0.5))
     for process, _ in started:
         os.kill(process.pid, signal.SIGKILL)
