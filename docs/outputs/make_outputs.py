@@ -290,7 +290,8 @@ def _recourse_evidence(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "python audit/suites/recourse_evidence.py",
         ),
         (
-            "accuracy on HELOC (n = 4,735) without privacy and of `DPModelRecourse` at epsilon 1 (substituted)",
+            f"accuracy on HELOC (n = {heloc['without privacy']['members_a_model']:,.0f}) without privacy and of"
+            " `DPModelRecourse` at epsilon 1 (substituted)",
             ", ".join(f"{heloc[c]['test_accuracy']:.3f}" for c in ("without privacy", "DPModelRecourse, epsilon 1")),
             "python audit/suites/recourse_evidence.py --task heloc",
         ),
