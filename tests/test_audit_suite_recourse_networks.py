@@ -65,7 +65,7 @@ def test_missed_targets_are_named():
 
 
 def test_only_known_tasks_are_run(tmp_path):
-    with pytest.raises(networks.Unusable, match="unknown tasks"):
+    with pytest.raises(tasks.Unusable, match="unknown tasks"):
         networks.main(["--task", "iris", "--out", str(tmp_path / "out.json")])
     assert all(networks.NETWORKS[t] == replace(tasks.TASKS[t], models=p.models) for t, p in networks.NETWORKS.items())
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from attack_table import rounded
-from common import Parts, Progress, Unusable, concluded, destination, finish, parser, provenance, table, write_json
+from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
 from recourse_cells import GRID, cell
 from recourse_conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
 from recourse_published import PUBLISHED as REPORTED
 from recourse_published import references_on_non_members, sizes
-from recourse_tasks import QUICK, TASKS, Plan, Task
+from recourse_tasks import QUICK, TASKS, Plan, Task, chosen, kept_parts
 
 SEED = 0
 MOST_LOST = 0.03
@@ -130,15 +129,9 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--models", type=int, help="models a condition (default: 8 to 20, by task)")
     options = p.parse_args(argv)
     plans = QUICK if options.quick else TASKS
-    chosen = options.task or list(plans)
-    if unknown := [t for t in chosen if t not in plans]:
-        raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
-    here = Path(__file__).resolve()
-    library = here.parents[2] / "safexplain"
-    code = [*here.parent.glob("recourse_*.py"), *(library / "recourse").glob("*.py"), *(library / "dp").glob("*.py")]
-    parts = Parts(options.cache / "recourse_evidence", *code)
+    names, parts = chosen(options.task, plans), kept_parts(options.cache, "recourse_evidence")
     start, results, out = time.perf_counter(), {}, destination(options)
-    for name in chosen:
+    for name in names:
         plan = replace(plans[name], models=options.models) if options.models else plans[name]
         began = time.perf_counter()
         results[name] = run(name, plan, plan.make(options.data), parts, options.quick)

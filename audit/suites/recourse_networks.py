@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from attack_table import rounded
-from common import Parts, Progress, Unusable, concluded, destination, finish, parser, provenance, table, write_json
+from common import Progress, concluded, destination, finish, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from recourse_cells import attacked, rows_of
 from recourse_conditions import ceiling
-from recourse_tasks import QUICK, TASKS, Floats, Plan, Task
+from recourse_tasks import QUICK, TASKS, Floats, Plan, Task, chosen, kept_parts
 from torch import nn
 
 from safexplain.audit import Policy, Recipe
@@ -198,16 +197,10 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--models", type=int, help="models a condition (default: 6 to 12, by task)")
     options = p.parse_args(argv)
     plans = {"breast cancer": QUICK["breast cancer"]} if options.quick else NETWORKS
-    chosen = options.task or list(plans)
-    if unknown := [t for t in chosen if t not in plans]:
-        raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
-    here = Path(__file__).resolve()
-    library = here.parents[2] / "safexplain"
-    code = [*here.parent.glob("recourse_*.py"), *(library / "recourse").glob("*.py"), *(library / "dp").glob("*.py")]
-    parts = Parts(options.cache / "recourse_networks", *code)
+    names, parts = chosen(options.task, plans), kept_parts(options.cache, "recourse_networks")
     start, results, out = time.perf_counter(), {}, destination(options)
     wrong: list[str] = []
-    for name in chosen:
+    for name in names:
         plan = replace(plans[name], models=options.models) if options.models else plans[name]
         began, task = time.perf_counter(), plan.make(options.data)
         cells = {}
