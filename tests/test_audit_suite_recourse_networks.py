@@ -15,7 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))
-networks, tasks, tables = (importlib.import_module(f"recourse_{p}") for p in ("networks", "tasks", "tables"))
+networks, tasks, tables, runs = (
+    importlib.import_module(f"recourse_{p}") for p in ("networks", "tasks", "tables", "run")
+)
 
 SMALL = tasks.synthetic(10, rows=240, public=20)
 PLAN = tasks.Plan(lambda _: SMALL, models=4, size=None)
@@ -65,7 +67,7 @@ def test_missed_targets_are_named():
 
 
 def test_only_known_tasks_are_run(tmp_path):
-    with pytest.raises(tasks.Unusable, match="unknown tasks"):
+    with pytest.raises(runs.Unusable, match="unknown tasks"):
         networks.main(["--task", "iris", "--out", str(tmp_path / "out.json")])
     assert all(networks.NETWORKS[t] == replace(tasks.TASKS[t], models=p.models) for t, p in networks.NETWORKS.items())
 

@@ -46,6 +46,7 @@ from safexplain.audit import (
     train_shadows,
 )
 from safexplain.explain import CATALOG
+from safexplain.whole_file import whole_file
 
 POLICY = Policy(fpr=0.01)
 EXPLAINERS = ("InputXGradient", "Saliency")
@@ -131,9 +132,9 @@ def signals_of_model(
     assert found.attributions is not None
     maps = found.attributions[0, : plan.map_examples]
     scale = np.maximum(np.abs(maps).max(1, keepdims=True), 1e-30)
-    partial = path.with_suffix(".partial.npz")
-    np.savez(partial, maps=(maps / scale).astype(np.float16), scale=scale, **{k: v[0] for k, v in found.values.items()})
-    partial.replace(path)
+    values = {name: of[0] for name, of in found.values.items()}
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, maps=(maps / scale).astype(np.float16), scale=scale, **values)
 
 
 def stored(folder: Path, plan: Plan, explainer: str, name: str) -> list[Path]:

@@ -22,6 +22,7 @@ import numpy as np
 
 import safexplain
 from safexplain.errors import SafexplainError
+from safexplain.whole_file import whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "audit" / "results"
@@ -145,12 +146,8 @@ def _resident(field: str) -> int:
 def write_json(path: Path, content: Any) -> None:
     """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

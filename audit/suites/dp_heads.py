@@ -41,6 +41,7 @@ from safexplain.dp.features import features, head_input
 from safexplain.dp.head import Heads, train_heads
 from safexplain.dp.head_recipe import HeadRecipe
 from safexplain.identity import model_digest
+from safexplain.whole_file import whole_file
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -195,9 +196,8 @@ def digests(modules: Sequence[ModuleType]) -> list[str]:
 
 def save(path: Path, arrays: Arrays) -> None:
     """All or nothing."""
-    partial = path.with_suffix(".partial.npz")
-    np.savez(partial, **arrays)
-    partial.replace(path)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def explained(model: nn.Module, heads: Heads, x: Tensor) -> Arrays:

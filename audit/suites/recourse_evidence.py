@@ -12,28 +12,22 @@ public rows give all constants (`recourse_tasks`).
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from attack_table import rounded
-from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
+from common import Parts, Progress, concluded, destination, finish, provenance, table, write_json
 from recourse_cells import GRID, cell
 from recourse_conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
 from recourse_published import PUBLISHED as REPORTED
 from recourse_published import references_on_non_members, sizes
-from recourse_tasks import QUICK, TASKS, Plan, Task, chosen, kept_parts
+from recourse_run import asked, biased, strongest
+from recourse_tasks import QUICK, TASKS, Plan, Task
 
 SEED = 0
 MOST_LOST = 0.03
 """Accuracy that the default mechanism may lose on HELOC at epsilon 1."""
 NULL_TASKS = {"synthetic 1000": 2000, "synthetic 100": 2000, "heloc": 2000}
 """Tasks on which references trained on scored non-members are shown -> rows of each set."""
-
-
-def strongest(found: dict[str, Any], *, one_answer: bool = False) -> dict[str, Any]:
-    """The attack with the highest AUC; of those with one answer only, if asked."""
-    among = [a for a in found["attacks"] if a["one_answer"] or not one_answer]
-    return max(among, key=lambda a: float(a["auc"]))
 
 
 def above_ceiling(found: dict[str, Any]) -> list[str]:
@@ -60,8 +54,7 @@ def missed(results: dict[str, Any]) -> list[str]:
         for title, found in result["cells"].items():
             if found["guarantee"] and found["guarantee"]["is_private"]:
                 wrong += [f"{task}, {title}: beyond what is proven, {line}" for line in above_ceiling(found)]
-            biased = [a for a in found["attacks"] if abs(a.get("null_auc", 0.5) - 0.5) > 0.05]
-            wrong += [f"{task}, {title}: {a['attack']} on {a['signal']} finds members in the null" for a in biased]
+            wrong += biased(f"{task}, {title}", found)
     heloc = results.get("heloc", {}).get("cells", {})
     if f"{DP_MODEL}, epsilon 1" in heloc:
         lost = heloc[BASELINE]["test_accuracy"] - heloc[f"{DP_MODEL}, epsilon 1"]["test_accuracy"]
@@ -124,15 +117,9 @@ def run(name: str, plan: Plan, task: Task, parts: Parts, quick: bool) -> dict[st
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
-    p = parser("recourse_evidence", __doc__)
-    p.add_argument("--task", action="append", help="only these tasks (repeat); default: all")
-    p.add_argument("--models", type=int, help="models a condition (default: 8 to 20, by task)")
-    options = p.parse_args(argv)
-    plans = QUICK if options.quick else TASKS
-    names, parts = chosen(options.task, plans), kept_parts(options.cache, "recourse_evidence")
+    options, plans, parts = asked("recourse_evidence", __doc__, TASKS, QUICK, "8 to 20", argv)
     start, results, out = time.perf_counter(), {}, destination(options)
-    for name in names:
-        plan = replace(plans[name], models=options.models) if options.models else plans[name]
+    for name, plan in plans.items():
         began = time.perf_counter()
         results[name] = run(name, plan, plan.make(options.data), parts, options.quick)
         results[name]["run"] = provenance(time.perf_counter() - began)

@@ -8,13 +8,13 @@ norm. The paper's code standardises by all rows, members included, outside of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Parts, Unusable, load
+from common import load
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
@@ -177,22 +177,3 @@ QUICK: dict[str, Plan] = {
     "breast cancer": Plan(breast_cancer, models=4, size=None, repeats=2),
     "synthetic 100": Plan(lambda _: synthetic(100, rows=300, public=100), models=4, size=100, repeats=2),
 }
-
-
-def chosen(names: Sequence[str] | None, plans: Mapping[str, Plan]) -> list[str]:
-    """The tasks that were asked for; all without a wish.
-
-    Raises:
-        Unusable: a task that there is not.
-    """
-    if unknown := [name for name in names or () if name not in plans]:
-        raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
-    return list(names or plans)
-
-
-def kept_parts(folder: Path, suite: str) -> Parts:
-    """Finished parts of a suite, kept as long as the code of suites, recourse and training stays the same."""
-    here = Path(__file__).resolve()
-    library = here.parents[2] / "safexplain"
-    code = [*here.parent.glob("recourse_*.py"), *(library / "recourse").glob("*.py"), *(library / "dp").glob("*.py")]
-    return Parts(folder / suite, *code)

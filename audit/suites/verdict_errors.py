@@ -52,6 +52,7 @@ from safexplain.audit.power import critical_counts, power
 from safexplain.audit.protocol import certify
 from safexplain.audit.signals import Signals
 from safexplain.audit.stats import clopper_pearson
+from safexplain.whole_file import whole_file
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -509,9 +510,8 @@ def write_rows(path: Path, report: dict[str, Any]) -> None:
     for name, row in kept.items():
         text = text.replace(f'"{name}"', row, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text + "\n")
-    partial.replace(path)
+    with whole_file(path) as partial:
+        partial.write_text(text + "\n")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 UNWRITABLE = ("file", "allow_pickle")
 """Names that no array can have: `numpy.savez` takes them for itself."""
@@ -28,16 +29,14 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         InputError: it cannot be written.
     """
     path = Path(path)
-    partial = path.with_name(path.name + ".partial.npz")
     write: Callable[..., None] = np.lib.format.write_array
     try:
-        with ZipFile(partial, "w", ZIP_DEFLATED) as archive:  # closed on errors, as NumPy's own is not
+        # the archive is closed on errors, as NumPy's own is not
+        with whole_file(path) as partial, ZipFile(partial, "w", ZIP_DEFLATED) as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     write(file, np.asanyarray(array), allow_pickle=False)
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 

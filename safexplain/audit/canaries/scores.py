@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import InputError
+from safexplain.whole_file import whole_file
 
 __all__ = ["Scores"]
 
@@ -56,9 +57,8 @@ class Scores:
     def save(self, path: str | Path) -> Path:
         """Write an npz file, all or nothing."""
         path = Path(path)
-        partial = path.with_name(f"{path.name}.partial.npz")
-        np.savez(partial, steps=np.array(self.steps), a=self.a, b=self.b)
-        partial.replace(path)
+        with whole_file(path) as partial, partial.open("wb") as file:
+            np.savez(file, steps=np.array(self.steps), a=self.a, b=self.b)
         return path
 
     @classmethod
