@@ -13,12 +13,17 @@ keyed noise is the same.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
+import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stdout
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,15 +37,20 @@ from safexplain import (
     GaussianNoise,
     Hardening,
     NormClip,
+    Probability,
     RangeClip,
     RankNorm,
     Relative,
     ThresholdMask,
     TopKMask,
     UnitNorm,
+    audit,
     dp,
     harden,
+    ledger,
+    recourse,
 )
+from safexplain.audit import canaries, stats
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"
@@ -103,12 +113,13 @@ def drawn() -> dict[str, np.ndarray]:
         "mlp/0.bias": normal(10, scale=0.3),
         "mlp/2.weight": normal(2, 10, scale=0.6),
         "mlp/2.bias": normal(2, scale=0.3),
+        "people": normal(240, 4),
     }
 
 
 @cache
 def kept_arrays() -> dict[str, np.ndarray]:
-    """Every committed array, by `subject/path`."""
+    """Every committed array: those under `given/`, and for each subject one vector of each type."""
     if not ARRAYS.exists():
         return {}
     with np.load(ARRAYS) as file:
@@ -138,9 +149,9 @@ def mlp() -> nn.Module:
 
 
 def digest(array: np.ndarray) -> str:
-    """SHA-256 of type, shape and bytes."""
+    """Half of the SHA-256 of type, shape and bytes."""
     header = f"{array.dtype.str}{array.shape}".encode()
-    return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
 
 
 # --- 1. hardening -----------------------------------------------------------------------------------------------------
@@ -168,7 +179,7 @@ HARDENINGS: dict[str, Hardening] = {
     "rank, noise, grid": Hardening(clip=RankNorm(shape=2.0), noise=TENTH, grid=1 / 64),
     "grid": Hardening(grid=0.25),
 }
-SAMPLED = {"rows": 1, "small": 3, "large": 61}
+SAMPLED = {"rows": 1, "small": 5, "large": 121}
 """Of the hardened numbers of each shape, every which one is kept beside their digest."""
 
 
@@ -190,6 +201,7 @@ def hardening() -> dict[str, Any]:
             released = {label: released_by(h, name, kind) for label, h in HARDENINGS.items()}
             digests[case] = {label: digest(array) for label, array in released.items()}
             samples[case] = np.stack([array.ravel()[::every] for array in released.values()])
+            every *= 2  # of float64
     recommended, pair = HARDENINGS["recommended"], HARDENINGS["unit, top half, noise"]
     digests["rows float16"] = {"recommended": digest(released_by(recommended, "rows", torch.float16))}
     each = released_by(HARDENINGS["noise"], "rows", torch.float32, [*range(7)])
@@ -218,7 +230,7 @@ def hardening_json() -> dict[str, Any]:
 
 
 def explainers() -> dict[str, Any]:
-    """What hardened explainers release about a network with committed weights: unhardened, clipped, and with noise."""
+    """What hardened explainers release about a network with committed weights: unhardened and with noise."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Setting (forward, )?backward hooks|You are providing multiple")  # of Captum
         return _explained()
@@ -251,7 +263,6 @@ def _explained() -> dict[str, Any]:
     calls["harden"] = (lambda made, hardening: harden(made, hardening), (IntegratedGradients(net),), {"n_steps": 7})
     forms = {
         "plain": Hardening.none(),
-        "unit": Hardening(clip=UnitNorm(), mask=TopKMask(0.5)),
         "noised": Hardening(clip=UnitNorm(), noise=GaussianNoise(Relative(0.5), key=KEY)),
         "recommended": Hardening.recommended(KEY),
     }
@@ -293,15 +304,12 @@ SETTINGS: tuple[tuple[float, float, int, float, str], ...] = (
 def accounting() -> dict[str, Any]:
     """Epsilons of steps, under each adjacency, and the noise and steps of budgets."""
     spent: dict[str, Any] = {}
+    groups: dict[str, float] = {}
     for sigma, rate, steps, delta, sampling in SETTINGS:
         found = dp.epsilons(sigma, rate, steps, delta, sampling=sampling)
-        group = dp.group_privacy_epsilon(sigma, rate, steps, delta, sampling=sampling)
-        spent[f"{sigma} {rate} {steps} {delta} {sampling}"] = {
-            "add_remove": found.add_remove,
-            "substitute": found.substitute,
-            "zero_out": found.zero_out,
-            "group": group,
-        }
+        name = f"{sigma} {rate} {steps} {delta} {sampling}"
+        spent[name] = {adjacency: found.of(adjacency) for adjacency in ("add_remove", "substitute", "zero_out")}
+        groups[name] = dp.group_privacy_epsilon(sigma, rate, steps, delta, sampling=sampling)
     phases = [dp.Steps(1.2, 0.05, 50), dp.Steps(2.0, 0.1, 30, "fixed-size"), dp.Steps(9.0, 1.0, 5, "full-batch")]
     together = dp.composed(phases, 1e-5)
     budgets = {
@@ -328,11 +336,392 @@ def accounting() -> dict[str, Any]:
     }
     return {
         "epsilons": spent,
+        "groups": groups,
         "composed": {name: together.of(name) for name in ("add_remove", "substitute", "zero_out")},
         "noise multipliers": budgets,
         "steps within": within,
         "sentence": str(dp.epsilons(3.6, 1.0, 20, 1e-5, sampling="full-batch")),
     }
+
+
+# --- 3. an audit ------------------------------------------------------------------------------------------------------
+
+MODELS, TARGETS, EXAMPLES = 11, 3, 200
+
+
+def pool() -> audit.Population:
+    """Digits of 4 x 4 pixels with labels of no meaning, which only memory can tell."""
+    from sklearn.datasets import load_digits
+
+    pixels = load_digits().images[:EXAMPLES].reshape(EXAMPLES, 4, 2, 4, 2).sum((2, 4)).reshape(EXAMPLES, 16) / 16 - 2
+    return audit.Population.of(pixels, np.random.default_rng(3).integers(0, 3, EXAMPLES))
+
+
+def untrained(seed: int = 0) -> nn.Module:
+    """What the reference models are before training."""
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 3))
+
+
+RECIPE = audit.Recipe(optimizer="sgd", lr=0.05, epochs=100, batch_size=20)
+
+
+def training() -> dict[str, Any]:
+    """Reference models by recipe: members, and weights after training."""
+    population = pool()
+    shadows = audit.train_shadows(population, RECIPE, build=untrained, models=MODELS, seed=1)
+    weights = [nn.utils.parameters_to_vector(m.parameters()).detach().numpy() for m in shadows.models]
+    return {
+        "population": population.digest(),
+        "members": digest(shadows.membership),
+        "recipe": RECIPE.to_toml(),
+        "weights": np.stack(weights),
+    }
+
+
+def trained() -> audit.Shadows:
+    """The reference models with the committed weights."""
+    models = [untrained() for _ in range(MODELS)]
+    for model, weights in zip(models, kept("training")["weights"], strict=True):
+        nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), model.parameters())
+        model.eval().requires_grad_(False)
+    return audit.Shadows(tuple(models), pool().flip(MODELS, seed=1))
+
+
+ATTACKS = ("Threshold", "LikelihoodRatio")
+STRICT = audit.Policy(fpr=0.3, max_tpr=0.35, release="explanation+prediction", suite=ATTACKS)
+LENIENT = audit.Policy(fpr=0.1, max_tpr=0.75, training=0.2)
+
+
+def audits() -> dict[str, Any]:
+    """Signals of committed models, and the verdict on them: of native explanations, and of hardened ones."""
+    population, shadows = pool(), trained()
+
+    def explained_by(made: Hardening) -> Callable[..., Tensor]:
+        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+            return safexplain.HardenedInputXGradient(Probability(model), hardening=made).attribute(x, target=target)
+
+        return explain
+
+    found: dict[str, Any] = {}
+    for name, made, policy in (
+        ("native", Hardening.none(), STRICT),
+        ("hardened", Hardening.recommended(KEY), LENIENT),
+    ):
+        signals = audit.collect_signals(
+            shadows,
+            population,
+            explained_by(made),
+            targets=tuple(range(TARGETS)),
+            queries=audit.Queries(repeats=1, near=2, seed=4),
+            classes=(0, 2),
+            keep_inputs=True,
+        )
+        found[name] = {
+            "signals": {signal: values[:3, ::40] for signal, values in sorted(signals.values.items())},
+            "maps": signals.attributions[:2, ::25],
+            "about": dict(signals.meta),
+            "judged": judged(audit.certify(signals, policy, seed=2)),
+        }
+    return found
+
+
+def judged(result: audit.AuditResult) -> dict[str, Any]:
+    """What an audit found, in numbers that rounding moves little, and in words."""
+    return {
+        **unnumbered(shortened(result.to_dict())),
+        "exit code": result.exit_code,
+        "strongest": result.strongest.code,
+    }
+
+
+def shortened(content: dict[str, Any]) -> dict[str, Any]:
+    """An audit's JSON with the rates of its first attack only, and one number for each of the others."""
+    areas = {f"{a['attack']} {a['signal']}": a["auc"] for a in content["attacks"]}
+    counts = {f"{e['attack']} {e['signal']}": [e["role"], e["loose"], e["tight"]] for e in content["evidence"]}
+    first = {name: content[name][:1] for name in ("attacks", "evidence", "judged", "excess")}
+    return {**content, **first, "areas": areas, "counts": counts}
+
+
+ELSEWHERE = ("checksum", "environment", "materials", "subject", "accountant", "weights", "version")
+"""Names of digests, times and versions, of which only that they are there is recorded."""
+
+
+def unnumbered(content: Any) -> Any:
+    """JSON types without what lies `ELSEWHERE`, and sentences without numbers and the strongest attack's name."""
+    if isinstance(content, dict):
+        return {
+            name: (sorted(value) if isinstance(value, dict) else type(value).__name__)
+            if name in ELSEWHERE
+            else unnumbered(value)
+            for name, value in content.items()
+        }
+    if isinstance(content, list | tuple):
+        return [unnumbered(value) for value in content]
+    if isinstance(content, str):
+        return re.sub(r"(?<![A-Za-z_])\d[\d.,]*", "#", re.sub(r"attack \(.*\) finds", "attack (#) finds", content))
+    return content
+
+
+def command_line() -> dict[str, Any]:
+    """`safexplain audit` of a committed model: exit code, files, and the certificate."""
+    population, shadows = pool(), trained()
+    arrays = {"x": population.x.numpy(), "y": population.y.numpy(), "member": shadows.membership[0]}
+    hardening = Hardening(clip=NormClip(0.8), mask=TopKMask(0.5)).to_json()
+    model, run = "model.pt2", Path("run")
+    command = ["audit", model, "--data", "data.npz", "--recipe", "recipe.toml", "--run-dir", "run", "--references", "4"]
+    command += ["--explainer", "IG", "--option", "n_steps=8", "--output", "logit", "--hardening", hardening, "--json"]
+    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--near-duplicates", "1", "--device", "cpu"]
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), environment(SAFEXPLAIN_USES="uses.sqlite"):
+        np.savez("data.npz", **arrays)
+        Path("recipe.toml").write_text(RECIPE.to_toml())
+        shapes = ({0: torch.export.Dim("batch")},)
+        program = torch.export.export(shadows.models[0], (population.x[:2],), dynamic_shapes=shapes)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No complete tensor found")  # of torch, where weights are views
+            torch.export.save(program, model)
+        code, told = called(*command)
+        verified = called("verify", str(run / "certificate.json"), "--model", model)[0]
+        content = json.loads((run / "certificate.json").read_text())
+        content["predicate"]["audit"] = shortened(content["predicate"]["audit"])
+        return {
+            "exit code": code,
+            "exit code of verify": verified,
+            "told": sorted(json.loads(told)),
+            "files": sorted(path.name for path in run.iterdir()),
+            "certificate": unnumbered(content),
+        }
+
+
+def called(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard output of the command line in this process."""
+    from safexplain.cli import main as safexplain_main
+
+    before, told = sys.argv, io.StringIO()
+    sys.argv = ["safexplain", *arguments]
+    try:
+        with redirect_stdout(told):
+            safexplain_main()
+    except SystemExit as ended:
+        return int(ended.code or 0), told.getvalue()
+    finally:
+        sys.argv = before
+    return 0, told.getvalue()
+
+
+# --- 5. canaries and bounds -------------------------------------------------------------------------------------------
+
+
+def bounds() -> dict[str, Any]:
+    """Lower bounds on epsilon from fixed counts and fixed scores, by each method."""
+    a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
+    methods = ("pld", "gdp", "clopper-pearson", "zanella-beguelin")
+    sampled = {"sample_rate": 0.25, "steps": 4}
+    return {
+        "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods},
+        "ceiling": {m: stats.epsilon_ceiling(200, 250, 1e-5, m) for m in methods},
+        "sampled": stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, "pld", **sampled),
+        "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods},
+        "fixed threshold": asdict(stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)) | {"family": None},
+        "one run": {m: stats.one_run_lower_bound(88, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
+        "one run, ceiling": {m: stats.one_run_ceiling(100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
+        "interval": list(stats.clopper_pearson(7, 200, 0.95)),
+        "curve": stats.roc(np.concatenate([a, b]), np.repeat([True, False], 300)).auc,
+    }
+
+
+def canary_runs() -> dict[str, Any]:
+    """A training of a preset, made small: every scenario, and many canaries in one run."""
+    large = canaries.preset("logit-768")
+    recipe = replace(large.recipe, steps=12, sample_rate=1.0, expected_batch_size=50.0, lr=0.5, bias=True)
+    claim = canaries.Claim(dp.Steps(3.0, 1.0, 12, "full-batch"), 1e-5)
+    aside = large.auxiliary[0][:50, :20], large.auxiliary[1][:50]
+    small = replace(large, x=large.x[:50, :20], y=large.y[:50], recipe=recipe, claim=claim, auxiliary=aside)
+    runs = {
+        scenario: canaries.run_canaries(small, scenario, runs=100, every=6, seed=2).to_dict()
+        for scenario in ("worst-case", "gradient", "crafted", "mislabelled", "natural")
+    }
+    runs["once"] = canaries.run_once(small, 18, guesses=8, seed=2).to_dict()
+    timed = ("seconds", "seconds_per_run")
+    return {
+        "preset": dict(large.describe()),
+        "runs": {name: unnumbered({k: v for k, v in run.items() if k not in timed}) for name, run in runs.items()},
+    }
+
+
+# --- 6. recourse ------------------------------------------------------------------------------------------------------
+
+
+def people() -> tuple[np.ndarray, np.ndarray]:
+    """Rows and labels that a line tells apart."""
+    x = given("people").astype(np.float64)
+    return x, (x @ [1.0, -0.5, 0.8, 0.1] > 0).astype(int)
+
+
+def answered(answer: recourse.Recourse) -> dict[str, Any]:
+    """An answer without its queries."""
+    return {name: value for name, value in vars(answer).items() if name != "x"}
+
+
+def mechanisms() -> dict[str, Any]:
+    """Seeded answers of each mechanism, and its guarantee before and after training."""
+    x, y = people()
+    rules = recourse.Constraints(4, lower=-4.0, upper=4.0, immutable=(3,), increasing=(0,))
+    shared = {"epsilon": 2.0, "norm_bound": 4.0, "random_state": 7, "constraints": rules}
+    public = {"public_weights": [1.0, -0.4, 0.7, 0.0]}
+    made = {
+        "DPModelRecourse": recourse.DPModelRecourse(delta=1e-4, **shared),
+        "OutputPerturbation": recourse.OutputPerturbation(delta=0, **shared),
+        "OutputPerturbation, Gaussian": recourse.OutputPerturbation(delta=1e-4, cost=recourse.L1(), **shared),
+        "ObjectivePerturbation": recourse.ObjectivePerturbation(**shared, logit_noise=0.5),
+        "LaplaceScore": recourse.LaplaceScore(**public, **shared),
+        "PublicDirection": recourse.PublicDirection(public["public_weights"], slope_floor=0.2, **shared),
+    }
+    found: dict[str, Any] = {}
+    for name, mechanism in made.items():
+        before = mechanism.guarantee.to_dict()
+        asked = mechanism.fit(x, y).explain(x[:12], infeasible="mark")
+        after = mechanism.guarantee.to_dict()
+        found[name] = {
+            "before": unnumbered(before),
+            "after": {k: v for k, v in unnumbered(after).items() if k != "statement" and after[k] != before[k]},
+            "statement": after["statement"] and (after["statement"]["epsilon"], after["statement"]["mechanism"]),
+            "answer": answered(asked),
+            "diverse": [answered(a)["counterfactual"] for a in mechanism.explain_diverse(x[:3], 2)][-1]
+            if hasattr(mechanism, "explain_diverse")
+            else None,
+            "release": mechanism.release(x[:2]),
+        }
+    return found
+
+
+def geometry() -> dict[str, Any]:
+    """Nearest changes under linear scores and under a network, with each cost, free and constrained."""
+    x = np.round(people()[0][:16], 2)
+    mixed = x.copy()
+    mixed[:, 1] = np.round(mixed[:, 1])
+    mixed[:, 2:] = np.eye(2)[(mixed[:, 2] > 0).astype(int)]
+    free = recourse.Constraints(4, lower=-2.9, upper=2.9, immutable=(2,), decreasing=(1,))
+    whole = recourse.Constraints(4, integer=(1,), one_hot=((2, 3),), lower=-5.0, upper=5.0)
+    line = {"weights": [0.8, -1.1, 0.4, 0.9], "bias": -1.5}
+    costs = {"L2": recourse.L2([1, 2, 1, 0.5]), "L1": recourse.L1(), "MAD": recourse.MAD([1, 0.5, 2, 1])}
+    found: dict[str, Any] = {}
+    for name, cost in costs.items():
+        found[name] = {
+            "free": answered(recourse.linear_recourse(**line, x=x, target=0.5, cost=cost)),
+            "limited": answered(recourse.linear_recourse(**line, x=x.clip(-2.9, 2.9), cost=cost, constraints=free)),
+            "mixed": answered(recourse.linear_recourse(**line, x=mixed, target=1.0, cost=cost, constraints=whole)),
+        }
+    table, net = given("table").astype(np.float64), mlp().double()
+    box = recourse.Constraints(6, lower=-5.0, upper=5.0, immutable=(5,))
+    options = recourse.SearchOptions(starts=3, steps=40, seed=1)
+    for name, wanted in (("network", 1), ("network, other class", 0)):
+        answer = recourse.search_recourse(net, table, favourable=wanted, constraints=box, options=options)
+        found[name] = {"searched": answered(answer)}
+    return found
+
+
+# --- 7. a ledger ------------------------------------------------------------------------------------------------------
+
+
+def ledgers() -> dict[str, Any]:
+    """Charges of every kind to several principals, the sums of their accounts, and what is refused."""
+    now = [1_700_000_000_000_000]
+
+    def clock() -> int:
+        now[0] += 1_000_000
+        return now[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        book = ledger.Ledger(
+            f"sqlite:///{folder}/ledger.db", epsilon=3.0, delta=1e-5, period="day", total_epsilon=9.0, clock=clock
+        )
+        with book:
+            for _ in range(5):
+                book.charge("ann", epsilon=0.1, mechanism="pure", parameters={"n": 1})
+                book.charge("ben", ledger.Approximate(0.2, 1e-7))
+                book.charge("cid", ledger.Gaussian(0.15))
+                book.charge("dot", ledger.Laplace(0.12, 40))
+                book.charge("eve", mu=0.05)
+                book.charge("eve", ledger.Pure(0.05))
+                book.charge("eve", epsilon=0.03, delta=1e-8)
+            for who in ("ann", "fay", "ann"):
+                book.answer(who, "the same question", lambda: {"is": [1, 2.5]}, ledger.Pure(0.4), mechanism="asked")
+            book.grant("fay", 0.5, note="less")
+            refused = {}
+            for who, release in (
+                ("fay", ledger.Pure(0.2)),
+                ("gus", ledger.Laplace(3.5)),
+                ("ann", ledger.Gaussian(2.0)),
+            ):
+                try:
+                    book.charge(who, release)
+                except ledger.BudgetExhausted as error:
+                    refused[who] = {"text": str(error), "spent": error.spent, "requested": error.requested}
+            now[0] += 86_400_000_000
+            book.charge("ann", epsilon=0.25)
+            written = io.StringIO()
+            count = book.export(written)
+            return {
+                "accounts": [json.loads(json.dumps(asdict(a), default=str)) for a in (*book.accounts(), book.total())],
+                "refused": refused,
+                "exported": count,
+                "lines": [json.loads(line) for line in written.getvalue().splitlines() if '"ann"' in line],
+                "all lines": hashlib.sha256(written.getvalue().encode()).hexdigest(),
+                "grants": [json.loads(json.dumps(asdict(g), default=str)) for g in book.grants()],
+                "verified": book.verify(),
+            }
+
+
+# --- 8. training with differential privacy ----------------------------------------------------------------------------
+
+
+def private_training() -> dict[str, Any]:
+    """Seeded private models: coefficients, weights and statements."""
+    x, y = people()
+    found: dict[str, Any] = {}
+    for mechanism, adjacency, delta in (
+        ("noisy-gd", "substitute", 1e-4),
+        ("noisy-gd", "add_remove", 1e-4),
+        ("objective", "substitute", 1e-4),
+        ("output", "zero_out", 0),
+        ("output", "substitute", 1e-4),
+    ):
+        model = dp.DPLogisticRegression(
+            4.0, delta, adjacency, mechanism, norm_bound=4.0, classes=[0, 1], steps=30, random_state=5
+        ).fit(x, y)
+        found[f"{mechanism}, {adjacency}, {delta}"] = {
+            "coef": model.coef_,
+            "intercept": model.intercept_,
+            "statement": stated(model.privacy_),
+        }
+    rows, labels = torch.from_numpy(given("people")), torch.from_numpy(y)
+    for name, options in {
+        "head": {"trainable": "head", "batch_size": 40},
+        "all": {"batch_size": 60, "clipping": dp.FlatClipping(1.0), "optimizer": "sgd", "lr": 0.5},
+        "per layer": {"batch_size": 240, "clipping": dp.PerLayerClipping(), "adjacency": "add_remove"},
+    }.items():
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        start = np.linspace(-1, 1, 44, dtype=np.float32)
+        nn.utils.vector_to_parameters(torch.from_numpy(start), net.parameters())
+        given_options = {"epsilon": 6.0, "delta": 1e-4, "steps": 8, "seed": 9, "lr": 0.05, "device": "cpu", **options}
+        tuner = dp.DPFineTuner(net, (rows, labels), **given_options, progress=lambda moment: None)
+        done = tuner.fit()
+        found[f"DPFineTuner, {name}"] = {
+            "planned": stated(tuner.statement),
+            "statement": stated(done.statement),
+            "weights": nn.utils.parameters_to_vector(done.model.parameters()).detach().numpy(),
+        }
+    return found
+
+
+def stated(statement: dp.PrivacyStatement) -> dict[str, Any]:
+    """A statement as JSON, without digest and version, and what a reader sees first."""
+    worded = ("protects", "not_protected", "assumptions")
+    content = {name: value for name, value in statement.to_dict().items() if name not in ("accountant", "weights")}
+    words = {name: hashlib.sha256(json.dumps(content.pop(name)).encode()).hexdigest()[:16] for name in worded}
+    shown = hashlib.sha256(re.sub(r"\d[\d.,]*", "#", statement.to_markdown()).encode()).hexdigest()[:16]
+    again = dp.PrivacyStatement.from_dict(statement.to_dict())
+    return {**content, **words, "read back": again == statement, "markdown": shown}
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -342,48 +731,94 @@ SUBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
     "hardening as JSON": hardening_json,
     "explainers": explainers,
     "accounting": accounting,
+    "training": training,
+    "audits": audits,
+    "command line": command_line,
+    "bounds": bounds,
+    "canary runs": canary_runs,
+    "mechanisms": mechanisms,
+    "geometry": geometry,
+    "ledgers": ledgers,
+    "private training": private_training,
 }
 
 
-def parted(found: Any, path: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Nested values with `{"array": path}` in place of arrays, and the arrays by path."""
+class Packed:
+    """Arrays of a subject, end to end in one vector for each type."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.parts: dict[str, list[np.ndarray]] = {}
+
+    def put(self, array: np.ndarray) -> dict[str, Any]:
+        """Keep an array, and say where it lies."""
+        name = f"{self.subject}/{array.dtype.name}"
+        parts = self.parts.setdefault(name, [])
+        place = {"array": name, "start": sum(map(len, parts)), "shape": list(array.shape)}
+        parts.append(array.ravel())
+        return place
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        """By name in the file."""
+        return {name: np.concatenate(parts) for name, parts in self.parts.items()}
+
+
+def parted(found: Any, packed: Packed) -> Any:
+    """Nested values as JSON types, with places in the packed vectors instead of arrays."""
     if isinstance(found, np.ndarray):
-        return {"array": path}, {path: found}
-    if isinstance(found, Tensor):
-        return parted(found.numpy(), path)
-    if not isinstance(found, dict):
-        return found, {}
-    parts = {str(name): parted(value, f"{path}/{name}") for name, value in found.items()}
-    return {name: value for name, (value, _) in parts.items()}, {k: v for _, a in parts.values() for k, v in a.items()}
+        return packed.put(found)
+    if isinstance(found, np.generic):
+        return found.item()
+    if isinstance(found, list | tuple):
+        return [parted(value, packed) for value in found]
+    return {str(k): parted(v, packed) for k, v in found.items()} if isinstance(found, dict) else found
 
 
 def joined(values: Any) -> Any:
     """What `parted` took apart, from the committed arrays."""
+    if isinstance(values, list):
+        return [joined(value) for value in values]
     if not isinstance(values, dict):
         return values
-    if values.keys() == {"array"}:
-        return kept_arrays()[values["array"]]
+    if values.keys() == {"array", "start", "shape"}:
+        shape, start = values["shape"], values["start"]
+        return kept_arrays()[values["array"]][start : start + math.prod(shape)].reshape(shape)
     return {name: joined(value) for name, value in values.items()}
+
+
+@cache
+def kept_values() -> dict[str, Any]:
+    """The committed record of every subject, without its arrays."""
+    return json.loads(VALUES.read_text()) if VALUES.exists() else {}
 
 
 def kept(subject: str) -> dict[str, Any]:
     """The committed record of a subject."""
-    return joined(json.loads(VALUES.read_text())[subject])
+    return joined(kept_values()[subject])
+
+
+def written(values: Any, depth: int = 4) -> str:
+    """JSON with a line for each entry of the outer levels."""
+    if depth == 0 or not isinstance(values, dict) or not values:
+        return json.dumps(values)
+    lines = [f"{json.dumps(str(name))}: {written(value, depth - 1)}" for name, value in values.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def main(subjects: list[str]) -> None:
     """Write the record of these subjects anew."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    if not any(name.startswith("given/") for name in kept_arrays()):
-        kept_arrays().update({f"given/{name}": array for name, array in drawn().items()})
-    values = json.loads(VALUES.read_text()) if VALUES.exists() else {}
-    arrays = dict(kept_arrays())
+    values, arrays = kept_values(), kept_arrays()
+    for name, array in drawn().items():
+        arrays.setdefault(f"given/{name}", array)
     for subject in subjects or SUBJECTS:
-        arrays = {name: array for name, array in arrays.items() if not name.startswith(f"{subject}/")}
-        values[subject], made = parted(SUBJECTS[subject](), subject)
-        arrays |= made
-    VALUES.write_text(json.dumps({name: values[name] for name in SUBJECTS}, indent=1) + "\n")
+        packed = Packed(subject)
+        values[subject] = parted(SUBJECTS[subject](), packed)
+        for name in [name for name in arrays if name.startswith(f"{subject}/")]:
+            del arrays[name]
+        arrays.update(packed.vectors())  # for subjects that go on from this one, too
+    VALUES.write_text(written({name: values[name] for name in SUBJECTS if name in values}) + "\n")
     np.savez_compressed(ARRAYS, **{name: arrays[name] for name in sorted(arrays)})
     print(f"{VALUES.name}: {VALUES.stat().st_size:,} bytes, {ARRAYS.name}: {ARRAYS.stat().st_size:,} bytes")
 
