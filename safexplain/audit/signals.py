@@ -7,31 +7,14 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.archive import UNWRITABLE, read_arrays, write_arrays
 from safexplain.errors import InputError
-
-if TYPE_CHECKING:
-    from safexplain.audit.collect import Explain as Explain
-    from safexplain.audit.collect import collect_signals as collect_signals
-    from safexplain.audit.pools import side_by_side as side_by_side
-else:
-
-    def __getattr__(name: str) -> Any:
-        """What makes signals is found here too; its modules import this one, so only when asked for."""
-        if name not in ELSEWHERE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"safexplain.audit.{ELSEWHERE[name]}"), name)
-
-
-ELSEWHERE = {"Explain": "collect", "collect_signals": "collect", "side_by_side": "pools"}
-"""Names that this module gives away -> the module that has them."""
 
 Numbers = NDArray[np.floating[Any]]
 

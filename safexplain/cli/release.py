@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.signals import Explain
+from safexplain.audit.collect import Explain
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.explain import CATALOG, find_row, harden
 from safexplain.explain.catalog import Row

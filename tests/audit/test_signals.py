@@ -252,14 +252,3 @@ def test_the_shape_of_a_map_is_kept(shape):
     assert signals().shape is None
     assert signals(attributions=None, meta={"shape": [3, 32, 32]}).shape == (3, 32, 32)
     assert signals(attributions=MAPS[..., :1], meta={"shape": []}).shape == ()
-
-
-def test_signals_give_away_what_makes_them():
-    import safexplain.audit
-    from safexplain.audit import signals as module
-
-    for name in ("collect_signals", "side_by_side"):
-        assert getattr(module, name) is getattr(safexplain.audit, name)
-    assert callable(module.collect_signals)
-    with pytest.raises(AttributeError, match="nothing_here"):
-        _ = module.nothing_here
