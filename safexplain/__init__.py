@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from safexplain._validate import Relative
 from safexplain.explain import (
     HardenedAnchors,
     HardenedDeconvolution,
@@ -23,17 +24,10 @@ from safexplain.explain import (
     harden,
     superpixels,
 )
-from safexplain.hardening import (
-    GaussianNoise,
-    Hardening,
-    NormClip,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    TopKMask,
-    UnitNorm,
-)
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
 from safexplain.outputs import Probability
 
 if TYPE_CHECKING:

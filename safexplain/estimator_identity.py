@@ -1,4 +1,4 @@
-"""A digest of a fitted scikit-learn estimator that survives a restart, as `safexplain.identity` has it for modules.
+"""A digest of a fitted scikit-learn estimator that survives a restart, as `safexplain._digest` has it for modules.
 
 The digest is a BLAKE2b hash (RFC 7693) of what the estimator would be pickled as, read part by part: classes by name,
 numbers and arrays by value, mappings in the order of their keys. So a fitted estimator and one loaded from a file have

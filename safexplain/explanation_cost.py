@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 
-from safexplain.amounts import check_whole
+from safexplain._validate import check_whole
 from safexplain.errors import RefusedError
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.transforms import RangeClip, TopKMask
 from safexplain.ledger.releases import Gaussian
-from safexplain.transforms import RangeClip, TopKMask
 
 
 def explanation_release(hardening: Hardening, features: int) -> Gaussian:

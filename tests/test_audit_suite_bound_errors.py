@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safexplain.audit.stats import epsilon_from_errors
+from safexplain.verdict.stats import epsilon_from_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

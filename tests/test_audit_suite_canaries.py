@@ -17,9 +17,9 @@ pytest.importorskip("opacus")
 from dp_accounting import get_epsilon_gaussian
 from scipy.special import ndtri
 
-from safexplain.audit.canaries.scenario import SCENARIOS
-from safexplain.audit.stats import clopper_pearson
-from safexplain.dp.accounting import Steps, epsilons
+from safexplain._privacy_loss import Steps, epsilons
+from safexplain.verdict.canaries.scenario import SCENARIOS
+from safexplain.verdict.stats import clopper_pearson
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

@@ -19,7 +19,7 @@ pytest.importorskip("dp_accounting")
 
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, collect_signals
-from safexplain.dp.head import Heads
+from safexplain.dp.heads.closed_form import Heads
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

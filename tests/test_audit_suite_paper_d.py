@@ -12,7 +12,7 @@ import pytest
 import torch
 from captum.attr import InputXGradient, Saliency
 
-from safexplain.audit.stats import tpr_at_fpr
+from safexplain.verdict.stats import tpr_at_fpr
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

@@ -13,8 +13,8 @@ from sklearn.metrics import auc as area
 
 from safexplain.audit import Population, Recipe, collect_signals, train_shadows
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
-from safexplain.audit.stats import roc, tpr_at_fpr
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.verdict.stats import roc, tpr_at_fpr
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

@@ -17,10 +17,10 @@ import pytest
 import typer
 
 from safexplain.audit import Recipe
-from safexplain.audit.protocol import EXIT_CODES
 from safexplain.cli.app import app
 from safexplain.cli.canary_config import Data, Options, Promise, Training
 from safexplain.explain import CATALOG
+from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -17,9 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
+from safexplain._digest import OPAQUE_DIGEST, model_digest
 from safexplain.errors import OpaqueModelWarning
 from safexplain.estimator_identity import _digests, estimator_digest, is_estimator
-from safexplain.identity import OPAQUE_DIGEST, model_digest
 
 X, Y = load_breast_cancer(return_X_y=True)
 MAKERS = {

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Recipe, Signals
-from safexplain.cli.load_data import load_data
-from safexplain.cli.load_model import load_model
+from safexplain.loading.data.load import load_data
+from safexplain.loading.models.load import load_model
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

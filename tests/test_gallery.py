@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from safexplain.explain import CATALOG
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"

@@ -18,21 +18,15 @@ from hypothesis import strategies as st
 from rank_oracle import slow_rank
 
 import safexplain
-from safexplain.audit.stats import roc
+from safexplain._validate import Relative
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening import (
-    GaussianNoise,
-    Hardening,
-    NormClip,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    TopKMask,
-    UnitNorm,
-)
-from safexplain.noise import query_seeds, standard_normal
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import query_seeds, standard_normal
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
 from safexplain.outputs import Probability
+from safexplain.verdict.stats import roc
 
 KEY = b"a secret of thirty-two bytes...."
 CLIPS = (
@@ -395,14 +389,14 @@ def test_large_batches_are_worked_on_in_parts_with_the_same_result(monkeypatch):
     a, x = batch(50, 30, dtype=torch.float32)
     hardening = Hardening(RankNorm(), TopKMask(0.5), GaussianNoise(0.1, key=KEY))
     whole = hardening(a, inputs=x)
-    monkeypatch.setattr("safexplain.hardening.CHUNK", 70)
+    monkeypatch.setattr("safexplain.hardening.hardening.CHUNK", 70)
     assert torch.equal(hardening(a, inputs=x), whole)
 
 
 MEMORY = """
 import sys, torch
-import safexplain.hardening as hardening
-from safexplain.hardening import *
+import safexplain.hardening.hardening as hardening
+from safexplain.hardening.hardening import *
 def held(name): return int(next(l for l in open("/proc/self/status") if l.startswith(name)).split()[1]) * 1024
 torch.set_num_threads(1)
 def growth(n):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain import identity
+from safexplain import _digest as identity
+from safexplain._digest import OPAQUE_DIGEST, model_digest, modules_of
 from safexplain.errors import OpaqueModelWarning
-from safexplain.identity import OPAQUE_DIGEST, model_digest, modules_of
 
 
 def net(seed=0):
@@ -183,7 +183,7 @@ def test_the_cache_does_not_keep_a_model_alive():
 
 def test_the_digest_is_the_same_in_another_process():
     script = (
-        "import torch; from torch import nn; from safexplain.identity import model_digest; torch.manual_seed(0);"
+        "import torch; from torch import nn; from safexplain._digest import model_digest; torch.manual_seed(0);"
         "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)); print(model_digest(net).hex())"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -59,7 +59,7 @@ NAMES = {
     "safexplain.audit": ["Signals", "Population", "Recipe", "train_shadows", "collect_signals", "audit"],
     "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold"],
     "safexplain.audit.canaries": ["CanaryProbe", "run_canaries", "Claim", "preset"],
-    "safexplain.audit.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
+    "safexplain.verdict.stats": ["roc", "tpr_at_fpr", "clopper_pearson", "epsilon_lower_bound"],
     "safexplain.ledger": ["Ledger", "BudgetExhausted", "Pure", "Approximate", "Gaussian", "Laplace"],
     "safexplain.recourse": [
         "DPModelRecourse",
@@ -97,7 +97,7 @@ def test_a_public_name_is_where_scripts_import_it_from(module, name):
         "safexplain",
         "safexplain.audit",
         "safexplain.audit.attacks",
-        "safexplain.hardening",
+        "safexplain.hardening.hardening",
         "safexplain.ledger",
         "safexplain.recourse",
     ],
@@ -145,7 +145,7 @@ def test_each_configuration_class_takes_its_documented_arguments():
 
 def test_the_attack_takes_arrays_as_scripts_pass_them():
     from safexplain.audit.attacks import LikelihoodRatio, Threshold
-    from safexplain.audit.stats import roc, tpr_at_fpr
+    from safexplain.verdict.stats import roc, tpr_at_fpr
 
     rng = np.random.default_rng(0)
     member = rng.random((9, 50)) < 0.5

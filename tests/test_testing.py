@@ -27,7 +27,7 @@ from safexplain.explain import (
     HardenedSmoothGrad,
     harden,
 )
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 from safexplain.testing import CLAUSES, MARKER_TEXT, ContractError, ContractReport, check_explainer
 
 NAMES = [clause.name for clause in CLAUSES]

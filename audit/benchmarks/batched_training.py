@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Population, Recipe
-from safexplain.audit.training import train_one, train_together
+from safexplain.audit.references.training import train_one, train_together
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

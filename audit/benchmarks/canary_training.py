@@ -41,13 +41,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from safexplain.audit.canaries.batched.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.craft import craft
-from safexplain.audit.canaries.networks import MLP, LinearHead
+from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.train import train_runs
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

@@ -27,8 +27,8 @@ from typing import Any
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
+from safexplain._privacy_loss import _loss
 from safexplain.dp import epsilons, noise_multiplier
-from safexplain.dp.accounting import _loss
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

@@ -37,10 +37,10 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from safexplain.dp import FlatClipping
-from safexplain.dp.make_step import make_step
-from safexplain.dp.modules import prepare
-from safexplain.dp.training import cross_entropy
-from safexplain.dp.unsupported import Mode
+from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.training import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

@@ -31,7 +31,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 import safexplain.explain
 from safexplain.explain import CATALOG
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

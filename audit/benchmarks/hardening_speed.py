@@ -31,16 +31,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain.hardening import (
-    GaussianNoise,
-    Hardening,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    TopKMask,
-    UnitNorm,
-)
+from safexplain._validate import Relative
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import RangeClip, ThresholdMask, TopKMask, UnitNorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, HardenedProtoDash
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import linear_recourse
-from safexplain.recourse.search import search_recourse
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.networks.search import search_recourse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

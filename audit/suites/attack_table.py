@@ -7,7 +7,7 @@ Explained is the predicted probability. Each model releases under a noise key of
 the target's. An adaptive attacker also repeats each query and asks near-duplicates.
 
 The first `--targets` models take turns as the target, all others are its references; each example is scored once
-(`safexplain.audit.protocol.certify`). Beside the suite of the library run the attacks as they were published:
+(`safexplain.audit.certify.certify`). Beside the suite of the library run the attacks as they were published:
 
     Shokri, Strobel & Zick (1907.00164)    Threshold on the variance
     Huang et al. (paper A)                 LikelihoodRatio on variance, L1, L2; no logarithm, one variance for all
@@ -48,15 +48,16 @@ from torch import Tensor, nn
 
 import safexplain.explain
 from safexplain import Hardening, Probability
+from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
-from safexplain.audit.protocol import AuditResult, certify, fitting
+from safexplain.audit.attacks.scoring import Assignment, classifiers, score
+from safexplain.audit.attacks.suite import Row, fitting, values_of
+from safexplain.audit.certify import certify
 from safexplain.audit.queries import Queries
-from safexplain.audit.scoring import Assignment, classifiers, score
 from safexplain.audit.splits import Splits
-from safexplain.audit.suite import Row, values_of
 from safexplain.explain import CATALOG
-from safexplain.identity import model_digest
+from safexplain.verdict.result import AuditResult
 
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]

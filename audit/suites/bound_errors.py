@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain.audit.stats import bound_epsilon, clopper_pearson, one_run_ceiling, one_run_lower_bound
-from safexplain.audit.stats.intervals import upper_limits
-from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon
-from safexplain.dp.accounting import epsilons
-from safexplain.dp.calibration import noise_multiplier
+from safexplain._privacy_loss import epsilons
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_ceiling, one_run_lower_bound
+from safexplain.verdict.stats.intervals import upper_limits
+from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
 Array = NDArray[np.float64]
 

@@ -46,12 +46,12 @@ import numpy as np
 from common import ROOT, Parts, Progress, destination, finish, parser, provenance, table, write_json
 from numpy.typing import NDArray
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.finding import Verdict
-from safexplain.audit.canaries.result import CanaryResult, judge
-from safexplain.audit.canaries.scores import Scores
-from safexplain.audit.stats import clopper_pearson
-from safexplain.dp.accounting import Steps
+from safexplain._privacy_loss import Steps
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.finding import Verdict
+from safexplain.verdict.canaries.result import CanaryResult, judge
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats import clopper_pearson
 
 Array = NDArray[np.float64]
 

@@ -26,9 +26,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
+from safexplain._privacy_loss import Steps, epsilons, group_privacy_epsilon
 from safexplain.audit.canaries.worst_case import worst_case_scores
-from safexplain.audit.stats import bound_epsilon
-from safexplain.dp.accounting import Steps, epsilons, group_privacy_epsilon
+from safexplain.verdict.stats import bound_epsilon
 
 STEPS, DELTA = 500, 1e-5
 TARGETS = (1, 2, 4, 6, 8)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from third_party import third_party
 from torch import Tensor
 
-from safexplain.dp.features import features
+from safexplain.dp.heads.features import features
 
 NETS = {"full": "mobilenet_v2_1.0_224_imagenet", "quick": "mobilenet_v1_0.25_128_imagenet"}
 RATES = (1.0, 0.25, 0.0625)

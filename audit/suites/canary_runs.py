@@ -28,11 +28,11 @@ from canary_tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
 from common import ROOT, Parts, concluded, destination, provenance, table, write_json
 from dp_attacks import earlier
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.result import CanaryResult, judge
-from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName
-from safexplain.audit.canaries.scores import Scores
-from safexplain.audit.stats import epsilon_ceiling
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult, judge
+from safexplain.verdict.canaries.scenario import SCENARIOS, ScenarioName
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats import epsilon_ceiling
 
 PILOT = 0.2
 """Share of the runs of a record canary that fix its threshold."""

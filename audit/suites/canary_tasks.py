@@ -17,17 +17,17 @@ from common import ROOT, Progress
 from dp_heads import save
 from torch import Tensor
 
+from safexplain._privacy_loss import Steps
+from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.craft import craft
+from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import Reference, reference
-from safexplain.audit.canaries.scenario import ScenarioName
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.canaries.train import train_runs
-from safexplain.dp.accounting import Steps
-from safexplain.dp.calibration import noise_multiplier
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.scenario import ScenarioName
 
 EPSILON, DELTA = 10.0, 1e-5
 """Under substitution, as in the paper."""

@@ -50,14 +50,14 @@ from dp_nets import SIDES
 from recommended import resampled_rates
 from scipy.stats import beta
 
+from safexplain._privacy_loss import epsilons
 from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
-from safexplain.audit.protocol import certify, fitting
-from safexplain.audit.scoring import Assignment, score
+from safexplain.audit.attacks.scoring import Assignment, score
+from safexplain.audit.attacks.suite import Row, fitting, values_of
+from safexplain.audit.certify import certify
 from safexplain.audit.splits import Splits
-from safexplain.audit.suite import Row, values_of
-from safexplain.dp.accounting import epsilons
-from safexplain.dp.calibration import noise_multiplier
+from safexplain.dp.accounting.calibration import noise_multiplier
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
 POLICY = Policy(fpr=0.01)

@@ -30,17 +30,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import safexplain.audit.summaries
-import safexplain.dp.features
-from safexplain.audit.summaries import SUMMARIES as SUMMARIES
+import safexplain.dp.heads.features
+from safexplain._digest import model_digest
+from safexplain._privacy_loss import epsilons
 from safexplain.audit.summaries import summarise
-from safexplain.dp import head, head_batches, head_optimizer, head_step
-from safexplain.dp.accounting import epsilons
-from safexplain.dp.calibration import noise_multiplier
-from safexplain.dp.clipping import AutoSClipping
-from safexplain.dp.features import features, head_input
-from safexplain.dp.head import Heads, train_heads
-from safexplain.dp.head_recipe import HeadRecipe
-from safexplain.identity import model_digest
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.heads import closed_form as head
+from safexplain.dp.heads import head_batches, head_optimizer, head_step
+from safexplain.dp.heads.closed_form import Heads, train_heads
+from safexplain.dp.heads.features import features, head_input
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.clipping import AutoSClipping
 from safexplain.whole_file import whole_file
 
 Arrays = dict[str, NDArray[Any]]
@@ -48,7 +48,7 @@ Arrays = dict[str, NDArray[Any]]
 CLASSES = 10
 DELTA = 1e-5
 TRAINING = (sys.modules[__name__], head, head_batches, head_optimizer, head_step)
-EXPLAINING = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.features)
+EXPLAINING = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.heads.features)
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 

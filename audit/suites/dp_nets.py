@@ -16,10 +16,10 @@ from third_party import third_party
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from safexplain.dp.clipping import AutoSClipping, FlatClipping
-from safexplain.dp.finetune import DPFineTuned, DPFineTuner
-from safexplain.dp.loop import Progress as Told
-from safexplain.identity import model_digest
+from safexplain._digest import model_digest
+from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
+from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
+from safexplain.dp.sgd.train_loop import Progress as Told
 
 SIDES = {
     "vit_tiny_patch16_224": 224,

@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import safexplain.audit.summaries
+from safexplain._digest import model_digest
 from safexplain.audit.summaries import summarise
-from safexplain.dp.head import Heads
-from safexplain.identity import model_digest
+from safexplain.dp.heads.closed_form import Heads
 
 FULL = Size(net="vit_tiny_patch16_224", side=SIDES["vit_tiny_patch16_224"])
 QUICK = Size(models=3, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, resamples=20)

@@ -13,7 +13,7 @@ over examples with at least 2 references on each side. Two mistakes in how it is
 2. the rate is interpolated on a grid of 10,000 points and then read at a position found in the array before
    interpolation.
 
-Neither is possible with `safexplain.audit.stats`, so both are applied here, outside of the library. The threshold
+Neither is possible with `safexplain.verdict.stats`, so both are applied here, outside of the library. The threshold
 attack of the paper's Table 1 was read the right way round, so that table compares members found with non-members found;
 here every attack is read in both ways, like with like. The 33 targets share their examples, so that their spread is no
 standard error: a last table gives each example one target, drawn at random, and an interval.
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
 from safexplain.audit.attacks import RMIA, Attack, GlobalVariance, JointLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.stats import auc_interval, roc, tpr_at_fpr
+from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from safexplain.audit.stats import auc_interval, roc, tpr_at_fpr
+from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 Floats = NDArray[np.float64]
 Images = NDArray[np.uint8]

@@ -52,6 +52,7 @@ from torch import Tensor, nn
 
 import safexplain.explain
 from safexplain import GaussianNoise, Hardening, Probability, RangeClip, RankNorm, Relative, ThresholdMask, UnitNorm
+from safexplain._digest import model_digest
 from safexplain.audit import Population, Recipe, Shadows, Signals, collect_signals, train_shadows, utility
 from safexplain.audit.attacks import (
     JointLikelihoodRatio,
@@ -62,7 +63,6 @@ from safexplain.audit.attacks import (
 )
 from safexplain.audit.summaries import summarise
 from safexplain.explain import CATALOG
-from safexplain.identity import model_digest
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]

@@ -12,15 +12,15 @@ from recourse_conditions import BASELINE, Condition, Native, ceiling
 from recourse_tasks import Floats, Plan, Task
 from scipy.stats import t as student
 
-from safexplain.audit.attacks.boundary import unit
-from safexplain.audit.attacks.pooled import PooledDensityRatio
-from safexplain.audit.attacks.recourse import DirectionAttack
-from safexplain.audit.recourse_signals import collect_recourse, explained
-from safexplain.audit.scoring import Assignment, score
-from safexplain.audit.shadows import Progress
+from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
+from safexplain.audit.attacks.recourse.attacks import DirectionAttack
+from safexplain.audit.attacks.recourse.boundary import unit
+from safexplain.audit.attacks.scoring import Assignment, score
+from safexplain.audit.attacks.suite import Row, fitting
+from safexplain.audit.collect_recourse import collect_recourse, explained
+from safexplain.audit.references.shadows import Progress
 from safexplain.audit.signals import Signals
-from safexplain.audit.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
-from safexplain.audit.suite import Row, fitting
+from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
 FPRS = (0.001, 0.01)
 GRID = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

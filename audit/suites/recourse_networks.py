@@ -28,9 +28,9 @@ from recourse_tasks import QUICK, TASKS, Floats, Plan, Task
 from torch import nn
 
 from safexplain.audit import Policy, Recipe
-from safexplain.audit.protocol import certify
-from safexplain.audit.recourse_signals import collect_recourse, explained
-from safexplain.audit.training import train_one
+from safexplain.audit.certify import certify
+from safexplain.audit.collect_recourse import collect_recourse, explained
+from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
 from safexplain.recourse import DPModelRecourse, Recourse, search_recourse
 

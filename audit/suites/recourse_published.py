@@ -8,8 +8,8 @@ import numpy as np
 from recourse_conditions import Native
 from recourse_tasks import Task
 
-from safexplain.audit.attacks.recourse import CounterfactualLRT
-from safexplain.audit.stats import roc
+from safexplain.audit.attacks.recourse.attacks import CounterfactualLRT
+from safexplain.verdict.stats import roc
 
 PUBLISHED: dict[str, Any] = {
     "accuracy": {

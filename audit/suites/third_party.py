@@ -38,13 +38,13 @@ from scipy.stats import rankdata
 from torch import nn
 
 from safexplain import Hardening
+from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.suite import Row, fitting
+from safexplain.audit.certify import certify
 from safexplain.audit.controls import blind_baseline
-from safexplain.audit.protocol import certify, fitting
-from safexplain.audit.suite import Row
 from safexplain.audit.summaries import SUMMARIES
-from safexplain.identity import model_digest
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]

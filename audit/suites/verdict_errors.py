@@ -1,6 +1,6 @@
 """How often a verdict is wrong, and how often it is reached: simulated audits of which the truth is known.
 
-Scores are drawn, counted above the ranks of `safexplain.audit.bounds`, and judged. Of up to 20 attacks, an example's
+Scores are drawn, counted above the ranks of `safexplain.verdict.thresholds`, and judged. Of up to 20 attacks, an example's
 scores have a common factor (correlation 0 or .7). Members of an attack that leaks are
 
   shift       Gaussian, with another mean than non-members
@@ -45,13 +45,14 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain.audit.bounds import by_score, found_above, loose_rank, lower_bound, tight_rank, upper_bound
-from safexplain.audit.judgement import Evidence, Judgement, Pair, ranks_of
-from safexplain.audit.policy import Policy
-from safexplain.audit.power import critical_counts, power
-from safexplain.audit.protocol import certify
+from safexplain.audit.certify import certify
 from safexplain.audit.signals import Signals
-from safexplain.audit.stats import clopper_pearson
+from safexplain.verdict.evidence import Evidence, Pair, ranks_of
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.power import critical_counts, power
+from safexplain.verdict.stats import clopper_pearson
+from safexplain.verdict.thresholds import by_score, found_above, loose_rank, lower_bound, tight_rank, upper_bound
 from safexplain.whole_file import whole_file
 
 Counts = NDArray[np.int64]
@@ -451,7 +452,7 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def power_curves() -> dict[str, Any]:
-    """Probability of each verdict by the true rate of one leaking attack, seven judged, by `safexplain.audit.power`."""
+    """Probability of each verdict by the true rate of one leaking attack, seven judged, by `safexplain.verdict.power`."""
     policy = Policy()
     tpr = np.unique([*np.round(np.geomspace(0.01, 0.3, 60), 4), 0.02, 0.03, 0.05, 0.1, 0.2])
     curves = {}

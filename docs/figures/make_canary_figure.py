@@ -18,8 +18,8 @@ from make_figures import SCHEMES, style
 from matplotlib.figure import Figure
 
 from safexplain.audit.canaries.plot import COLORS
-from safexplain.audit.canaries.scenario import SCENARIOS
-from safexplain.dp.plot import CURVES
+from safexplain.dp.accounting.plot import CURVES
+from safexplain.verdict.canaries.scenario import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_figure3.json"
 

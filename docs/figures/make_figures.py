@@ -46,8 +46,8 @@ from safexplain.audit import (
     utility,
 )
 from safexplain.audit import train_shadows as train
-from safexplain.audit.stats import auc_interval
 from safexplain.cli.demo import MODELS, POLICY, RECIPE, build, pools
+from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)
 RECOMMENDED = Hardening.recommended(key=KEY)

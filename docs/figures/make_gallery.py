@@ -40,7 +40,7 @@ import safexplain.explain
 from safexplain import Hardening, Probability
 from safexplain.audit import utility
 from safexplain.explain import CATALOG, Row, superpixels
-from safexplain.explain.resolution import find_groups
+from safexplain.explain.feature_groups import find_groups
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "explainers.md"

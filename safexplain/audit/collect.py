@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from safexplain.audit.population import Population
 from safexplain.audit.queries import NearDuplicates, Queries, averaged
-from safexplain.audit.shadows import Progress, Shadows, silent
+from safexplain.audit.references.shadows import Progress, Shadows, silent
 from safexplain.audit.signals import Signals
 from safexplain.audit.summaries import summarise
 from safexplain.errors import InputError

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.bounds import found_above, lower_bound, ranked, tight_rank
-from safexplain.audit.judgement import Control, ranks_of
-from safexplain.audit.policy import Policy
-from safexplain.audit.stats import auc_interval, clopper_pearson, roc
+from safexplain.verdict.evidence import Control, ranks_of
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
+from safexplain.verdict.thresholds import found_above, lower_bound, ranked, tight_rank
 
 RISK = 0.01
 """Probability with which each control fires by mistake."""

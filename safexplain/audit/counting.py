@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.bounds import found_above, loose_rank, tight_rank
-from safexplain.audit.evidence import Control, Evidence, Pair, is_judged, paired, ranks_of
-from safexplain.audit.judgement import Judgement
-from safexplain.audit.names import title
-from safexplain.audit.policy import Policy
-from safexplain.audit.result import SHOWN_FPRS, AttackResult, AuditResult
-from safexplain.audit.stats import roc, tpr_at_fpr
-from safexplain.audit.suite import Row
+from safexplain.audit.attacks.suite import Row
+from safexplain.verdict.evidence import Control, Evidence, Pair, is_judged, paired, ranks_of
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.names import title
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
+from safexplain.verdict.stats import roc, tpr_at_fpr
+from safexplain.verdict.thresholds import found_above, loose_rank, tight_rank
 
 
 def conclude(

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.ablation import CONFIDENCE, TOP, VERSIONS, Ablation, Maps, Version, sentence
+from safexplain.audit.ablation import CONFIDENCE, TOP, VERSIONS, Ablation, Maps, Version
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.bounds import found_above, loose_rank, lower_bound, ranked, tight_rank, upper_bound
-from safexplain.audit.policy import Policy
-from safexplain.audit.scoring import Assignment
-from safexplain.audit.shadows import Progress, silent
+from safexplain.audit.attacks.scoring import Assignment
+from safexplain.audit.references.shadows import Progress, silent
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits
-from safexplain.audit.stats import auc_interval, roc, tpr_at_fpr
 from safexplain.errors import InputError
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
+from safexplain.verdict.thresholds import found_above, loose_rank, lower_bound, ranked, tight_rank, upper_bound
 
-__all__ = ["Ablation", "Sample", "root_cause", "sample", "sentence"]
+__all__ = ["Sample", "root_cause", "sample"]
 
 FEWEST = 100
 """Members, and non-members, below which all examples are looked at rather than those outside of the certification."""

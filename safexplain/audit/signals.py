@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.archive import UNWRITABLE, read_arrays, write_arrays
+from safexplain._files import UNWRITABLE, read_arrays, write_arrays
 from safexplain.errors import InputError
 
 Numbers = NDArray[np.floating[Any]]

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.policy import Policy
 from safexplain.audit.signals import Signals
+from safexplain.verdict.policy import Policy
 
 SplitName = Literal["certification", "selection"]
 

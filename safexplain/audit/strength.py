@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
+from safexplain.audit.attacks.scoring import Assignment
 from safexplain.audit.controls import RISK
-from safexplain.audit.evidence import Control
-from safexplain.audit.scoring import Assignment
 from safexplain.audit.signals import Signals
+from safexplain.verdict.evidence import Control
 
 FEWEST_BOTH_SIDES = 0.8
 """Share of the scored examples that must have reference models with and without them; four references give 7/8."""

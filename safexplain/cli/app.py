@@ -11,7 +11,8 @@ from rich.console import Console
 
 import safexplain
 from safexplain.audit import Queries, Recipe, Signals, certify
-from safexplain.cli.audit_model import Effort, Source, audit_model
+from safexplain.audit.uses import uses_of
+from safexplain.cli.audit import Effort, Source, audit_model
 from safexplain.cli.canaries import canaries_command
 from safexplain.cli.console import (
     WORDS,
@@ -38,7 +39,6 @@ from safexplain.cli.policy_options import (
     policy_of,
 )
 from safexplain.cli.release import parse_classes, parse_hardening, parse_method, parse_numbers
-from safexplain.cli.uses import uses_of
 from safexplain.cli.verify import sign_command, verify_command
 from safexplain.errors import ConfigurationError
 

@@ -8,18 +8,18 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from safexplain.audit.canaries.finding import Finding
 from safexplain.audit.canaries.presets import PRESETS, preset
-from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName, scenario_of
-from safexplain.audit.shadows import Progress
-from safexplain.audit.stats.bound_methods import BoundMethod
-from safexplain.audit.stats.one_run import OneRunMethod
+from safexplain.audit.references.shadows import Progress
 from safexplain.cli.canary_audits import Auditor, FunctionAuditor, SettingAuditor
 from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
 from safexplain.cli.canary_output import show
 from safexplain.cli.console import device_of, progress_bars, resumable
 from safexplain.cli.folders import choose_folder, make_folder
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.scenario import SCENARIOS, ScenarioName, scenario_of
+from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["canaries_command"]
 

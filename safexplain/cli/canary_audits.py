@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Protocol, cast
 
-from safexplain.audit.canaries.finding import Finding
 from safexplain.audit.canaries.one_run import run_once
-from safexplain.audit.canaries.one_run_result import OneRunResult
-from safexplain.audit.canaries.probe import CanaryProbe
-from safexplain.audit.canaries.result import CanaryResult
 from safexplain.audit.canaries.run import Threshold, run_canaries
-from safexplain.audit.canaries.scenario import SCENARIOS, ScenarioName
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.stats.bound_methods import BoundMethod
-from safexplain.audit.stats.one_run import OneRunMethod
-from safexplain.cli.architectures import importable_in_workers, imported
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.cli.canary_config import CanaryConfig, Options
 from safexplain.errors import ConfigurationError
+from safexplain.loading.models.architectures import importable_in_workers, imported
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.one_run import OneRunResult
+from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.canaries.scenario import SCENARIOS, ScenarioName
+from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["Auditor", "FunctionAuditor", "SettingAuditor"]
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.networks import Activation
+from safexplain._privacy_loss import Steps
+from safexplain.adjacency import Adjacency, Sampling
+from safexplain.audit.canaries.batched.mlp import Activation
 from safexplain.audit.canaries.setting import Setting
-from safexplain.cli.load_data import load_records
-from safexplain.dp.accounting import Steps
-from safexplain.dp.adjacency import Adjacency, Sampling
-from safexplain.dp.calibration import noise_multiplier as calibrated
-from safexplain.dp.clipping import AutoSClipping, Clipping, FlatClipping
-from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
+from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.loading.data.load import load_records
+from safexplain.verdict.canaries.claim import Claim
 
 __all__ = ["CanaryConfig", "Data", "Options", "Promise", "Training", "load_canary_config"]
 

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from safexplain.audit.canaries.finding import Finding, Verdict
 from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.result import CanaryResult
-from safexplain.audit.certificate import write_json
 from safexplain.cli.console import result_table
+from safexplain.verdict.canaries.finding import Finding, Verdict
+from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.certificate.write import write_json
 
 __all__ = ["show"]
 

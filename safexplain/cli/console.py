@@ -17,12 +17,12 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from safexplain.audit.judgement import is_judged
-from safexplain.audit.names import ATTACK_NAMES, signal_name
-from safexplain.audit.protocol import AttackResult, AuditResult, Verdict
+from safexplain.audit.references.shadows import Progress, silent
 from safexplain.audit.report import Configuration
-from safexplain.audit.shadows import Progress, silent
 from safexplain.errors import InputError, SafexplainError
+from safexplain.verdict.evidence import Verdict, is_judged
+from safexplain.verdict.names import ATTACK_NAMES, signal_name
+from safexplain.verdict.result import AttackResult, AuditResult
 
 USAGE, INTERRUPTED = 2, 130
 

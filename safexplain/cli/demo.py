@@ -8,13 +8,13 @@ import numpy as np
 from torch import nn
 
 from safexplain.audit import Policy, Population, Recipe, train_shadows
-from safexplain.audit.cache import ModelCache
-from safexplain.audit.shadows import Progress, named
+from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.shadows import Progress, named
 from safexplain.cli.folders import make_folder
 from safexplain.cli.pipeline import run_pipeline
 from safexplain.cli.plan import Outcome, Plan, Pool
 from safexplain.cli.release import parse_method
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 POOLS, POOL_SIZE, MODELS = 3, 599, 33
 """Three disjoint pools use all 1,797 digits while each is small enough to overfit; a target and 32 references each."""

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 import safexplain
+from safexplain._digest import model_digest
 from safexplain.audit import Signals, certify, utility
-from safexplain.audit.certificate import MODEL_DIGEST, statement, write_json
+from safexplain.audit.references.shadows import Progress, named
 from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
-from safexplain.audit.shadows import Progress, named
-from safexplain.cli.asking import ask, find_cause
+from safexplain.audit.uses import uses_of
+from safexplain.cli.collect import ask, find_cause
 from safexplain.cli.plan import Outcome, Plan, Pool
-from safexplain.cli.uses import uses_of
-from safexplain.identity import model_digest
+from safexplain.verdict.certificate.write import MODEL_DIGEST, statement, write_json
 
 LOOKED_AT = 64
 """Examples on which it is seen whether a model returns probabilities."""

@@ -11,12 +11,12 @@ import numpy as np
 from torch import nn
 
 from safexplain.audit import Population, Queries, Shadows
-from safexplain.audit.canaries.finding import Finding
-from safexplain.audit.policy import Policy
 from safexplain.audit.report import Configuration
 from safexplain.cli.release import Method
-from safexplain.dp.statement import PrivacyStatement
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 QUERIES = Queries(repeats=1, near=2)
 """What the command line asks beside the plain query; each near-duplicate costs as much as the plain one."""

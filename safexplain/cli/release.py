@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from safexplain.audit.collect import Explain
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.explain import CATALOG, find_row, harden
-from safexplain.explain.catalog import Row
-from safexplain.hardening import Hardening
+from safexplain.explain.row import Row
+from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability, are_probabilities
 
 Output = Literal["probability", "logit"]

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from safexplain.audit.certificate import write_json
-from safexplain.audit.read_certificate import Certificate, load_certificate
-from safexplain.audit.signature import sign_certificate
 from safexplain.errors import CertificateError, ConfigurationError, InputError
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.verdict.certificate.read import Certificate, load_certificate
+from safexplain.verdict.certificate.sign import sign_certificate
+from safexplain.verdict.certificate.write import write_json
 
 __all__ = ["sign_command", "verify_command"]
 

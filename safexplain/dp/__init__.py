@@ -5,17 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain.dp.accounting import Epsilons, Steps, composed, epsilons, group_privacy_epsilon
-from safexplain.dp.calibration import noise_multiplier, steps_within
-from safexplain.dp.statement import PrivacyStatement
+from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons, group_privacy_epsilon
+from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
-    from safexplain.dp.clipping import AutoSClipping, FlatClipping, PerLayerClipping
-    from safexplain.dp.engine import BudgetSpent, make_private
-    from safexplain.dp.finetune import DPFineTuned, DPFineTuner
-    from safexplain.dp.linear import DPLogisticRegression
-    from safexplain.dp.modules import prepare
-    from safexplain.dp.plot import plot_epsilons
+    from safexplain.dp.accounting.plot import plot_epsilons
+    from safexplain.dp.linear.classifier import DPLogisticRegression
+    from safexplain.dp.models.prepare import prepare
+    from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
+    from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
+    from safexplain.dp.sgd.make_private import BudgetSpent, make_private
 
 _LATER = {
     "AutoSClipping": "clipping",

@@ -8,7 +8,8 @@ from safexplain.explain.alibi import (
     HardenedAnchorText,
     anchor_hardening,
 )
-from safexplain.explain.captum import (
+from safexplain.explain.captum.gradcam import GradCAM, GradCAMPlusPlus
+from safexplain.explain.captum.inputs import (
     HardenedDeconvolution,
     HardenedDeepLift,
     HardenedDeepLiftShap,
@@ -31,7 +32,8 @@ from safexplain.explain.captum import (
     HardenedSmoothGrad,
     HardenedVarGrad,
 )
-from safexplain.explain.captum_layers import (
+from safexplain.explain.captum.layers import default_layer
+from safexplain.explain.captum.layers_and_neurons import (
     HardenedInternalInfluence,
     HardenedLayerActivation,
     HardenedLayerConductance,
@@ -54,9 +56,8 @@ from safexplain.explain.captum_layers import (
     HardenedNeuronGuidedBackprop,
     HardenedNeuronIntegratedGradients,
 )
-from safexplain.explain.catalog import CATALOG, FAMILIES, REFUSED, Row, find_row
-from safexplain.explain.gradcam import GradCAM, GradCAMPlusPlus
-from safexplain.explain.layers import default_layer
+from safexplain.explain.catalog import CATALOG, REFUSED, find_row
+from safexplain.explain.row import FAMILIES, Row
 from safexplain.explain.segments import grid_segments, superpixels
 from safexplain.explain.wrap import harden
 

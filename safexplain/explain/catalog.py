@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from safexplain.errors import ConfigurationError
-from safexplain.explain.layer_rows import LAYER_ROWS
-from safexplain.explain.row import FAMILIES, LICENCES, Row
-from safexplain.explain.rows import ROWS
+from safexplain.explain.captum.layer_rows import LAYER_ROWS
+from safexplain.explain.captum.rows import ROWS
+from safexplain.explain.row import Row
 
-__all__ = ["CATALOG", "FAMILIES", "LICENCES", "REFUSED", "Row", "find_row"]
+__all__ = ["CATALOG", "REFUSED", "find_row"]
 
 CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*ROWS, *LAYER_ROWS)})
 """Every method, by name."""

@@ -17,13 +17,15 @@ import captum
 import torch
 from torch import Tensor, nn
 
+from safexplain._digest import model_digest
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
+from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.layers import default_layer
 from safexplain.explain.row import Row
-from safexplain.hardening import Hardening, RankNorm, UnitNorm
-from safexplain.identity import model_digest
-from safexplain.noise import KEY_VARIABLE
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import KEY_VARIABLE
+from safexplain.hardening.transforms import UnitNorm
 from safexplain.outputs import Probability
 
 if TYPE_CHECKING:
@@ -98,8 +100,8 @@ def load_certified(
     arguments: Mapping[str, Any],
 ) -> Kind:
     """See `Hardened.from_certificate`."""
-    from safexplain.audit.certificate import MODEL_DIGEST
-    from safexplain.audit.read_certificate import load_certificate
+    from safexplain.verdict.certificate.read import load_certificate
+    from safexplain.verdict.certificate.write import MODEL_DIGEST
 
     certificate = load_certificate(path, public_key=public_key)
     row = _row(kind, certificate.method, path)

@@ -18,14 +18,15 @@ from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.explain import completeness, relus
-from safexplain.explain.catalog import Row
+from safexplain.explain.captum import model_checks as completeness
+from safexplain.explain.captum import relus
 from safexplain.explain.certified import Pinned, load_certified
-from safexplain.explain.hardening_argument import given_or
+from safexplain.explain.feature_groups import find_groups, harden_groups, names_of
+from safexplain.explain.hardening_or_default import given_or
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import query_of
-from safexplain.explain.resolution import find_groups, harden_groups, names_of
-from safexplain.hardening import Hardening, plain
+from safexplain.explain.row import Row
+from safexplain.hardening.hardening import Hardening, plain
 
 __all__ = ["Hardened", "refuse_inside"]
 

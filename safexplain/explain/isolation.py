@@ -29,10 +29,10 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from safexplain._digest import modules_of
+from safexplain.explain.captum.gradient import Gradient
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.gradient import Gradient
 from safexplain.explain.row import Row
-from safexplain.identity import modules_of
 
 __all__ = ["Touch", "explainers_in", "lend", "own_state", "private_copy", "touch_of"]
 

@@ -22,9 +22,9 @@ from captum.attr import (
 )
 from torch import Tensor, nn
 
-from safexplain.explain.gradient import Gradient
+from safexplain._digest import model_digest, modules_of
+from safexplain.explain.captum.gradient import Gradient
 from safexplain.explain.isolation import explainers_in
-from safexplain.identity import model_digest, modules_of
 
 __all__ = ["SELECTS", "query_of"]
 

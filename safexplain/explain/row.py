@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from safexplain.explain.aix360.base import load_protodash
 from safexplain.explain.alibi.library import load_alibi
-from safexplain.explain.gradient import Gradient
-from safexplain.explain.layers import default_layer
+from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.segments import superpixels
 
 __all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]

@@ -13,12 +13,13 @@ from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360, is_aix360
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
-from safexplain.explain.catalog import CATALOG, REFUSED, Row
-from safexplain.explain.gradient import Gradient
+from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import Hardened, refuse_inside
-from safexplain.explain.hardening_argument import refuse_twice, with_hardening
+from safexplain.explain.hardening_or_default import refuse_twice, with_hardening
 from safexplain.explain.isolation import own_state
-from safexplain.hardening import Hardening
+from safexplain.explain.row import Row
+from safexplain.hardening.hardening import Hardening
 
 __all__ = ["build", "harden"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.ledger.book import Book, Entry
+from safexplain.ledger.accounts import Book, Entry
 from safexplain.ledger.records import Answer, Charge
 from safexplain.ledger.releases import Release, as_release, from_json, to_json
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.storage.schema import Execute
 
 CHUNK = 500
 """Questions looked up by one statement."""

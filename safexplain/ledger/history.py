@@ -9,7 +9,7 @@ from typing import Any
 from safexplain.errors import ConfigurationTypeError
 from safexplain.ledger.periods import instant, microseconds
 from safexplain.ledger.records import CHARGE_COLUMNS, Charge, Grant, charge_of
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.storage.schema import Execute
 
 PAGE = 1000
 """Rows read at once."""

@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import Any
 
 from safexplain.ledger import answers
+from safexplain.ledger.accounts import Book, Entry
 from safexplain.ledger.arguments import described, named, text
-from safexplain.ledger.book import Book, Entry
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.opening import prepare
 from safexplain.ledger.reader import LedgerReader
 from safexplain.ledger.records import Account, Answer, Charge
 from safexplain.ledger.releases import Release, as_release
-from safexplain.ledger.schema import Execute
 from safexplain.ledger.settings import Settings, checked_delta, checked_epsilon
 from safexplain.ledger.standing import TOTAL
-from safexplain.ledger.storage import open_storage
+from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.storage import open_storage
 
 
 class Ledger(LedgerReader):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from safexplain.ledger.ledger_identity import identity_of, name_ledger
-from safexplain.ledger.schema import VERSION, check_version, migrate
 from safexplain.ledger.settings import Settings
 from safexplain.ledger.standing import TOTAL, Standing, store
-from safexplain.ledger.storage import Storage
+from safexplain.ledger.storage.ledger_identity import identity_of, name_ledger
+from safexplain.ledger.storage.schema import VERSION, check_version, migrate
+from safexplain.ledger.storage.storage import Storage
 
 
 def prepare(storage: Storage, given: Settings) -> Settings:

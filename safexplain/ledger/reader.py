@@ -8,15 +8,15 @@ from os import PathLike
 from typing import IO
 
 from safexplain.ledger import export, verify
+from safexplain.ledger.accounts import Book
 from safexplain.ledger.arguments import named
-from safexplain.ledger.book import Book
 from safexplain.ledger.history import charges, grants
 from safexplain.ledger.output_files import replacing
 from safexplain.ledger.records import Account, Charge, Grant
-from safexplain.ledger.schema import Execute
 from safexplain.ledger.settings import Settings
 from safexplain.ledger.standing import ACCOUNT_COLUMNS, TOTAL, Standing
-from safexplain.ledger.storage import Storage
+from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.storage import Storage
 
 
 class LedgerReader:

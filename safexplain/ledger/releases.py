@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from safexplain.amounts import check_whole
+from safexplain._validate import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger.arguments import number
 

@@ -11,7 +11,7 @@ from safexplain.errors import ConfigurationError, LedgerError
 from safexplain.ledger.arguments import number
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.periods import PERIODS
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.storage.schema import Execute
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from safexplain.errors import LedgerError
 from safexplain.ledger.composition import Budget, Composition
-from safexplain.ledger.schema import Execute
+from safexplain.ledger.storage.schema import Execute
 
 NOTHING = Composition()
 TOTAL = ""

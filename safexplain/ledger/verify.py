@@ -9,8 +9,8 @@ from dataclasses import replace
 from safexplain.errors import LedgerError
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import from_json
-from safexplain.ledger.schema import Execute
 from safexplain.ledger.standing import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing
+from safexplain.ledger.storage.schema import Execute
 
 PAGE = 10_000
 

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.diverse import diverse
-from safexplain.recourse.linear import linear_recourse
+from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
-    from safexplain.recourse.as_published import AsPublishedLaplace
     from safexplain.recourse.counterfactual import HardenedCounterfactual
-    from safexplain.recourse.dp_model import DPModelRecourse
-    from safexplain.recourse.guarantee import Guarantee
-    from safexplain.recourse.laplace_score import LaplaceScore, NoisyScores
-    from safexplain.recourse.metered import MeteredRecourse
-    from safexplain.recourse.perturbation import ObjectivePerturbation, OutputPerturbation
-    from safexplain.recourse.public_direction import PublicDirection
-    from safexplain.recourse.search import SearchOptions, search_recourse
+    from safexplain.recourse.mechanisms.as_published import AsPublishedLaplace
+    from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
+    from safexplain.recourse.mechanisms.guarantee import Guarantee
+    from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
+    from safexplain.recourse.mechanisms.metered import MeteredRecourse
+    from safexplain.recourse.mechanisms.perturbation import ObjectivePerturbation, OutputPerturbation
+    from safexplain.recourse.mechanisms.public_direction import PublicDirection
+    from safexplain.recourse.networks.search import search_recourse
+    from safexplain.recourse.networks.search_options import SearchOptions
 
 _LATER = {
     "AsPublishedLaplace": "as_published",

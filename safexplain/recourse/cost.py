@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.real_numbers import real_numbers
+from safexplain.real_numbers import real_numbers
 from safexplain.recourse.result import Floats
 
 Scale = Sequence[float] | NDArray[np.float64]

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
-from safexplain.recourse.mechanism import RecourseMechanism
-from safexplain.recourse.metered import MeteredRecourse
+from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
+from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.result import Recourse, as_rows
 
 

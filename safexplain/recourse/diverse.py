@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.amounts import whole_number
+from safexplain._validate import whole_number
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.result import Recourse, as_rows

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.real_numbers import real_numbers
+from safexplain.real_numbers import real_numbers
 
 Feature = int | str
 Features = int | tuple[str, ...]

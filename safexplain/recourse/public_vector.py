@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.real_numbers import real_numbers
+from safexplain.real_numbers import real_numbers
 from safexplain.recourse.result import Floats
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain.errors import InfeasibleError, InputError
-from safexplain.recourse.real_numbers import real_numbers
+from safexplain.real_numbers import real_numbers
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 __all__ = [
     "Broken",

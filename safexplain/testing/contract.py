@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safexplain.errors import ConfigurationError
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 from safexplain.testing import leaks, noises, states, values
 from safexplain.testing.asking import Broken, Skip, Untried, seeded
 from safexplain.testing.case import Case

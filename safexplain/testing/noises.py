@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safexplain._digest import modules_of
 from safexplain.errors import InputError
-from safexplain.identity import modules_of
 from safexplain.testing.asking import Query, Skip, Untried, attempt, untried_parts
 from safexplain.testing.case import Case
 from safexplain.testing.compare import difference

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_module
 
-from safexplain.identity import modules_of
+from safexplain._digest import modules_of
 
 __all__ = ["Snapshot", "tensors_in"]
 
@@ -24,7 +24,7 @@ class Snapshot:
     mode, attributes of each submodule; tensors and arrays in the values.
 
     Args:
-        model: anything in which modules can be found, see `safexplain.identity.modules_of`.
+        model: anything in which modules can be found, see `safexplain._digest.modules_of`.
         values: inputs and options: tensors and arrays in tuples, lists and dictionaries.
 
     >>> net, x = torch.nn.Linear(2, 1), torch.ones(3, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.identity import modules_of
+from safexplain._digest import modules_of
 from safexplain.testing.asking import Query, Skip, Untried, attempt, seeded, tensors_of
 from safexplain.testing.case import Case
 from safexplain.testing.compare import difference

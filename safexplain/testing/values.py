@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safexplain._digest import modules_of
 from safexplain.errors import InputError
-from safexplain.hardening import GaussianNoise, Hardening, RangeClip, ThresholdMask
-from safexplain.identity import modules_of
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import RangeClip, ThresholdMask
 from safexplain.testing.asking import Skip, Untried, attempt, flat, released_tensors, tensors_of, untried_parts
 from safexplain.testing.case import KEY, Case
 from safexplain.testing.compare import same

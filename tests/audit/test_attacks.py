@@ -19,8 +19,8 @@ from safexplain.audit.attacks import (
     SharedVariance,
     Threshold,
 )
-from safexplain.audit.stats import auc_interval, roc
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import auc_interval, roc
 
 VARIANCES = [
     SharedVariance(),
@@ -122,7 +122,7 @@ def test_zeros_are_raised_to_half_of_the_smallest_positive_value():
 def test_work_in_parts_gives_the_same_scores(monkeypatch):
     case = world(50, 10, d=4)[:3]
     whole = LikelihoodRatio()(*case)
-    monkeypatch.setattr("safexplain.audit.attacks.moments.CHUNK", 100)
+    monkeypatch.setattr("safexplain.audit.attacks.likelihood.moments.CHUNK", 100)
     assert np.allclose(LikelihoodRatio()(*case), whole, rtol=1e-12)
 
 

@@ -10,8 +10,8 @@ from scipy import linalg
 from scipy import stats as distributions
 
 from safexplain.audit.attacks import Attack, JointLikelihoodRatio, LikelihoodRatio, SharedVariance
-from safexplain.audit.stats import auc_interval, roc
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import auc_interval, roc
 
 VARIANTS = [
     JointLikelihoodRatio("identity", shrink, covariance, means)
@@ -155,7 +155,7 @@ def test_columns_that_are_never_negative_are_taken_on_the_logarithm_and_the_othe
 def test_work_in_parts_gives_the_same_scores(monkeypatch):
     case = world(50, 10)[:3]
     whole = JointLikelihoodRatio()(*case)
-    monkeypatch.setattr("safexplain.audit.attacks.moments.CHUNK", 100)
+    monkeypatch.setattr("safexplain.audit.attacks.likelihood.moments.CHUNK", 100)
     assert np.allclose(JointLikelihoodRatio()(*case), whole, rtol=1e-9)
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.maps import CLIP, Standardisation, unit_maps
-from safexplain.audit.attacks.pairs import Pairs
-from safexplain.audit.stats import auc_interval, roc
+from safexplain.audit.attacks.learned.maps import CLIP, Standardisation, unit_maps
+from safexplain.audit.attacks.learned.pairs import Pairs
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import auc_interval, roc
 
 QUICK = Learned(epochs=8, device="cpu")
 
@@ -236,7 +236,7 @@ def test_the_cap_on_examples_holds():
 def test_work_in_parts_gives_the_same_scores(monkeypatch):
     target, shadows, membership, _ = world(100, 4)
     whole = QUICK(target, shadows, membership)
-    monkeypatch.setattr("safexplain.audit.attacks.moments.CHUNK", 1000)
+    monkeypatch.setattr("safexplain.audit.attacks.likelihood.moments.CHUNK", 1000)
     assert np.allclose(QUICK(target, shadows, membership), whole, atol=1e-4)
 
 

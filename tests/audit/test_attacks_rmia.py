@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import rankdata
 
 from safexplain.audit.attacks import RMIA, Attack
-from safexplain.audit.stats import auc_interval, roc
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import auc_interval, roc
 
 VARIANTS = [
     RMIA(gamma, a, offline, break_ties=False)

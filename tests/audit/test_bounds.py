@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as distributions
 
-from safexplain.audit.bounds import by_score, found_above, loose_rank, lower_bound, ranked, tight_rank, upper_bound
 from safexplain.errors import InputError
+from safexplain.verdict.thresholds import (
+    by_score,
+    found_above,
+    loose_rank,
+    lower_bound,
+    ranked,
+    tight_rank,
+    upper_bound,
+)
 
 SIZES = (1, 2, 3, 10, 50, 99, 250, 365, 367, 700)
 RATES = (0.001, 0.01, 0.05, 0.3, 0.9)

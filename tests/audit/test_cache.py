@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from safexplain.audit import ModelCache
-from safexplain.audit import cache as cache_module
-from safexplain.audit.cache import code_version
-from safexplain.audit.digests import Undigestable, digest
+from safexplain.audit.references import cache as cache_module
+from safexplain.audit.references.cache import code_version
+from safexplain.digests import Undigestable, digest
 from safexplain.errors import InputError
 
 LR = 0.1

@@ -13,13 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain.audit import strict_json
-from safexplain.audit.certificate import CONFIGURATION, as_json, checksum, configuration_digest, statement, write_json
-from safexplain.audit.judgement import Control, Evidence, Judgement, Pair
-from safexplain.audit.policy import Policy
-from safexplain.audit.read_certificate import load_certificate
-from safexplain.audit.recount import recount
 from safexplain.errors import CertificateError, InputError, SafexplainError
+from safexplain.verdict.certificate import strict_json
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.recount import recount
+from safexplain.verdict.certificate.write import (
+    CONFIGURATION,
+    as_json,
+    checksum,
+    configuration_digest,
+    statement,
+    write_json,
+)
+from safexplain.verdict.evidence import Control, Evidence, Pair
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
 
 CONTROLS = (
     Control("blind baseline", None, "the inputs are not in the signals", {}),

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from test_certificate import made, sealed
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.finding import Finding
-from safexplain.audit.canaries.one_run_result import OneRunResult
-from safexplain.audit.canaries.result import CanaryResult, Errors
-from safexplain.audit.certificate import as_json
-from safexplain.audit.read_certificate import load_certificate
 from safexplain.dp import Steps
 from safexplain.errors import CertificateError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.one_run import OneRunResult
+from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.write import as_json
 
 jsonschema = pytest.importorskip("jsonschema")
 

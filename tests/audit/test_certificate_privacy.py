@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from test_certificate import made, sealed
 
-from safexplain.audit.certificate import as_json
-from safexplain.audit.read_certificate import load_certificate
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import CertificateError
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.write import as_json
 
 jsonschema = pytest.importorskip("jsonschema")
 

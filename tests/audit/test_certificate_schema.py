@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from test_certificate import CERTIFIED, EXCESS, UNDECIDED, audited, changed, made
 
+from safexplain._validate import Relative
 from safexplain.audit import Policy, Signals, audit
-from safexplain.audit.certificate import PREDICATE_TYPE
-from safexplain.audit.judgement import Judgement
-from safexplain.hardening import GaussianNoise, Hardening, NormClip, RankNorm, Relative, ThresholdMask, TopKMask
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import NormClip, ThresholdMask, TopKMask
+from safexplain.verdict.certificate.write import PREDICATE_TYPE
+from safexplain.verdict.judgement import Judgement
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_certificate import CERTIFIED, made, sealed
 
-from safexplain.audit.certificate import as_json, write_json
-from safexplain.audit.read_certificate import load_certificate
-from safexplain.audit.signature import PAYLOAD_TYPE, payload_of, sign_certificate, verify_envelope
 from safexplain.errors import CertificateError, InputError, MissingExtraError
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.sign import PAYLOAD_TYPE, payload_of, sign_certificate, verify_envelope
+from safexplain.verdict.certificate.write import as_json, write_json
 
 pytest.importorskip("securesystemslib")
 pytest.importorskip("cryptography")

@@ -14,24 +14,15 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.audit import counting
-from safexplain.audit import judgement as module
 from safexplain.audit.attacks import Threshold
-from safexplain.audit.bounds import by_score
-from safexplain.audit.judgement import (
-    EXIT_CODES,
-    Control,
-    Evidence,
-    Judgement,
-    Pair,
-    Ranks,
-    is_judged,
-    paired,
-    ranks_of,
-)
-from safexplain.audit.policy import Policy
-from safexplain.audit.stats import clopper_pearson
-from safexplain.audit.suite import Row
+from safexplain.audit.attacks.suite import Row
 from safexplain.errors import InputError
+from safexplain.verdict import judgement as module
+from safexplain.verdict.evidence import EXIT_CODES, Control, Evidence, Pair, Ranks, is_judged, paired, ranks_of
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats import clopper_pearson
+from safexplain.verdict.thresholds import by_score
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 FIRED = Control("blind baseline", True, "inputs differ", {"auc": 0.7})

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from safexplain.audit.policy import Policy
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.verdict.policy import Policy
 
 
 def written(tmp_path, text):

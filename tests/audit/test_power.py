@@ -9,12 +9,13 @@ import pytest
 from scipy import stats as distributions
 from scipy.integrate import quad
 
-from safexplain.audit import power as module
-from safexplain.audit.bounds import found_above, ranked
-from safexplain.audit.judgement import Evidence, Judgement, ranks_of
-from safexplain.audit.policy import Policy
-from safexplain.audit.power import critical_counts, power
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict import power as module
+from safexplain.verdict.evidence import Evidence, ranks_of
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.power import critical_counts, power
+from safexplain.verdict.thresholds import found_above, ranked
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 

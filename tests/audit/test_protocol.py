@@ -25,13 +25,15 @@ from safexplain.audit import (
     train_shadows,
 )
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
-from safexplain.audit.bounds import lower_bound, upper_bound
-from safexplain.audit.protocol import EXIT_CODES, SHOWN_FPRS, Row
-from safexplain.audit.scoring import MOST_TARGETS, Assignment
+from safexplain.audit.attacks.scoring import MOST_TARGETS, Assignment
+from safexplain.audit.attacks.suite import Row
+from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.splits import Splits
-from safexplain.audit.stats import auc_interval
-from safexplain.audit.uses import Uses
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.evidence import EXIT_CODES
+from safexplain.verdict.result import SHOWN_FPRS
+from safexplain.verdict.stats import auc_interval
+from safexplain.verdict.thresholds import lower_bound, upper_bound
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 

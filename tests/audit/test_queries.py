@@ -14,7 +14,7 @@ from safexplain.audit import Population, Queries, Shadows, collect_signals
 from safexplain.audit.queries import NearDuplicates, averaged, shifted
 from safexplain.audit.summaries import SUMMARIES
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.noise import query_seeds, standard_normal
+from safexplain.hardening.noise import query_seeds, standard_normal
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = Population(torch.rand(30, 2, 8, 9, generator=GENERATOR), torch.arange(30) % 2)

@@ -14,23 +14,22 @@ from torch import nn
 
 from safexplain.audit import Policy, Recipe, certify
 from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.boundary import Boundary, margins, read_boundary, ridge_boundaries
-from safexplain.audit.attacks.pooled import PooledDensityRatio
-from safexplain.audit.attacks.recourse import (
+from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
+from safexplain.audit.attacks.recourse.attacks import (
     AveragingAttack,
     CounterfactualDistance,
     CounterfactualLRT,
     DirectionAttack,
 )
-from safexplain.audit.protocol import SUITE, fitting
-from safexplain.audit.recourse_signals import coin_flips, collect_recourse
+from safexplain.audit.attacks.recourse.boundary import Boundary, margins, read_boundary, ridge_boundaries
+from safexplain.audit.attacks.suite import RECOURSE, SUITE, fitting
+from safexplain.audit.collect_recourse import coin_flips, collect_recourse
+from safexplain.audit.references.training import train_one
 from safexplain.audit.signals import Signals
-from safexplain.audit.stats import auc_interval, roc
-from safexplain.audit.suite import RECOURSE
-from safexplain.audit.training import train_one
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
 from safexplain.recourse import search_recourse
 from safexplain.recourse.result import Recourse
+from safexplain.verdict.stats import auc_interval, roc
 
 
 def auc(scores, member):

@@ -21,19 +21,21 @@ import pytest
 from matplotlib.image import imread
 
 from safexplain.audit.ablation import Ablation
-from safexplain.audit.bounds import found_above, loose_rank, lower_bound, tight_rank, upper_bound
-from safexplain.audit.judgement import Control
-from safexplain.audit.power import power
-from safexplain.audit.protocol import AuditResult, Policy, audit
+from safexplain.audit.certify import audit
 from safexplain.audit.report import Configuration, Pictures, ReportData, figures, maps, render, write_report
 from safexplain.audit.report.bars import Scale
 from safexplain.audit.report.chances import Chances
 from safexplain.audit.report.comparisons import excess_over_baseline, excess_tables
 from safexplain.audit.report.tables import FIRST, attack_tables
 from safexplain.audit.signals import Signals
-from safexplain.audit.stats import roc, tpr_at_fpr
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
+from safexplain.verdict.evidence import Control
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.power import power
+from safexplain.verdict.result import AuditResult
+from safexplain.verdict.stats import roc, tpr_at_fpr
+from safexplain.verdict.thresholds import found_above, loose_rank, lower_bound, tight_rank, upper_bound
 
 SUITE = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 POLICY = Policy(fpr=0.1, max_tpr=0.3, suite=SUITE)
@@ -703,4 +705,4 @@ def test_the_report_imports_neither_torch_nor_pyplot_and_its_templates_are_packa
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
             for module in modules:
                 assert module.split(".")[0] not in {"torch", "captum", "scipy"}, (name, module)
-                assert module not in {"matplotlib.pyplot", "safexplain.audit.protocol", "safexplain.audit.signals"}
+                assert module not in {"matplotlib.pyplot", "safexplain.audit.certify", "safexplain.audit.signals"}

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
-from safexplain.audit.bounds import found_above, ranked
-from safexplain.audit.judgement import Evidence, Judgement, ranks_of
-from safexplain.audit.policy import Policy
-from safexplain.audit.sample_size import Needed, could_certify, needed
+from safexplain.verdict.evidence import Evidence, ranks_of
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.sample_size import Needed, could_certify, needed
+from safexplain.verdict.thresholds import found_above, ranked
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 

@@ -15,7 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from safexplain.audit import EstimatorModule, ModelCache, Population, Recipe, Shadows, shadows, train_shadows
+from safexplain.audit import EstimatorModule, ModelCache, Population, Recipe, Shadows, train_shadows
+from safexplain.audit.references import shadows
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)
@@ -417,7 +418,7 @@ def test_a_target_stands_in_front_of_its_references():
 def test_estimators_fitted_on_other_data_have_other_digests() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    from safexplain.identity import model_digest
+    from safexplain._digest import model_digest
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 3)), np.arange(60) % 2

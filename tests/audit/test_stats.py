@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats as distributions
 from sklearn.metrics import roc_auc_score
 
-from safexplain.audit.stats import auc_interval, clopper_pearson, epsilon_from_errors, roc, tpr_at_fpr
 from safexplain.errors import InputError
+from safexplain.verdict.stats import auc_interval, clopper_pearson, epsilon_from_errors, roc, tpr_at_fpr
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5), st.just(-math.inf))
 

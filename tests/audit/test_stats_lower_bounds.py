@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from safexplain.audit.stats import (
+from safexplain._privacy_loss import epsilons
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import (
     bound_epsilon,
     clopper_pearson,
     epsilon_ceiling,
     epsilon_from_errors,
     epsilon_lower_bound,
 )
-from safexplain.audit.stats.intervals import upper_limits
-from safexplain.audit.stats.lower_bounds import STRICTER
-from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
-from safexplain.dp.accounting import epsilons
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats.intervals import upper_limits
+from safexplain.verdict.stats.lower_bounds import STRICTER
+from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
 
 DELTA = 1e-5
 METHODS = ["pld", "gdp", "clopper-pearson", "zanella-beguelin"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from safexplain.audit.stats import clopper_pearson, one_run_ceiling, one_run_lower_bound
-from safexplain.audit.stats.tradeoff import gaussian_epsilon
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import clopper_pearson, one_run_ceiling, one_run_lower_bound
+from safexplain.verdict.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
 METHODS = ["f-dp", "steinke"]

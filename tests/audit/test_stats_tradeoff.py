@@ -10,11 +10,11 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from safexplain.audit.stats.inversion import Family, smallest_refuted
-from safexplain.audit.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
-from safexplain.dp.accounting import Steps
-from safexplain.dp.pairs import grid_interval, one_step
+from safexplain._privacy_loss import Steps
 from safexplain.errors import ConfigurationError
+from safexplain.pairs import grid_interval, one_step
+from safexplain.verdict.stats.inversion import Family, smallest_refuted
+from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
 
 DELTA = 1e-5
 RATES = np.array([1e-6, 1e-4, 0.01, 0.1, 0.2, 0.4, 0.7, 0.95])

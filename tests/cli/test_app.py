@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Recipe, Signals
-from safexplain.audit.training import train_one
+from safexplain.audit.references.training import train_one
 from safexplain.cli import _run, demo
-from safexplain.cli.load_model import load_model
+from safexplain.loading.models.load import load_model
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)

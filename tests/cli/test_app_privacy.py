@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.result import CanaryResult, Errors
 from safexplain.cli import _run
 from safexplain.dp import DPFineTuner, PrivacyStatement, Steps
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult, Errors
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,11 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 from torch.export import Dim
 
-from safexplain.cli.load_data import AuditData, check_data, check_model_fits, load_data
-from safexplain.cli.load_model import load_model
 from safexplain.errors import InputError, MissingExtraError
+from safexplain.loading.data.checks import AuditData, check_data
+from safexplain.loading.data.load import load_data
+from safexplain.loading.model_checks import check_model_fits
+from safexplain.loading.models.load import load_model
 
 
 def message(call, *args, **options):

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from safexplain.cli.load_model import load_model
 from safexplain.errors import InputError, MissingExtraError
+from safexplain.loading.models.load import load_model
 
 TIMM, TORCHVISION = "timm:test_resnet", "torchvision:shufflenet_v2_x0_5"
 
@@ -490,7 +490,7 @@ def test_no_weights_are_downloaded(arch, tmp_path, monkeypatch):
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
-    from safexplain.cli.architectures import builder
+    from safexplain.loading.models.architectures import builder
 
     assert isinstance(builder(arch, num_classes=2)(0), nn.Module)
 

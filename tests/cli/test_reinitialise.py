@@ -10,8 +10,8 @@ from scipy import stats
 from torch import nn
 from torch.export import Dim
 
-from safexplain.cli.reinitialise import reinitialise, seeded
 from safexplain.errors import InputError
+from safexplain.loading.models.reinitialise import reinitialise, seeded
 
 
 def exported(model, x):

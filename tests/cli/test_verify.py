@@ -17,12 +17,13 @@ from torch import nn
 
 from safexplain import HardenedSaliency
 from safexplain.audit import Policy, Recipe
-from safexplain.audit.certificate import statement, write_json
-from safexplain.audit.judgement import Control, Evidence, Judgement
-from safexplain.audit.training import train_one
+from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
-from safexplain.cli.load_model import load_model
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.loading.models.load import load_model
+from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.evidence import Control, Evidence
+from safexplain.verdict.judgement import Judgement
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from safexplain.dp.clipping import AutoSClipping, Clipping, FlatClipping, PerLayerClipping
-from safexplain.dp.make_step import make_step
-from safexplain.dp.per_sample import PerSampleStep
+from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping, PerLayerClipping
+from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.steps import PerSampleStep
 
 C = 0.7
 GAMMA = 0.05

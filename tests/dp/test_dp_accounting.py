@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safexplain.dp import Steps, composed, epsilons, group_privacy_epsilon
-from safexplain.dp.pairs import grid_interval, one_step
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
+from safexplain.pairs import grid_interval, one_step
 
 NEIGHBORS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -223,7 +223,7 @@ def test_a_text_or_a_truth_value_is_no_number(name, value):
 
 
 def test_a_delta_of_one_over_the_records_warns():
-    from safexplain.dp.accounting import check_delta
+    from safexplain._privacy_loss import check_delta
 
     with pytest.warns(WeakDeltaWarning, match="one record outright"):
         check_delta(1e-3, 1000)

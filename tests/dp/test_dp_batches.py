@@ -8,8 +8,8 @@ import torch
 from scipy.stats import binomtest, chi2
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.dp.batches import Coins, PoissonBatchSampler
-from safexplain.dp.records import records_of
+from safexplain.dp.sgd.records import records_of
+from safexplain.dp.sgd.sampling import Coins, PoissonBatchSampler
 from safexplain.errors import ConfigurationError, InputError
 
 

@@ -10,9 +10,9 @@ from opacus.optimizers import DistributedDPOptimizer
 from per_sample_oracle import C, batch, build, loss, prepare, relative_error, trainable
 from torch import Tensor, nn
 
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.make_step import make_step
-from safexplain.dp.optimizers import DistributedClippedOptimizer
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.optimizers import DistributedClippedOptimizer
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 

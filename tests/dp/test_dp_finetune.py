@@ -16,11 +16,11 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
 from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
-from safexplain.dp.batches import Coins
-from safexplain.dp.loop import Moment
-from safexplain.dp.loss_checks import check_loss
-from safexplain.dp.weights import weights_digest
+from safexplain.dp.models.loss_checks import check_loss
+from safexplain.dp.sgd.sampling import Coins
+from safexplain.dp.sgd.train_loop import Moment
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
+from safexplain.weights import weights_digest
 
 
 def data(n=60, d=6, seed=0):
@@ -61,8 +61,8 @@ def test_the_statement_is_of_the_data_and_steps_trained(trainable):
 
 def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
     """DP-SGD as its definition says it: one example at a time, with the tuner's own coins and noise."""
-    from safexplain.dp.gaussian import gaussian
-    from safexplain.dp.loop import _reseed
+    from safexplain.dp.sgd.noise import gaussian
+    from safexplain.dp.sgd.train_loop import _reseed
 
     model = copy.deepcopy(model)
     generator, coins = torch.Generator(), Coins.from_seed(seed)

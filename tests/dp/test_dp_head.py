@@ -10,12 +10,12 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
-import safexplain.dp.head as head
-from safexplain.dp.clipping import AutoSClipping, FlatClipping, PerLayerClipping
-from safexplain.dp.head import Heads, train_heads
-from safexplain.dp.head_batches import common_batches, own_batches
-from safexplain.dp.head_recipe import HeadRecipe
-from safexplain.dp.head_step import Rows, clipped_sum, head_step
+import safexplain.dp.heads.closed_form as head
+from safexplain.dp.heads.closed_form import Heads, train_heads
+from safexplain.dp.heads.head_batches import common_batches, own_batches
+from safexplain.dp.heads.head_step import Rows, clipped_sum, head_step
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 
 N, D, CLASSES = 60, 7, 4

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
 
 from safexplain.dp import epsilons
-from safexplain.dp.linear import DPLogisticRegression
+from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, WeakDeltaWarning
 
 MECHANISMS = ["noisy-gd", "objective", "output"]

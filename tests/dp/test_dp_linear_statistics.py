@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from objective_oracle import log_density, newton
 
-from safexplain.audit.stats import epsilon_from_errors
-from safexplain.dp import linear
-from safexplain.dp.calibration import noise_multiplier
-from safexplain.dp.linear import DPLogisticRegression
-from safexplain.dp.linear_inputs import in_unit_ball
-from safexplain.dp.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.dp.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.linear import classifier as linear
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.linear.inputs import in_unit_ball
+from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
+from safexplain.dp.linear.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
 from safexplain.errors import WeakDeltaWarning
+from safexplain.verdict.stats import epsilon_from_errors
 
 CLAIM, DELTA, BOUND, RUNS = 1.0, 0.1, 100.0, 12_000
 

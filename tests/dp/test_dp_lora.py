@@ -9,8 +9,8 @@ pytest.importorskip("torchvision")
 
 from dp_zoo import build, images
 
-from safexplain.dp.lora import LoRALinear, add_lora, merge_lora
-from safexplain.dp.modules import prepare
+from safexplain.dp.models.adapters import LoRALinear, add_lora, merge_lora
+from safexplain.dp.models.prepare import prepare
 from safexplain.errors import InputError
 
 

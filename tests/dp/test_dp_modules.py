@@ -16,14 +16,14 @@ pytest.importorskip("torchvision")
 import timm
 from dp_zoo import awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients, watched
 
-from safexplain.dp.attention import PerSampleAttention
-from safexplain.dp.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients
-from safexplain.dp.modules import prepare, train_mode, unfuse_attention
-from safexplain.dp.replacements import BatchNormReplacedWarning, group_count, restore
-from safexplain.dp.unsupported import hooked_modules, unsupported
+from safexplain.dp.models.attention import PerSampleAttention
+from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients
+from safexplain.dp.models.prepare import prepare, train_mode, unfuse_attention
+from safexplain.dp.models.replacements import BatchNormReplacedWarning, group_count, restore
+from safexplain.dp.models.unsupported import hooked_modules, unsupported
 from safexplain.errors import InputError
 
-replaced_quietly = pytest.mark.filterwarnings("ignore::safexplain.dp.replacements.BatchNormReplacedWarning")
+replaced_quietly = pytest.mark.filterwarnings("ignore::safexplain.dp.models.replacements.BatchNormReplacedWarning")
 
 
 def conv_net(**norm):

@@ -7,8 +7,13 @@ import pytest
 from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 
-from safexplain.dp import noisy_gd
-from safexplain.dp.noisy_gd import NoisyGradientDescent, clipped_gradient_sum, float_safe_normal, noisy_gradient_descent
+from safexplain.dp.linear import noisy_gd
+from safexplain.dp.linear.noisy_gd import (
+    NoisyGradientDescent,
+    clipped_gradient_sum,
+    float_safe_normal,
+    noisy_gradient_descent,
+)
 from safexplain.errors import ConfigurationError
 
 

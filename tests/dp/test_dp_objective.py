@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest
 
-from safexplain.dp import newton as newton_module
-from safexplain.dp import objective
-from safexplain.dp.newton import minimise, rounding_bound
-from safexplain.dp.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.linear import objective
+from safexplain.dp.linear import solver as newton_module
+from safexplain.dp.linear.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.linear.solver import minimise, rounding_bound
 from safexplain.errors import ConfigurationError, RefusedError
 
 

@@ -14,8 +14,8 @@ from per_sample_oracle import RULES, C, batch, build, clipped_sums, loss, relati
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.optimizers import ClippedOptimizer
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.errors import ConfigurationError, RefusedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

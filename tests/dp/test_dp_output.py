@@ -9,12 +9,19 @@ from dp_accounting import get_epsilon_gaussian
 from objective_oracle import newton
 from scipy.stats import gamma, kstest, norm
 
-from safexplain.dp import newton as newton_module
-from safexplain.dp import noise_multiplier, output
-from safexplain.dp.linear import DPLogisticRegression
-from safexplain.dp.linear_inputs import in_unit_ball
-from safexplain.dp.newton import largest_weight, minimise_by_products, solve
-from safexplain.dp.output import GRADIENT_ERROR, OutputPerturbation, perturbed_output, stability, stable_minimiser
+from safexplain.dp import noise_multiplier
+from safexplain.dp.linear import mechanisms as output
+from safexplain.dp.linear import solver as newton_module
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.dp.linear.inputs import in_unit_ball
+from safexplain.dp.linear.mechanisms import (
+    GRADIENT_ERROR,
+    OutputPerturbation,
+    perturbed_output,
+    stability,
+    stable_minimiser,
+)
+from safexplain.dp.linear.solver import largest_weight, minimise_by_products, solve
 from safexplain.errors import ConfigurationError, RefusedError
 
 

@@ -12,10 +12,10 @@ import timm
 import torchvision
 from dp_zoo import NETS, TINY, awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients
 
-from safexplain.dp.lora import LoRALinear
-from safexplain.dp.modules import prepare
-from safexplain.dp.parameters import CHOICES, bare_parameters, freeze_others, head_modules, select
-from safexplain.dp.replacements import BatchNormReplacedWarning
+from safexplain.dp.models.adapters import LoRALinear
+from safexplain.dp.models.parameters import CHOICES, bare_parameters, freeze_others, head_modules, select
+from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.errors import InputError
 
 IMPOSSIBLE = {

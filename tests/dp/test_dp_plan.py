@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from safexplain.dp.plan import Budget, plan
+from safexplain.dp.sgd.plan import Budget, plan
 from safexplain.errors import ConfigurationError, WeakDeltaWarning
 
 

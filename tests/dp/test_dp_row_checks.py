@@ -12,14 +12,14 @@ from dp_zoo import NETS, build, images, mlp
 from opacus.grad_sample import GradSampleModule, register_grad_sampler
 from test_dp_modules import Attention, Weighed, conv_net, used
 
-from safexplain.dp.modules import prepare
-from safexplain.dp.row_checks import check_rows
-from safexplain.dp.rows import mixes_samples, wrong_gradients
+from safexplain.dp.models.checks import mixes_samples, wrong_gradients
+from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.row_checks import check_rows
 from safexplain.errors import InputError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
-    pytest.mark.filterwarnings("ignore::safexplain.dp.replacements.BatchNormReplacedWarning"),
+    pytest.mark.filterwarnings("ignore::safexplain.dp.models.replacements.BatchNormReplacedWarning"),
 ]
 
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from safexplain.dp.weights import weights_digest
+from safexplain.weights import weights_digest
 
 
 def net():

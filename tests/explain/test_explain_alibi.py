@@ -491,7 +491,7 @@ def test_defaults_are_chosen_by_kind(alibi):
 def _no_key_yet():
     import os
 
-    from safexplain import noise
+    from safexplain.hardening import noise
 
     return noise._process_key is None and noise.KEY_VARIABLE not in os.environ
 

@@ -74,9 +74,9 @@ def test_every_row_of_the_base_install_has_its_hardened_class(row):
 
 
 def test_every_hardened_class_of_captum_has_its_row():
-    for module in (safexplain.explain.captum, safexplain.explain.captum_layers):
+    for module in (safexplain.explain.captum.inputs, safexplain.explain.captum.layers_and_neurons):
         assert [name for name in module.__all__ if getattr(module, name)._row not in CATALOG.values()] == []
-    names = [*safexplain.explain.captum.__all__, *safexplain.explain.captum_layers.__all__]
+    names = [*safexplain.explain.captum.inputs.__all__, *safexplain.explain.captum.layers_and_neurons.__all__]
     assert sorted(names) == sorted(row.hardened_name for row in TORCH_ROWS)
 
 

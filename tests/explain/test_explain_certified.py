@@ -16,18 +16,19 @@ from torch import nn
 import safexplain
 import safexplain.explain
 from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm
-from safexplain.audit.certificate import statement, write_json
-from safexplain.audit.judgement import Evidence, Judgement
-from safexplain.audit.policy import Policy
+from safexplain._digest import model_digest
 from safexplain.cli.release import Method
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi
 from safexplain.explain.hardened import Hardened
-from safexplain.identity import model_digest
-from safexplain.noise import KEY_VARIABLE
+from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import Probability
+from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.evidence import Evidence
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
 
 pytestmark = quiet
 
@@ -303,8 +304,8 @@ def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from safexplain.audit.read_certificate import load_certificate
-    from safexplain.audit.signature import sign_certificate
+    from safexplain.verdict.certificate.read import load_certificate
+    from safexplain.verdict.certificate.sign import sign_certificate
 
     model, private = image_net(), Ed25519PrivateKey.generate()
     path = certificate(tmp_path, model)

@@ -11,7 +11,8 @@ from torch import nn
 
 from safexplain.explain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
 from safexplain.explain.catalog import CATALOG, find_row
-from safexplain.hardening import GaussianNoise, Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
 
 pytestmark = quiet
 

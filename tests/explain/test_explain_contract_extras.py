@@ -18,7 +18,8 @@ from safexplain.explain import (
     HardenedProtoDash,
     anchor_hardening,
 )
-from safexplain.hardening import GaussianNoise, Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
 from safexplain.testing import MARKER_NUMBER, MARKER_TEXT, ContractError, check_explainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")

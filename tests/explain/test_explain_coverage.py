@@ -10,7 +10,7 @@ from torch import nn
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain import CATALOG, REFUSED, HardenedIG, harden
 from safexplain.explain.hardened import Hardened
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 OUTSIDE = {"LimeBase", "NoiseTunnel"}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from safexplain.errors import RefusedError
 from safexplain.explain import HardenedDeepLift, HardenedDeepLiftShap, HardenedSmoothGrad, harden
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
 
 pytestmark = quiet

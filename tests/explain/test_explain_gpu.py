@@ -4,7 +4,7 @@ import pytest
 import torch
 from explain_nets import NOISY, hardened_class, images, net_for, quiet, run, target_for, tensors, torch_rows
 
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 from safexplain.testing import check_explainer
 
 pytestmark = [

@@ -10,7 +10,8 @@ from torch import nn
 
 from safexplain.errors import InputError
 from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, HardenedGradCAM, HardenedGradCAMPlusPlus, harden
-from safexplain.hardening import GaussianNoise, Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
 
 pytestmark = quiet
 KINDS = [GradCAM, GradCAMPlusPlus]

@@ -10,7 +10,7 @@ from explain_nets import NOISY, image_net, images, quiet, run
 
 from safexplain.explain import CATALOG, HardenedIG, harden
 from safexplain.explain.hardened import Hardened
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 

@@ -26,8 +26,9 @@ from torch import nn
 
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
-from safexplain.explain.layers import as_map, whole_layer
-from safexplain.hardening import GaussianNoise, Hardening
+from safexplain.explain.captum.layers import as_map, whole_layer
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
 
 pytestmark = quiet
 INNER_ROWS = [row for row in CATALOG.values() if row.of != "input"]

@@ -8,7 +8,7 @@ from explain_nets import NOISY, image_net, images, quiet
 
 from safexplain import explain
 from safexplain.explain import harden
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 X = images(4)

@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import safexplain.explain
+from safexplain._validate import Relative
 from safexplain.errors import RefusedError
 from safexplain.explain import HardenedFeatureAblation, HardenedKernelShap, HardenedOcclusion, grid_segments, harden
-from safexplain.explain.resolution import Groups, find_groups, harden_groups
-from safexplain.hardening import GaussianNoise, Hardening, NormClip, RankNorm, Relative, TopKMask, UnitNorm
+from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.transforms import NormClip, TopKMask, UnitNorm
 
 pytestmark = quiet
 STEPS = Hardening(clip=NormClip(0.01), mask=TopKMask(0.5))

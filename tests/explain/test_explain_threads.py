@@ -9,7 +9,7 @@ from explain_nets import NOISY, ROWS, Gate, hardened_class, image_net, images, q
 from torch import nn
 
 from safexplain.explain import CATALOG, harden
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 HOOKED = [row for row in ROWS if row.hooks]

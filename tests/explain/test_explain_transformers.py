@@ -19,7 +19,8 @@ from safexplain.explain import (
     default_layer,
     harden,
 )
-from safexplain.hardening import GaussianNoise, Hardening
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.slots import GaussianNoise
 
 timm = pytest.importorskip("timm")
 pytestmark = [

@@ -50,7 +50,8 @@ from safexplain import (
     ledger,
     recourse,
 )
-from safexplain.audit import canaries, stats
+from safexplain.audit import canaries
+from safexplain.verdict import stats
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"

@@ -9,8 +9,8 @@ import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
 from safexplain.ledger import Ledger, Pure
-from safexplain.ledger.schema import MIGRATIONS, VERSION, migrate
-from safexplain.ledger.sqlite import SqliteStorage
+from safexplain.ledger.storage.schema import MIGRATIONS, VERSION, migrate
+from safexplain.ledger.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_sync_that_fails_is_not_acknowledged(sqlite_url, monkeypatch):
         def broken(_):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr("safexplain.ledger.sqlite.os.fdatasync", broken)
+        monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
             ledger.charge("ann", epsilon=0.5)
         monkeypatch.undo()
@@ -154,7 +154,7 @@ def test_every_commit_is_synced_before_it_is_acknowledged(sqlite_url, monkeypatc
 
     synced, real = [], os.fdatasync
     with Ledger(sqlite_url, epsilon=1.0) as ledger:
-        monkeypatch.setattr("safexplain.ledger.sqlite.os.fdatasync", lambda file: synced.append(real(file)))
+        monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: synced.append(real(file)))
         ledger.charge("ann", epsilon=0.125)
         assert len(synced) == 1
         ledger.answer("ann", "why?", lambda: 1, Pure(0.125))
@@ -165,7 +165,7 @@ def test_every_commit_is_synced_before_it_is_acknowledged(sqlite_url, monkeypatc
 
 def test_postgres_without_psycopg_names_the_extra(monkeypatch):
     pytest.importorskip("psycopg", reason="psycopg is not installed: its absence is what all other tests see")
-    monkeypatch.setattr("safexplain.ledger.postgres.psycopg", None)
+    monkeypatch.setattr("safexplain.ledger.storage.postgres.psycopg", None)
     with pytest.raises(MissingExtraError, match=r"safexplain\[postgres\]"):
         Ledger("postgresql://localhost/x", epsilon=1.0)
 
@@ -204,7 +204,7 @@ def test_a_ledger_of_version_1_is_brought_up_to_date(path, sqlite_url):
 def test_a_migration_that_fails_changes_nothing(path, sqlite_url, monkeypatch):
     of_version(path, 1)
     broken = (*MIGRATIONS[:1], (*MIGRATIONS[1], "CREATE TABLE oops ("))
-    monkeypatch.setattr("safexplain.ledger.schema.MIGRATIONS", broken)
+    monkeypatch.setattr("safexplain.ledger.storage.schema.MIGRATIONS", broken)
     with pytest.raises(LedgerError):
         Ledger(sqlite_url)
     monkeypatch.undo()

@@ -204,13 +204,13 @@ def run(examples, steps):
 
 
 def test_random_histories_agree_with_a_slow_ledger(monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.sqlite.os.fdatasync", lambda file: None)  # nothing crashes here
+    monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: None)  # nothing crashes here
     run(examples=20, steps=25)
 
 
 @pytest.mark.slow
 def test_many_random_histories_agree_with_a_slow_ledger(monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.sqlite.os.fdatasync", lambda file: None)
+    monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: None)
     run(examples=100, steps=50)
 
 

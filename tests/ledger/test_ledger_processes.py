@@ -15,7 +15,7 @@ import pytest
 
 from safexplain.errors import LedgerError
 from safexplain.ledger import BudgetExhausted, Ledger, Pure
-from safexplain.ledger.book import Entry
+from safexplain.ledger.accounts import Entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")  # starts in no time, and is the harder case

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from safexplain.ledger import BudgetExhausted, Gaussian, Pure
-from safexplain.ledger.clock import AnchoredClock
 from safexplain.ledger.periods import begins, instant, microseconds, renews
+from safexplain.ledger.storage.clock import AnchoredClock
 
 
 @pytest.mark.parametrize(

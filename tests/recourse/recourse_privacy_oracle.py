@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from safexplain.audit.stats import epsilon_from_errors
-from safexplain.recourse.laplace import laplace_grid
+from safexplain.recourse.mechanisms.laplace import laplace_grid
+from safexplain.verdict.stats import epsilon_from_errors
 
 
 def log_probabilities(value, sensitivity, epsilon, low, high, noise=1.0):

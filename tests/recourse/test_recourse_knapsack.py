@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from recourse_linear_oracle import all_counts, integer_program
 
-from safexplain.recourse import knapsack
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import linear_recourse
-from safexplain.recourse.multiplier import Items
-from safexplain.recourse.water_filling import WaterFilling
+from safexplain.recourse.linear import knapsack
+from safexplain.recourse.linear.lagrangian import Items
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.linear.water_filling import WaterFilling
 
 LARGE, SMALL = (4, 23), (2, 4)
 WIDE = [(LARGE, L1), (SMALL, L1), (SMALL, L2)]

@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
-from safexplain.recourse.linear import linear_recourse
+from safexplain.recourse.linear.solve import linear_recourse
 
 
 def problem(seed, whole, sizes, free, *, grid=False, span=4):

@@ -15,7 +15,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps
-from safexplain.dp.weights import weights_digest
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import (
     L1,
@@ -28,6 +27,7 @@ from safexplain.recourse import (
     Recourse,
     linear_recourse,
 )
+from safexplain.weights import weights_digest
 
 BY_MODEL = {"dp": DPModelRecourse, "output": OutputPerturbation, "objective": ObjectivePerturbation}
 each_mechanism = pytest.mark.parametrize("name", BY_MODEL)

@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.network_score import NetworkScore, evaluation_mode
-from safexplain.recourse.search import search_recourse
+from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
+from safexplain.recourse.networks.search import search_recourse
 
 ROWS = np.random.default_rng(0).normal(size=(20, 5))
 

@@ -8,8 +8,9 @@ from recourse_privacy_oracle import SIDES, largest_loss, leaning, log_probabilit
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
-from safexplain.recourse import L1, Constraints, PublicDirection, public_direction
-from safexplain.recourse.stable_score import StableScore
+from safexplain.recourse import L1, Constraints, PublicDirection
+from safexplain.recourse.mechanisms import public_direction
+from safexplain.recourse.mechanisms.stable_score import StableScore
 
 UP = np.array([1.0, 0.0])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.real_numbers import real_numbers
+from safexplain.real_numbers import real_numbers
 from safexplain.recourse.result import as_rows
 
 NUMBERS = {

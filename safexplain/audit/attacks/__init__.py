@@ -4,10 +4,10 @@ Frozen dataclasses with `__call__(target, shadows, membership) -> scores`.
 """
 
 from safexplain.audit.attacks.base import Attack
-from safexplain.audit.attacks.fitted import FittedLearned
-from safexplain.audit.attacks.joint import JointLikelihoodRatio
-from safexplain.audit.attacks.learned import Learned
-from safexplain.audit.attacks.likelihood import (
+from safexplain.audit.attacks.learned.attack import Learned
+from safexplain.audit.attacks.learned.classifier import FittedLearned
+from safexplain.audit.attacks.likelihood.joint import JointLikelihoodRatio
+from safexplain.audit.attacks.likelihood.ratio import (
     GlobalVariance,
     LabelLikelihoodRatio,
     LikelihoodRatio,

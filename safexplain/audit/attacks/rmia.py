@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.moments import two_sided
+from safexplain.audit.attacks.likelihood.moments import two_sided
 from safexplain.errors import ConfigurationError, InputError
 
 

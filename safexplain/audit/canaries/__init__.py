@@ -4,17 +4,17 @@ craft a canary -> train runs with the record, and with the canary in its place -
 """
 
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.claim import Claim
 from safexplain.audit.canaries.one_run import run_once
-from safexplain.audit.canaries.one_run_result import OneRunResult
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.presets import preset
-from safexplain.audit.canaries.probe import CanaryProbe
-from safexplain.audit.canaries.read import load_finding
-from safexplain.audit.canaries.result import CanaryResult, judge
 from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.scores import Scores
 from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.one_run import OneRunResult
+from safexplain.verdict.canaries.read import load_finding
+from safexplain.verdict.canaries.result import CanaryResult, judge
+from safexplain.verdict.canaries.scores import Scores
 
 __all__ = [
     "CanaryProbe",

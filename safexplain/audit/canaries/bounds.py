@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from safexplain.amounts import check_number
+from safexplain._validate import check_number
 from safexplain.errors import InputError
 
 __all__ = ["Ball", "Bounds", "Box", "region"]

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from safexplain.audit.canaries.canary import RecordCanary
-from safexplain.audit.canaries.result import CanaryResult, check_method, judge
 from safexplain.audit.canaries.run import Threshold, crafted, generator_of
-from safexplain.audit.canaries.scenario import scenario_of
 from safexplain.audit.canaries.score import record_scores
-from safexplain.audit.canaries.scores import Scores
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.shadows import Progress, silent
-from safexplain.audit.stats.bound_methods import BoundMethod
-from safexplain.dp.head import Heads, train_heads
+from safexplain.audit.references.shadows import Progress, silent
+from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.result import CanaryResult, check_method, judge
+from safexplain.verdict.canaries.scenario import scenario_of
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["audit_heads"]
 
@@ -36,7 +36,7 @@ def audit_heads(
     seed: int = 0,
     progress: Progress = silent,
 ) -> CanaryResult:
-    """Train heads by `safexplain.dp.head.train_heads` on both worlds, and judge the claim.
+    """Train heads by `safexplain.dp.heads.closed_form.train_heads` on both worlds, and judge the claim.
 
     Both z and its canary z' are rows of the data; the heads of world a train on all but z', those of world b on all but
     z. The clipping, the sampling of all records, the noise and the updates are those of `train_heads`. Each head draws
@@ -46,7 +46,7 @@ def audit_heads(
         setting: of a linear head.
         scenario: "crafted", "mislabelled" or "natural".
         runs: in both worlds together.
-        method: of `safexplain.audit.stats.epsilon_lower_bound`.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: fixed beforehand; None, "auto" or "split": chosen on 30 % of the runs.
         confidence: of the bound.
         seed: of everything random.
@@ -81,7 +81,7 @@ def audit_heads(
         confidence=confidence,
         seconds=time.monotonic() - began,
         seed=seed,
-        setting={**setting.describe(), "trained": "safexplain.dp.head.train_heads"},
+        setting={**setting.describe(), "trained": "safexplain.dp.heads.closed_form.train_heads"},
     )
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from safexplain.dp.clipping import Clipping
-from safexplain.dp.head_step import Rows
+from safexplain.dp.heads.head_step import Rows
+from safexplain.dp.sgd.clipping import Clipping
 
 __all__ = ["Model"]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from safexplain.audit.canaries.many_canaries import train_one_run
-from safexplain.audit.canaries.one_run_result import OneRunResult
+from safexplain.audit.canaries.batched.many_canaries import train_one_run
 from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.result import check_mechanism
 from safexplain.audit.canaries.run import generator_of
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.shadows import Progress, silent
-from safexplain.audit.stats.one_run import OneRunMethod
+from safexplain.audit.references.shadows import Progress, silent
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.one_run import OneRunResult
+from safexplain.verdict.canaries.result import check_mechanism
+from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["run_once"]
 

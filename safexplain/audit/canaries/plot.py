@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from safexplain.audit.canaries.result import CanaryResult
-from safexplain.dp.accounting import epsilon_of
-from safexplain.dp.plot import CURVES, POINTS
+from safexplain._privacy_loss import epsilon_of
+from safexplain.dp.accounting.plot import CURVES, POINTS
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.result import CanaryResult
 
 __all__ = ["plot_canaries"]
 

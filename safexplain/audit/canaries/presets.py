@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.claim import Claim
+from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.setting import Setting
-from safexplain.dp.accounting import Steps
-from safexplain.dp.calibration import noise_multiplier
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.head_recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.claim import Claim
 
 __all__ = ["PRESETS", "Preset", "preset"]
 

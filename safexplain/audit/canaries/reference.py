@@ -14,10 +14,10 @@ from torch import Tensor
 
 from safexplain.audit.canaries.checks import at_least_single, check_data, check_target
 from safexplain.audit.canaries.model import Model
-from safexplain.audit.shadows import Progress, silent
-from safexplain.dp.head_batches import common_batches
-from safexplain.dp.head_recipe import HeadRecipe
-from safexplain.dp.head_step import Rows
+from safexplain.audit.references.shadows import Progress, silent
+from safexplain.dp.heads.head_batches import common_batches
+from safexplain.dp.heads.head_step import Rows
+from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 
 __all__ = ["Reference", "reference", "true_class_probability"]

@@ -12,17 +12,17 @@ from typing import Literal
 import numpy as np
 import torch
 
+from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.craft import craft
+from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.result import CanaryResult, check_method, judge
-from safexplain.audit.canaries.scenario import ScenarioName, scenario_of
-from safexplain.audit.canaries.scores import Scores
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.canaries.train import train_runs
 from safexplain.audit.canaries.worst_case import worst_case_scores
-from safexplain.audit.shadows import Progress, silent
-from safexplain.audit.stats.bound_methods import BoundMethod
+from safexplain.audit.references.shadows import Progress, silent
+from safexplain.verdict.canaries.result import CanaryResult, check_method, judge
+from safexplain.verdict.canaries.scenario import ScenarioName, scenario_of
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["Threshold", "crafted", "run_canaries"]
 
@@ -52,10 +52,10 @@ def run_canaries(
 
     Args:
         setting: what is trained, on what, and what it claims.
-        scenario: name or number of `safexplain.audit.canaries.scenario.SCENARIOS`.
+        scenario: name or number of `safexplain.verdict.canaries.scenario.SCENARIOS`.
         runs: models in both worlds together, half in each.
         every: audit after each so many steps, too; None: the released model only.
-        method: of `safexplain.audit.stats.epsilon_lower_bound`.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: above which a run is said to be of world a; None: "auto".
         confidence: of each bound.
         canary: one of your own; None: crafted.

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safexplain._privacy_loss import Steps
+from safexplain.audit.canaries.batched.mlp import MLP, Activation
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.checks import check_data, check_records
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.networks import MLP, Activation, LinearHead
-from safexplain.dp.accounting import Steps
-from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.claim import Claim
 
 __all__ = ["Setting"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.dense import residual
+from safexplain.audit.canaries.batched.dense import residual
+from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.model import Model
-from safexplain.audit.canaries.networks import LinearHead
 
 __all__ = ["Similarity", "Target"]
 

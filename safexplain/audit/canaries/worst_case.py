@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from safexplain.audit.canaries.scores import Scores
-from safexplain.dp.accounting import Steps
+from safexplain._privacy_loss import Steps
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.scores import Scores
 
 __all__ = ["worst_case_scores"]
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from safexplain.audit.power import power
 from safexplain.audit.report.figures import BAD, CHANCE, GOOD, INK, LIMIT, drawn, plain
 from safexplain.audit.report.words import percent
+from safexplain.verdict.power import power
 
 if TYPE_CHECKING:
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.result import AuditResult
 
 POINTS = 160
 LIKELY = 0.9

@@ -16,8 +16,8 @@ from safexplain.audit.report.tables import standing
 
 if TYPE_CHECKING:
     from safexplain.audit.ablation import Ablation
-    from safexplain.audit.judgement import Pair
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.evidence import Pair
+    from safexplain.verdict.result import AuditResult
 
 FIRST = 6
 """Pairs shown at once."""

@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from safexplain.audit.bounds import found_above, lower_bound, upper_bound
-from safexplain.audit.judgement import ranks_of
-from safexplain.audit.stats import RocCurve
+from safexplain.verdict.evidence import ranks_of
+from safexplain.verdict.stats import RocCurve
+from safexplain.verdict.thresholds import found_above, lower_bound, upper_bound
 
 if TYPE_CHECKING:
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.result import AuditResult
 
 INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
 """Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from safexplain.audit.names import AVERAGED
+from safexplain.verdict.names import AVERAGED
 
 if TYPE_CHECKING:
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.result import AuditResult
 
 ASKED = {
     "near_": "near-duplicates of each example (moved by a pixel, slightly noisy), their answers averaged",

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.dp.statement import PrivacyStatement
 from safexplain.errors import InputError
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
     from safexplain.audit.ablation import Ablation
-    from safexplain.audit.canaries.finding import Finding
-    from safexplain.audit.protocol import AuditResult
     from safexplain.audit.utility import Utility
+    from safexplain.verdict.canaries.finding import Finding
+    from safexplain.verdict.result import AuditResult
 
 NATIVE = "native"
 """Name of the configuration that releases explanations as they are."""

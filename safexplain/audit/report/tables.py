@@ -12,10 +12,10 @@ from markupsafe import Markup
 from safexplain.audit.report import words
 from safexplain.audit.report.bars import Scale
 from safexplain.audit.report.model import Configuration
-from safexplain.audit.stats import RateAtFpr, auc_interval
+from safexplain.verdict.stats import RateAtFpr, auc_interval
 
 if TYPE_CHECKING:
-    from safexplain.audit.protocol import AttackResult, AuditResult
+    from safexplain.verdict.result import AttackResult, AuditResult
 
 Standing = Literal["above", "below", "open", "beside"]
 

@@ -10,8 +10,8 @@ from safexplain.audit.report import words
 from safexplain.audit.report.model import NATIVE, Configuration
 
 if TYPE_CHECKING:
-    from safexplain.audit.judgement import Control
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.evidence import Control
+    from safexplain.verdict.result import AuditResult
 
 
 @dataclass(frozen=True)

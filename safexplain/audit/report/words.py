@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safexplain.audit.names import ATTACK_NAMES, AVERAGED, signal_name
 from safexplain.audit.report.model import NATIVE, Configuration
+from safexplain.verdict.names import ATTACK_NAMES, AVERAGED, signal_name
 
 if TYPE_CHECKING:
-    from safexplain.audit.policy import Policy
-    from safexplain.audit.protocol import AuditResult
+    from safexplain.verdict.policy import Policy
+    from safexplain.verdict.result import AuditResult
 
 VERDICTS = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
 """The word on the badge; upper case is set by the style sheet."""

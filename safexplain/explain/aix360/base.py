@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 from safexplain.errors import MissingExtraError, RefusedError
-from safexplain.explain.hardening_argument import given_or
-from safexplain.hardening import Hardening
+from safexplain.explain.hardening_or_default import given_or
+from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HardenedAIX360", "load", "load_protodash"]
 

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from safexplain._digest import model_digest
 from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.aix360.lime_samples import private_copy, seeded
-from safexplain.hardening import Hardening
-from safexplain.identity import model_digest
+from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from safexplain.hardening import Hardening
-from safexplain.noise import query_seeds, resolve_key
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import query_seeds, resolve_key
 
 __all__ = ["private_copy", "seeded"]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
 from safexplain.explain.aix360.progress import Progress, watched
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HardenedProtoDash"]
 

@@ -14,7 +14,7 @@ from safexplain.explain.alibi.base import AsNative, HardenedAlibi, anchor_harden
 from safexplain.explain.alibi.isolation import draw_from
 from safexplain.explain.alibi.library import AlibiLicenceWarning
 from safexplain.explain.alibi.rules import ROWS, kind_of
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 __all__ = [
     "AlibiLicenceWarning",

@@ -22,7 +22,7 @@ class Query:
     Args:
         inputs: tensors of shape (batch, ...).
         method: name of the explainer and what is selected of it.
-        model_digest: of the explained model, see `safexplain.identity`.
+        model_digest: of the explained model, see `safexplain._digest`.
     """
 
     inputs: tuple[Tensor, ...]

@@ -19,7 +19,7 @@ from torch import Tensor
 from safexplain.errors import RefusedError
 from safexplain.explain.alibi.query import Query
 from safexplain.explain.alibi.rules import META, Leave, Rules
-from safexplain.hardening import Hardening
+from safexplain.hardening.hardening import Hardening
 
 __all__ = ["release"]
 

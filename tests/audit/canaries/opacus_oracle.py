@@ -12,11 +12,12 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
+from safexplain.audit.canaries.batched.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.sampling import KeyedDraws
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.audit.canaries.draws import KeyedDraws
-from safexplain.audit.canaries.networks import MLP, LinearHead
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.head_recipe import HeadRecipe
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
 
 N, D = 40, 6
 NETWORKS = {

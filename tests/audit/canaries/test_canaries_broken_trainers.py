@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.probe import CanaryProbe
-from safexplain.audit.shadows import silent
-from safexplain.dp.accounting import Steps
+from safexplain._privacy_loss import Steps
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.references.shadows import silent
+from safexplain.verdict.canaries.claim import Claim
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "audit" / "suites"))

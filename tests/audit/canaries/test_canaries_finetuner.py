@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from safexplain.dp import DPFineTuner
-from safexplain.dp import head as dp_head
+from safexplain.dp.heads import closed_form as dp_head
 from safexplain.errors import ConfigurationError, InputError
 
 CLOUDS = torch.Generator().manual_seed(0)

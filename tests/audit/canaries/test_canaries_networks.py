@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.audit.canaries.networks import MLP, LinearHead
-from safexplain.dp.clipping import AutoSClipping, FlatClipping
-from safexplain.dp.head_step import Rows
+from safexplain.audit.canaries.batched.mlp import MLP
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.dp.heads.head_step import Rows
+from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError
 
 D, N, RUNS = 6, 15, 3

@@ -11,13 +11,13 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.finding import Verdict
-from safexplain.audit.canaries.probe import CanaryProbe
-from safexplain.audit.shadows import silent
-from safexplain.dp.accounting import Steps
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.references.shadows import silent
 from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.finding import Verdict
 
 BUG = get_args(Verdict)[2]
 N, D, STEPS = 40, 5, 10

@@ -7,13 +7,13 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.canary import RecordCanary
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.probe import CanaryProbe
-from safexplain.audit.canaries.probe_data import World, records
-from safexplain.audit.shadows import silent
-from safexplain.dp.accounting import Steps
+from safexplain.audit.canaries.trainer.data import World, records
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.references.shadows import silent
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.claim import Claim
 
 N, D = 12, 3
 CLAIM = Claim(Steps(6.0, 0.5, 10), 1e-5)

@@ -10,11 +10,11 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from safexplain.audit.canaries.probe_data import World, records
-from safexplain.audit.canaries.probe_hook import GradientHook
+from safexplain.audit.canaries.trainer.data import World, records
+from safexplain.audit.canaries.trainer.hook import GradientHook
 from safexplain.dp import DPFineTuner, make_private
-from safexplain.dp.clipping import FlatClipping
-from safexplain.dp.optimizers import ClippedOptimizer
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.errors import InputError, RefusedError
 
 N, D, C = 12, 3, 0.5

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.read import finding_of, load_finding
-from safexplain.audit.canaries.result import CanaryResult, Errors, judge
-from safexplain.audit.canaries.scenario import SCENARIOS, scenario_of
-from safexplain.audit.canaries.scores import Scores
-from safexplain.audit.stats import epsilon_lower_bound
 from safexplain.dp import PrivacyStatement, Steps, epsilons
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.read import finding_of, load_finding
+from safexplain.verdict.canaries.result import CanaryResult, Errors, judge
+from safexplain.verdict.canaries.scenario import SCENARIOS, scenario_of
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats import epsilon_lower_bound
 
 FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
 """Epsilon 10 under substitution, 4.38 under add/remove; bounds of full batches need no composition."""

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from safexplain.audit.canaries.claim import Claim
-from safexplain.audit.canaries.result import judge
 from safexplain.audit.canaries.worst_case import audited_steps, worst_case_scores
 from safexplain.dp import Steps
 from safexplain.errors import ConfigurationError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import judge
 
 MECHANISM = Steps(5.5728, 0.25, 500)
 

@@ -1,0 +1,188 @@
+"""A classifier of whole attribution maps, trained on those of reference models.
+
+DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model. Here it learns from all
+reference models, weighs an example's maps with and without it equally, so that knowing the example by its map is of no
+use, and keeps the epoch that does best on reference models it was not trained on.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.learned.classifier import FittedLearned, logits_of, unit_maps_of
+from safexplain.audit.attacks.learned.maps import Standardisation
+from safexplain.audit.attacks.learned.networks import MapClassifier
+from safexplain.audit.attacks.learned.pairs import Pairs, eligible
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import roc
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Binary classifier "was this example in the training set of the model that was explained?" on the whole map.
+
+    Args:
+        shape: (c, h, w) of maps that are images, for a small convolutional network; None: a dense one.
+        epochs: at most; training also stops after `patience` epochs without a better one.
+        batch_size: maps a step.
+        lr: of AdamW.
+        weight_decay: of AdamW.
+        dropout: of the hidden vectors.
+        seed: of the initial weights, the order and the choice of reference models and maps.
+        held_out: share of the reference models (at least one) that only choose the epoch, by the AUC on them.
+        patience: see `epochs`.
+        most_examples: most maps to train on, drawn from all reference models and held in single precision; a quarter as
+            many choose the epoch.
+        non_members: "in-distribution": examples the reference model was not trained on; "out-of-distribution":
+            examples of another source, that no model was trained on, as DeepLeak's attacker has them.
+        device: "auto" takes a CUDA device when there is one.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    shape: tuple[int, ...] | None = None
+    epochs: int = 20
+    batch_size: int = 256
+    lr: float = 2e-3
+    weight_decay: float = 1e-2
+    dropout: float = 0.3
+    seed: int = 0
+    held_out: float = 0.2
+    patience: int = 5
+    most_examples: int = 32_768
+    non_members: Literal["in-distribution", "out-of-distribution"] = "in-distribution"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and (len(self.shape) != 3 or min(self.shape) < 1):
+            raise ConfigurationError(f"shape is (channels, height, width) or None, got {self.shape!r}")
+        for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1), ("most_examples", 8)):
+            if not getattr(self, name) >= low:
+                raise ConfigurationError(f"{name} must be >= {low}, got {getattr(self, name)!r}")
+        if not 0 < self.lr < np.inf or not 0 <= self.weight_decay < np.inf:
+            raise ConfigurationError(f"lr must be > 0 and weight_decay >= 0, got {self.lr!r}, {self.weight_decay!r}")
+        if not 0 <= self.dropout < 1 or not 0 < self.held_out < 1:
+            raise ConfigurationError(f"dropout lies in [0, 1), held_out in (0, 1); got {self.dropout}, {self.held_out}")
+        if self.non_members not in ("in-distribution", "out-of-distribution"):
+            raise ConfigurationError(f"non_members is in- or out-of-distribution, got {self.non_members!r}")
+        try:
+            torch.device(self._device())
+        except RuntimeError:
+            raise ConfigurationError(f"device is auto, cpu, cuda or cuda:0, got {self.device!r}") from None
+
+    def __call__(
+        self,
+        target: Floats,
+        shadows: Floats,
+        membership: Bools,
+        *,
+        rows: ArrayLike | None = None,
+        out_of_distribution: Bools | None = None,
+    ) -> NDArray[np.float64]:
+        """Score every example; higher says "member". The target's own membership is not used.
+
+        Args:
+            target: (n, d) maps of the target model.
+            shadows: (m, n, d) maps of m >= 2 reference models.
+            membership: (m, n) bool.
+            rows: see `fit`.
+            out_of_distribution: see `fit`.
+
+        Returns:
+            (n,) logits.
+
+        Raises:
+            InputError: as `fit`.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        return self.fit(shadows, membership, rows, out_of_distribution).scores(target)
+
+    def fit(
+        self,
+        shadows: Floats,
+        membership: Bools,
+        rows: ArrayLike | None = None,
+        out_of_distribution: Bools | None = None,
+    ) -> FittedLearned:
+        """Train on the maps of reference models.
+
+        Args:
+            shadows: (m, n, d) maps of m >= 2 reference models.
+            membership: (m, n) bool.
+            rows: indices of the examples that may be trained on; None: all.
+            out_of_distribution: (n,) bool, examples of another source that no model was trained on. They are the
+                non-members for non_members="out-of-distribution", and are not trained on otherwise.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, fewer than 2 reference models, no members or no
+                non-members among what may be trained on, or training diverged.
+        """
+        shadows, membership = np.asarray(shadows), np.asarray(membership)
+        if shadows.ndim != 3 or len(shadows) < 2 or 0 in shadows.shape:
+            raise InputError(f"expected maps (m, n, d) of m >= 2 reference models, got {shadows.shape}; train more")
+        check_signals(shadows[0], shadows, membership)
+        m, _, d = shadows.shape
+        if self.shape is not None and np.prod(self.shape) != d:
+            raise InputError(f"maps have {d} numbers, which is not shape {self.shape}; pass the shape of one map")
+        usable = eligible(membership, rows, out_of_distribution, self.non_members == "out-of-distribution")
+        rng = np.random.default_rng(self.seed)
+        order = rng.permutation(m)
+        watching = min(max(1, round(self.held_out * m)), m - 1)
+        train = Pairs.draw(usable, membership, order[watching:], self.most_examples, rng)
+        watch = Pairs.draw(usable, membership, order[:watching], self.most_examples // 4, rng)
+        device = torch.device(self._device())
+        maps, scalars = unit_maps_of(shadows, device, (train.model, train.example))
+        standardise = Standardisation.of(scalars)
+        held_maps, held_scalars = unit_maps_of(shadows, device, (watch.model, watch.example))
+        network, epoch, auc = self._trained(
+            (maps, standardise(scalars), torch.tensor(train.member, device=device), train.weights().to(device)),
+            (held_maps, standardise(held_scalars)),
+            watch.member,
+        )
+        return FittedLearned(network, standardise, d, epoch, auc)
+
+    def _device(self) -> str:
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+    def _trained(
+        self, train: tuple[Tensor, ...], watch: tuple[Tensor, Tensor], watch_member: Bools
+    ) -> tuple[nn.Module, int, float]:
+        """The network of the best epoch, that epoch, and its AUC on the held-out reference models."""
+        maps, scalars, member, weight = train
+        label, device = member.float(), maps.device
+        best, best_epoch, best_auc = None, 0, -1.0
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            torch.default_generator.manual_seed(self.seed)
+            network = MapClassifier(maps.shape[1], self.shape, self.dropout).to(device)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(self.seed)
+            optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+            for epoch in range(1, self.epochs + 1):
+                network.train()
+                for index in torch.split(torch.randperm(len(label), device=device), self.batch_size):
+                    logits = network(maps[index], scalars[index])
+                    loss = F.binary_cross_entropy_with_logits(logits, label[index], weight[index])
+                    optimizer.zero_grad(set_to_none=True)
+                    torch.autograd.backward(loss)
+                    optimizer.step()
+                logits = logits_of(network.eval(), *watch)
+                if not np.isfinite(logits).all():
+                    raise InputError(f"the attack's training diverged in epoch {epoch}; lower lr ({self.lr})")
+                auc = roc(logits, watch_member).auc
+                if auc > best_auc:
+                    best, best_epoch, best_auc = copy.deepcopy(network), epoch, auc
+                elif epoch - best_epoch >= self.patience:
+                    break
+        assert best is not None
+        return best.requires_grad_(False), best_epoch, best_auc

@@ -1,0 +1,200 @@
+"""Likelihood ratio of several numbers at once, which knows how they vary together.
+
+    score = log N(t; mu_in, S_in) - log N(t; mu_out, S_out),    t a vector of k numbers, S full k x k covariances
+
+LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) adds this up over independent numbers; norms
+and losses of one example are far from independent. Everything that one example has too few reference models for is
+borrowed from the other examples: the covariances by shrinkage, the means by a normal prior (empirical Bayes, as in
+Efron & Morris, 1973).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.likelihood.moments import parts, shrunk, two_sided
+from safexplain.audit.attacks.likelihood.transform import Transform, check_transform, transformed
+from safexplain.errors import ConfigurationError, InputError
+
+MOST_NUMBERS = 32
+"""Most numbers an example; the reference models of an audit cannot tell the covariance of more."""
+
+FLOOR = 1e-9
+"""Least variance in any direction, as a share of the pooled one."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class JointLikelihoodRatio:
+    """Gaussian likelihood ratio of a vector per example, with full covariances; the same for any linear mix of columns.
+
+    With P_in and P_out the pooled covariances over examples (both the same for "shared") and L L^T = P, the covariance
+    of example i under each hypothesis is L R_i L^T with
+
+        R_i = (W_i + shrink * identity) / (dof_i + shrink),
+
+    W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides ("shared" and "relative") or
+    of one ("separate"), dof_i their degrees of freedom: the prior of `SharedVariance`, for matrices.
+
+    Args:
+        transform: "log", "identity", or "auto": the logarithm of every column that is never negative.
+        shrink: how many observations the pooled covariance is worth; infinite: one covariance for all examples.
+        covariance: "shared": one pooled covariance and one matrix per example; "relative": two pooled covariances,
+            for models vary less on what they were trained on, and one matrix per example; "separate": two of each.
+        means: "shrunk": the in- and out-mean of an example get the prior that fits those of all examples, which also
+            takes what one of the two says about the other; "own": plain averages.
+
+    Raises:
+        ConfigurationError: an unknown name, or a negative shrink.
+    """
+
+    transform: Transform = "auto"
+    shrink: float = 16.0
+    covariance: Literal["shared", "relative", "separate"] = "relative"
+    means: Literal["shrunk", "own"] = "shrunk"
+
+    def __post_init__(self) -> None:
+        check_transform(self.transform)
+        if not self.shrink >= 0:
+            raise ConfigurationError(f"shrink must be >= 0, got {self.shrink!r}")
+        if self.covariance not in ("shared", "relative", "separate"):
+            raise ConfigurationError(f"covariance is shared, relative or separate, got {self.covariance!r}")
+        if self.means not in ("shrunk", "own"):
+            raise ConfigurationError(f"means is shrunk or own, got {self.means!r}")
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) or (n, k) numbers of the target model, k <= 32.
+            shadows: (m, n) or (m, n, k) numbers of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, more than 32 columns, no example has references on
+                both sides, or the logarithm of a negative signal was asked for.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        if target.ndim == 1:
+            target, shadows = target[:, None], shadows[:, :, None]
+        n, k = target.shape
+        if not 1 <= k <= MOST_NUMBERS:
+            raise InputError(f"expected 1 to {MOST_NUMBERS} numbers an example, got {k}; use LikelihoodRatio for more")
+        usable = two_sided(membership)
+        t, values = self._scaled(target, shadows)
+        cut = list(parts(n, len(values) * k))
+        count, mean = np.empty((2, n, 1)), np.empty((2, n, k))
+        total = np.zeros((2, k, k))
+        for part in cut:
+            count[:, part], mean[:, part], ss = _sides(values[:, part], membership[:, part])
+            total += ss[:, usable[part]].sum(1)
+        dof = np.maximum(count - 1, 0)[..., None]
+        frames, log_det = self._frames(total, dof[:, usable].sum((1, 2, 3)), mean[:, usable])
+        mean, count = mean @ frames, np.maximum(count, 1)
+        prior = _Prior.of(mean[:, usable], count[:, usable]) if self.means == "shrunk" else None
+        scores = np.zeros(n)
+        for part in cut:
+            ss = _sides(values[:, part], membership[:, part])[2]
+            root, spread = self._relative(frames.transpose(0, 2, 1)[:, None] @ ss @ frames[:, None], dof[:, part])
+            centre = mean[:, part]
+            if prior is not None:
+                centre = prior.posterior(centre, root, spread / count[:, part])
+            away = ((t[part] @ frames - centre)[:, :, None] @ root)[:, :, 0]
+            distance = np.minimum((away**2 / spread).sum(-1), 1e290)
+            log_p = -0.5 * (distance + np.log(spread).sum(-1) + log_det[:, None])
+            scores[part] = log_p[0] - log_p[1]
+        scores[~usable] = 0.0
+        return scores
+
+    def _scaled(self, target: Floats, shadows: Floats) -> tuple[Array, Array]:
+        """Both in double precision, every column on its scale and divided by its largest absolute value."""
+        t, values = np.empty(target.shape), np.empty(shadows.shape)
+        for j in range(target.shape[1]):
+            one, many = transformed(self.transform, target[:, j], shadows[:, :, j])
+            largest = float(max(abs(one).max(), abs(many).max())) or 1.0
+            t[:, j], values[:, :, j] = one / largest, many / largest
+        return t, values
+
+    def _frames(self, total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
+        """(2, k, r) the coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
+        gap = mean[0] - mean[1]
+        basis = _basis((total.sum(0) + gap.T @ gap) / (dof.sum() + len(gap)))
+        frames, log_det = [], []
+        for side in range(2):
+            one = slice(side, side + 1) if self.covariance != "shared" and dof[side] > 0 else slice(None)
+            pooled = basis.T @ total[one].sum(0) @ basis / max(dof[one].sum(), 1.0)
+            w, v = np.linalg.eigh(pooled)
+            w = np.maximum(w, FLOOR)
+            frames.append(basis @ (v / np.sqrt(w)) @ v.T)
+            log_det.append(np.log(w).sum())
+        return np.stack(frames), np.array(log_det)
+
+    def _relative(self, ss: Array, dof: Array) -> tuple[Array, Array]:
+        """Eigenvectors (2, p, r, r) and eigenvalues (2, p, r) of the covariances R_i."""
+        if self.covariance != "separate":
+            ss, dof = ss.sum(0, keepdims=True), dof.sum(0, keepdims=True)
+        w, v = np.linalg.eigh(shrunk(ss, dof, self.shrink, np.eye(ss.shape[-1])))
+        w = np.maximum(w, np.maximum(FLOOR, 1e-13 * w.max(-1, keepdims=True, initial=0.0)))
+        return np.broadcast_to(v, (2, *v.shape[1:])), np.broadcast_to(w, (2, *w.shape[1:]))
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """A normal prior of the 2 r in- and out-means of an example."""
+
+    mean: Array  # (2, r)
+    covariance: Array  # (2, r, 2, r)
+
+    @classmethod
+    def of(cls, means: Array, count: Array) -> _Prior:
+        """Fitted to the (2, n, r) means of n examples from `count` (2, n, 1) models with pooled covariance identity."""
+        centre = means.mean(1)
+        r = means.shape[2]
+        away = np.concatenate(list(means - centre[:, None]), axis=1)
+        noise = np.repeat((1 / count).mean((1, 2)), r)
+        w, v = np.linalg.eigh(away.T @ away / len(away) - np.diag(noise))
+        return cls(centre, ((v * np.maximum(w, 0.0)) @ v.T).reshape(2, r, 2, r))
+
+    def posterior(self, means: Array, root: Array, variance: Array) -> Array:
+        """(2, p, r) posterior means; `means` have the noise root diag(variance) root^T, independent for the sides.
+
+        In whitened coordinates the noise is the identity; a little more than that keeps rounding from making the system
+        singular where examples differ by 1e7 times the noise.
+        """
+        _, p, r = means.shape
+        white = root / np.sqrt(variance)[..., None, :]
+        gram = np.einsum("spia,siuj,upjb->psaub", white, self.covariance, white, optimize=True)
+        x = ((means - self.mean[:, None])[:, :, None] @ white)[:, :, 0].transpose(1, 0, 2).reshape(p, 2 * r, 1)
+        gram = gram.reshape(p, 2 * r, 2 * r)
+        unit = (1 + 1e-14 * gram.trace(axis1=1, axis2=2))[:, None, None] * np.eye(2 * r)
+        y = np.linalg.solve(gram + unit, x).reshape(p, 2, r, 1).transpose(1, 0, 2, 3)
+        moved: Array = means - ((root * np.sqrt(variance)[..., None, :]) @ y)[..., 0]
+        return moved
+
+
+def _sides(values: Array, membership: Bools) -> tuple[Array, Array, Array]:
+    """Of (m, p, k) values: counts (2, p, 1), means (2, p, k), squared deviations (2, p, k, k) with and without."""
+    weight = np.stack([membership, ~membership]).astype(np.float64)
+    count = weight.sum(1)[..., None]
+    mean = np.einsum("smp,mpk->spk", weight, values) / np.maximum(count, 1)
+    away = (values - mean[:, None]) * weight[..., None]
+    return count, mean, away.transpose(0, 2, 3, 1) @ away.transpose(0, 2, 1, 3)
+
+
+def _basis(change: Array) -> Array:
+    """(k, r) coordinates in which `change` is the identity, less the directions in which nothing ever changes."""
+    deviation = np.sqrt(np.diag(change))
+    inverse = np.where(deviation > 1e-12, 1 / np.maximum(deviation, 1e-12), 0.0)  # else: rounding of a constant
+    w, v = np.linalg.eigh(change * inverse * inverse[:, None])
+    kept = w > 1e-10
+    basis: Array = inverse[:, None] * v[:, kept] / np.sqrt(w[kept])
+    return basis

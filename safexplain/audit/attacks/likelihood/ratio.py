@@ -1,0 +1,180 @@
+"""Likelihood-ratio attacks: is what the target released more like models that saw the example, or those that did not?
+
+    score = log p(signal | trained with the example) - log p(signal | trained without it)
+
+The Gaussian form is LiRA (Carlini et al., arXiv 2112.03570, section IV) applied to a number or a vector computed from
+the explanation, as in L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.likelihood.moments import Moments, parts, shrunk, two_sided
+from safexplain.audit.attacks.likelihood.transform import Transform, check_transform, transformed
+from safexplain.errors import ConfigurationError, InputError
+
+
+def _check_shrink(shrink: float) -> None:
+    if not 0 <= shrink < np.inf:
+        raise ConfigurationError(f"shrink must be >= 0 and finite, got {shrink!r}")
+
+
+@dataclass(frozen=True)
+class SharedVariance:
+    """One variance per example (and feature) for both hypotheses, shrunk towards the mean over examples.
+
+    v_i = (SS_i + shrink * v) / (dof_i + shrink), with SS_i the squared deviations from the in- and the out-mean, v the
+    pooled variance: the posterior mean form of an inverse-gamma prior worth `shrink` observations. With about 16
+    reference models on each side, unshrunk per-example variances cost most of the power at low false-positive
+    rates; the result changes little between 2 and 16.
+    """
+
+    shrink: float = 8.0
+
+    def __post_init__(self) -> None:
+        _check_shrink(self.shrink)
+
+
+@dataclass(frozen=True)
+class SeparateVariance:
+    """One variance per example and hypothesis, each shrunk towards its own mean over examples (online LiRA)."""
+
+    shrink: float = 8.0
+
+    def __post_init__(self) -> None:
+        _check_shrink(self.shrink)
+
+
+@dataclass(frozen=True)
+class GlobalVariance:
+    """One variance for all: the ranking is that of (t - mu_out)^2 - (t - mu_in)^2, as in the released VAR/L1/L2-LRT.
+
+    Args:
+        separate: one variance for all examples under each hypothesis instead. Models vary less on what they were
+            trained on, so this finds more where one signal is as widely spread on most examples, such as log losses.
+    """
+
+    separate: bool = False
+
+
+Variance = SharedVariance | SeparateVariance | GlobalVariance
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio:
+    """Gaussian likelihood ratio per example, its means and variances estimated from the reference models.
+
+    For vectors the log ratios of the features are added up (a diagonal Gaussian).
+
+    Args:
+        transform: "log" fits the Gaussians to the logarithm (norms and losses are closer to log-normal; zeros are
+            raised to half of the smallest positive value); "identity" to the signal itself; "auto" takes the
+            logarithm of one-number signals that are never negative.
+        variance: see the three classes.
+    """
+
+    transform: Transform = "auto"
+    variance: Variance = SharedVariance()
+
+    def __post_init__(self) -> None:
+        check_transform(self.transform)
+        if not isinstance(self.variance, SharedVariance | SeparateVariance | GlobalVariance):
+            raise ConfigurationError(f"variance is Shared-, Separate- or GlobalVariance(), got {self.variance!r}")
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) or (n, d) signal of the target model.
+            shadows: (m, n) or (m, n, d) signals of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, no example has references on both sides, or the
+                logarithm of a negative signal was asked for.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        usable = two_sided(membership)
+        if target.ndim == 1:
+            target, shadows = target[:, None], shadows[:, :, None]
+            target, shadows = transformed(self.transform, target, shadows)
+        elif self.transform == "log":
+            raise InputError("the logarithm is for one-number signals, not for vectors")
+        moments = Moments.of(shadows, membership)
+        pooled_in, pooled_out, pooled, floor = moments.pooled(usable)
+        scores = np.zeros(len(target))
+        for part in parts(len(target), target.shape[1]):
+            t = np.asarray(target[part], dtype=np.float64)
+            m = moments[part]
+            match self.variance:
+                case SharedVariance(shrink):
+                    v_in = v_out = shrunk(m.ss_in + m.ss_out, m.dof_in + m.dof_out, shrink, pooled) + floor
+                case SeparateVariance(shrink):
+                    v_in = shrunk(m.ss_in, m.dof_in, shrink, pooled_in) + floor
+                    v_out = shrunk(m.ss_out, m.dof_out, shrink, pooled_out) + floor
+                case GlobalVariance(separate):
+                    v_in, v_out = (pooled_in + floor, pooled_out + floor) if separate else (pooled + floor,) * 2
+            scores[part] = (_log_normal(t, m.mean_in, v_in) - _log_normal(t, m.mean_out, v_out)).sum(1)
+        scores[~usable] = 0.0
+        return scores
+
+
+@dataclass(frozen=True)
+class LabelLikelihoodRatio:
+    """Likelihood ratio of a released class label: the counts of each label among models with and without the example.
+
+    Probabilities are smoothed towards the label's share among all reference models on the example, which has the
+    weight of `smoothing` models; what survives every hardening of an explanation is seen here, since the label is
+    released anyway.
+
+    Args:
+        smoothing: positive pseudo-count.
+    """
+
+    smoothing: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smoothing < np.inf:
+            raise ConfigurationError(f"smoothing must be > 0, got {self.smoothing!r}")
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) class indices released by the target model.
+            shadows: (m, n) class indices of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log likelihood ratios.
+
+        Raises:
+            InputError: shapes disagree or labels are not one number per example.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        if target.ndim != 1:
+            raise InputError(f"labels are one number per example, got shape {target.shape}")
+        same = shadows == target
+        inside, n = membership.sum(0), len(membership)
+        prior = self.smoothing * (same.sum(0) + 1) / (n + 2)
+        p_in = ((same & membership).sum(0) + prior) / (inside + self.smoothing)
+        p_out = ((same & ~membership).sum(0) + prior) / (n - inside + self.smoothing)
+        out: NDArray[np.float64] = np.log(p_in / p_out)
+        return out
+
+
+def _log_normal(
+    value: NDArray[np.float64], mean: NDArray[np.float64], variance: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        distance = np.minimum((value - mean) ** 2 / variance, 1e290)  # finite, and so are sums and differences
+    out: NDArray[np.float64] = -0.5 * (np.log(variance) + distance)
+    return out

@@ -1,0 +1,1 @@
+"""safexplain.audit.attacks.recourse."""

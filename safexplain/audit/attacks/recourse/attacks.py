@@ -1,0 +1,184 @@
+"""Attacks on recourse: how far is the way to the other side, and which way does it point?
+
+Training pushes the decision boundary away from the examples trained on, so that recourse is farther for members
+(Pawelczyk, Lakkaraju & Neel, "On the Privacy Risks of Algorithmic Recourse", arXiv 2211.05427, sections 4.1 and 4.2).
+For a linear model the recourse vector also points along the weights: its direction alone, whatever noise its length
+has, gives every example's margin up to a factor.
+
+`safexplain.audit.collect_recourse.collect_recourse` computes the signals that are read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from safexplain.audit.attacks.base import Attack, Bools, Floats, check_signals
+from safexplain.audit.attacks.likelihood.transform import transformed
+from safexplain.audit.attacks.recourse.boundary import margins, read_boundary
+from safexplain.audit.attacks.threshold import Threshold
+from safexplain.errors import ConfigurationError, InputError
+
+Spread = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class CounterfactualDistance(Threshold):
+    """Members are farther from the decision boundary, so a large recourse distance says "member" (CFD).
+
+    arXiv 2211.05427, section 4.1. The threshold is chosen when the score is read.
+    """
+
+    member_when_low: bool = False
+
+
+@dataclass(frozen=True)
+class CounterfactualLRT:
+    """Is the recourse farther than that of models which never saw the example (CFD-LRT, one-sided)?
+
+    arXiv 2211.05427, Algorithm 1 and section 4.2: the logarithm of the distance is Gaussian over models not trained on
+    the example,
+
+        z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)),
+
+    with k such reference models; large says "member". (Algorithm 1 as printed in "Accurate, Explainable, and Private
+    Models" calls these non-members.) Members and non-members alike are compared only with references that were not
+    trained on them: references trained on the scored non-members alone, as in the released code of arXiv 2211.05427,
+    find "members" where there are none.
+
+    Args:
+        variance: "global", one for all examples; or "local", one an example, then z is referred to Student's t with
+            k - 1 degrees of freedom and returned on the normal scale, so that examples with different k compare.
+    """
+
+    variance: Spread = "global"
+
+    def __post_init__(self) -> None:
+        if self.variance not in get_args(Spread):
+            raise ConfigurationError(f"variance is global or local, got {self.variance!r}")
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) recourse distances of the target model, at least 0.
+            shadows: (m, n) distances of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) scores; 0 for examples on which too many reference models were trained: fewer than one that was not
+            (two for "local").
+
+        Raises:
+            InputError: shapes disagree, a distance is negative or not finite, or no example has two references that
+                were not trained on it.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        if target.ndim != 1:
+            raise InputError(f"recourse distances are one number per example, got shape {target.shape}")
+        log_target, log_shadows = transformed("log", np.asarray(target), np.asarray(shadows))
+        without = ~membership
+        count = without.sum(0).astype(np.float64)
+        if count.max(initial=0.0) < 2:
+            raise InputError("no example has two reference models that were not trained on it; train more of them")
+        mean = np.where(without, log_shadows, 0.0).sum(0) / np.maximum(count, 1)
+        squares = np.where(without, (log_shadows - mean) ** 2, 0.0).sum(0)
+        if self.variance == "global":
+            usable, variance = count >= 1, np.full(len(count), squares.sum() / np.maximum(count - 1, 0).sum())
+        else:
+            usable, variance = count >= 2, squares / np.maximum(count - 1, 1)
+        spread = np.sqrt(np.maximum(variance, 1e-10) * (1 + 1 / np.maximum(count, 1)))
+        z = np.where(usable, (log_target - mean) / spread, 0.0)
+        return z if self.variance == "global" else _on_normal_scale(z, np.maximum(count - 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class DirectionAttack:
+    """Reads the decision boundary from the answers, then scores each example by its margin there.
+
+    Noise on the length of a recourse vector does not help against it: one answer of a linear model gives the direction
+    of its weights exactly.
+
+    Args:
+        read: what scores the margins; `Threshold(member_when_low=False)` or a `LikelihoodRatio`.
+        inputs: (n, d) what was asked, needed where the attack is given changes (n, d) instead of margins (n,).
+        labels: (n,) bool, whether the true label is the favourable one; needed with `inputs`.
+    """
+
+    read: Attack = field(default_factory=lambda: Threshold(member_when_low=False))
+    inputs: Floats | None = None
+    labels: Bools | None = None
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) recovered margins of the target, or (n, d) its changes counterfactual - x, zero where nothing
+                was answered.
+            shadows: (m, n) or (m, n, d) the same of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) scores.
+
+        Raises:
+            ConfigurationError: changes were given to an attack without `inputs` and `labels`.
+            InputError: shapes disagree or values are not finite.
+        """
+        target, shadows = np.asarray(target), np.asarray(shadows)
+        if target.ndim == 2:
+            target, shadows = (
+                self._margins(target),
+                np.array([self._margins(s) for s in shadows]).reshape(-1, len(target)),
+            )
+        return self.read(target, shadows, membership)
+
+    def _margins(self, change: Floats) -> NDArray[np.float64]:
+        if self.inputs is None or self.labels is None:
+            raise ConfigurationError(
+                "to read a boundary from changes, DirectionAttack needs inputs= (n, d) and labels= (n,) bool;"
+                " or give it the signal recovered_margin"
+            )
+        return margins(read_boundary(self.inputs, change), self.inputs, self.labels)
+
+
+@dataclass(frozen=True)
+class AveragingAttack:
+    """Asks the same again and again: what noise hides in one answer, the mean of many shows.
+
+    Args:
+        read: what scores the averaged distances.
+    """
+
+    read: Attack = field(default_factory=CounterfactualLRT)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) averaged distances of the target, or (n, k) signed distances of k answers (above 0: not
+                favourable), which are averaged here.
+            shadows: (m, n) or (m, n, k) the same of reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) scores.
+
+        Raises:
+            InputError: as the attack that reads.
+        """
+        target, shadows = np.asarray(target), np.asarray(shadows)
+        if target.ndim == 2:
+            target, shadows = np.abs(target.mean(-1)), np.abs(shadows.mean(-1))
+        return self.read(target, shadows, membership)
+
+
+def _on_normal_scale(t: NDArray[np.float64], freedom: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The normal quantile with the tail probability of t: from the smaller tail, so that both stay finite."""
+    tail = distributions.t.logsf(np.abs(t), freedom)
+    out: NDArray[np.float64] = np.sign(t) * -distributions.norm.ppf(np.exp(np.maximum(tail, -700.0)))
+    return out

@@ -1,0 +1,172 @@
+"""Canaries for what a `DPFineTuner` would train: its heads side by side, other models one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.heads import audit_heads
+from safexplain.audit.canaries.run import Threshold, run_canaries
+from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.references.shadows import Progress, silent
+from safexplain.digests import Undigestable, digest
+from safexplain.dp.heads.features import features
+from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
+from safexplain.dp.sgd.finetune import DPFineTuner
+from safexplain.dp.sgd.records import InMemory
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.canaries.scenario import scenario_of
+from safexplain.verdict.stats.bound_methods import BoundMethod
+
+__all__ = ["audit_training"]
+
+
+def audit_training(
+    tuner: DPFineTuner,
+    scenario: str | None = None,
+    *,
+    runs: int = 1000,
+    every: int | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    method: BoundMethod = "pld",
+    threshold: Threshold = "auto",
+    confidence: float = 0.95,
+    seed: int = 0,
+    workers: int = 1,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> CanaryResult:
+    """Put a tuner's guarantee to the test: train many times, half of the times with one record substituted.
+
+    Args:
+        tuner: whose model, data, plan and options are taken.
+        scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
+            "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
+            what the mechanism gives away, not whether the tuner's code is right. None: crafted for a head, otherwise
+            mislabelled.
+        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
+        every: for the gradient canary of a head, audit after each so many steps too.
+        auxiliary: (x, y) of records that are not trained on, for "natural".
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        threshold: see `run_canaries`.
+        confidence: of the bound.
+        seed: of everything random in the audit.
+        workers: processes, where runs are trained one after another.
+        cache: folder for features and finished runs, from which an interrupted audit goes on.
+        progress: told stage, done and total.
+
+    Raises:
+        ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
+    """
+    claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
+    model = tuner.prepared()
+    if scenario is not None and scenario_of(scenario) == "worst-case":
+        raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
+    if has_closed_form(model, tuner.records, tuner.how):
+        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+        if scenario is not None and scenario_of(scenario) == "gradient":
+            return run_canaries(
+                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
+                seed=seed, device=tuner.device, cache=cache, progress=progress,
+            )  # fmt: skip
+        if every is not None:
+            raise InputError('every: earlier steps are audited with scenario="gradient" alone; leave it out')
+        return audit_heads(
+            setting, scenario or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
+            seed=seed, progress=progress,
+        )  # fmt: skip
+    if every is not None:
+        raise InputError(
+            "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
+            " out"
+        )
+    probe = CanaryProbe(
+        _train(tuner),
+        _data(tuner),
+        claim=claim,
+        scenario=scenario or "mislabelled",
+        model=model,
+        auxiliary=auxiliary,
+        runs=runs,
+        seed=seed,
+        workers=workers,
+        cache=cache,
+        version=_version(tuner),
+        method=method,
+        threshold=threshold,
+        confidence=confidence,
+    )
+    return probe.run(progress=progress)
+
+
+def _adjacency(tuner: DPFineTuner) -> Any:
+    adjacency = tuner.plan.budget.adjacency
+    return "add_remove" if adjacency == "zero_out" else adjacency
+
+
+def _head_setting(
+    tuner: DPFineTuner,
+    model: nn.Module,
+    claim: Claim,
+    auxiliary: tuple[Tensor, Tensor] | None,
+    cache: str | Path | None,
+) -> Setting:
+    """The head on its features."""
+    records = tuner.records
+    if not isinstance(records, InMemory):
+        raise InputError("expected data in memory, a pair (x, y) of tensors")
+    folder = None if cache is None else Path(cache) / "features"
+    problem = head_problem(model, records, tuner.plan, tuner.how, cache=folder)
+    others = None
+    if auxiliary is not None:
+        x, y = (torch.as_tensor(part) for part in auxiliary)
+        seen = features(model, linear_that_trains(model) or "", x, cache=folder)
+        others = (seen.to(problem.x), y.to(problem.x.device).long())
+    start = problem.initial.weight[0]
+    if problem.recipe.bias:
+        start = torch.cat([start, problem.initial.bias[0][:, None]], 1)
+    network = LinearHead(problem.x.shape[1], problem.recipe.classes, problem.recipe.bias)
+    return Setting(
+        f"head of {type(model).__name__}, {network.parameters:,} parameters",
+        problem.x,
+        records.y.to(problem.x.device).long(),
+        problem.recipe,
+        claim,
+        auxiliary=others,
+        initial=start.flatten(),
+    )
+
+
+def _train(tuner: DPFineTuner) -> Callable[[Any, torch.Generator], nn.Module]:
+    """Trains as the tuner would, on other data and with the generator's seed."""
+
+    def train(dataset: Any, generator: torch.Generator) -> nn.Module:
+        return tuner.again(dataset, seed=generator.initial_seed()).fit().model
+
+    return train
+
+
+def _version(tuner: DPFineTuner) -> str:
+    """Names what is trained and how; optimizer and loss by their source where they are functions."""
+    how = tuner.how
+    try:
+        functions = digest(how.optimizer, how.loss)
+    except Undigestable as reason:
+        raise ConfigurationError(
+            f"optimizer or loss cannot be told from others ({reason}), so that finished runs could be mistaken; leave"
+            " cache out"
+        ) from None
+    return repr([tuner.plan, sorted(how.purpose().items()), how.mode, tuner.statement.trained, functions])
+
+
+def _data(tuner: DPFineTuner) -> Any:
+    records = tuner.records
+    return (records.x, records.y) if isinstance(records, InMemory) else getattr(records, "dataset", None)

@@ -1,0 +1,89 @@
+"""The randomness of some runs: batches of the other records, coins of the canary, and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safexplain.dp.heads.head_batches import Batch, own_batches
+from safexplain.dp.sgd.noise import gaussian
+
+__all__ = ["Draws", "KeyedDraws", "stream"]
+
+_GATHER_COST = 45
+"""Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
+_BATCHES, _COINS, _NOISE, START = range(4)
+
+
+class Draws(Protocol):
+    """What chance decides in a training."""
+
+    def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
+        """The other records' part of each step's batch, for all runs or for each its own.
+
+        Args:
+            runs: how many.
+            records: the others.
+            products: that a step computes for each run and each number of a row.
+        """
+
+    def coins(self, runs: int, canaries: int) -> Tensor:
+        """(runs, canaries) bool: which canaries are in the next step's batch."""
+
+    def noise(self, like: Tensor, std: float) -> Tensor:
+        """Gaussian noise for the next step's sum of gradients."""
+
+
+class KeyedDraws:
+    """Poisson sampling and Gaussian noise that are functions of a seed and the block of runs.
+
+    Args:
+        seed: of the whole audit.
+        block: which runs these are.
+        sample_rate: q, of each record and each canary.
+        steps: how many.
+        shared_batches: whether all runs, in all blocks, meet one sequence of batches of the other records.
+        device: where to draw.
+    """
+
+    def __init__(
+        self, seed: int, block: int, sample_rate: float, steps: int, shared_batches: bool, device: torch.device
+    ) -> None:
+        self.sample_rate, self.steps, self.shared_batches = sample_rate, steps, shared_batches
+        self._batches = stream(device, seed, _BATCHES, 0 if shared_batches else 1 + block)
+        self._coins = stream(device, seed, _COINS, block)
+        self._noise = stream(device, seed, _NOISE, block)
+
+    def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
+        """As `safexplain.dp.heads.head_batches.own_batches` gives them: (index, weight) of each step."""
+        q, generator = self.sample_rate, self._batches
+        if not records:
+            yield from ((None, None) for _ in range(self.steps))
+            return
+        members = torch.ones(1 if self.shared_batches else runs, records, dtype=torch.bool, device=generator.device)
+        if self.shared_batches or q == 1 or products * (1 - q) > _GATHER_COST * q:
+            yield from own_batches(q, members, self.steps, generator)
+            return
+        for _ in range(self.steps):
+            shape, device = members.shape, generator.device
+            yield None, torch.rand(shape, generator=generator, device=device, dtype=torch.float64) < q
+
+    def coins(self, runs: int, canaries: int) -> Tensor:
+        """(runs, canaries) bool, each True with probability q."""
+        device = self._coins.device
+        drawn = torch.rand(runs, canaries, generator=self._coins, device=device, dtype=torch.float64)
+        return drawn < self.sample_rate
+
+    def noise(self, like: Tensor, std: float) -> Tensor:
+        """Like `like`, of standard deviation `std`."""
+        return gaussian(like, std, self._noise, float_safe=False)
+
+
+def stream(device: torch.device, *key: int) -> torch.Generator:
+    """A generator that is a function of the numbers of its key."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    return torch.Generator(device=device).manual_seed(seed)

@@ -1,0 +1,158 @@
+"""Training many models side by side, in half of which the canary stands in the target record's place.
+
+Algorithm 1 of arXiv 2511.21804 for linear heads and MLPs: DP-SGD or DP-Adam with Poisson sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safexplain.audit.canaries.batched.block_store import Tick
+from safexplain.audit.canaries.batched.canary_gradients import Directions, Inserted, Substitutes
+from safexplain.audit.canaries.batched.job import Job
+from safexplain.audit.canaries.batched.networks import Network
+from safexplain.audit.canaries.batched.plan import Block, Place
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
+from safexplain.audit.canaries.checks import check_records
+from safexplain.audit.canaries.score import gradient_scores, record_scores
+from safexplain.audit.references.shadows import Progress
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.scores import Scores
+
+__all__ = ["train_runs"]
+
+Array = NDArray[np.float64]
+Score = Callable[[Tensor, int], Tensor]
+"""(runs, P) parameters after a step, and its number -> (runs,)."""
+
+
+def train_runs(
+    network: Network,
+    x: Tensor,
+    y: Tensor,
+    canary: Canary,
+    recipe: HeadRecipe,
+    *,
+    noise_multiplier: float,
+    runs: int,
+    every: int,
+    generator: torch.Generator,
+    initial: Tensor | None = None,
+    shared_batches: bool = True,
+    cache: str | Path | None = None,
+    devices: Sequence[torch.device | str] | None = None,
+    progress: Progress | None = None,
+    memory: int | None = None,
+    tf32: bool = False,
+) -> Scores:
+    """Train runs of world a, with record z = row `canary.target`, and of world b, with z' in its place, and score them.
+
+    The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
+    differ in coins, in noise, and in where they start unless `initial` says it. With `shared_batches` all runs meet one
+    Poisson sample of the other records at a step: the guarantee that is put to the test, and its dominating pair, hold
+    given that sample, and given it runs are independent. The scores are a function of the arguments, of the generator's
+    next number and of the kind of device; more memory or more devices change them by rounding at most.
+
+    Args:
+        network: the shape of the models.
+        x: (n, d) features of world a, in whose precision is trained: float32 or float64; half precision is raised.
+        y: (n,) class indices.
+        canary: the row that is the target, and what stands there in world b; a gradient canary replaces the record in
+            both worlds.
+        recipe: of the training; its `classes`, `bias` and `one_logit` are those of the network.
+        noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound.
+        runs: in both worlds together; world a has half of them, rounded up.
+        every: scores are taken after every such step, and after the last.
+        generator: its next number is the seed.
+        initial: (P,) where all runs start, or (runs, P), of which the even rows are in world a; None: as the network
+            says, for each run anew.
+        shared_batches: False: each run has a sample of the other records of its own.
+        cache: a folder for finished blocks of runs, from which an interrupted training goes on.
+        devices: where to train, of one kind, each in a thread of its own; one may be named several times. None: where
+            `x` is.
+        progress: told in runs.
+        memory: bytes to use on each device; None: 1 GiB, or most of what a GPU has free.
+        tf32: let a GPU round what it multiplies to 10 bits.
+
+    Returns:
+        Scores, higher in world a.
+
+    Raises:
+        InputError: data or a canary that cannot be used, or weights that diverged.
+        ConfigurationError: network and recipe contradict each other, too few runs, too little memory, or there is noise
+            without clipping.
+    """
+    if runs < 2:
+        raise ConfigurationError(f"runs: expected at least 2, one in each world, got {runs}")
+    if not 1 <= every <= recipe.steps:
+        raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
+    job = Job.of(network, x, y, [canary.target], recipe, noise_multiplier, runs, generator, initial, shared_batches)
+    watch = _gradients(canary, job) if isinstance(canary, GradientCanary) else _records(canary, job)
+    steps = [*range(every, recipe.steps, every), recipe.steps]
+
+    def train(block: Block, place: Place, tick: Tick) -> Array:
+        theta = job.start(block, place)
+        found: list[Tensor] = []
+        inserted, score = watch(block, theta)
+        for step in job.train(block, place, theta, inserted, tick):
+            if step == steps[len(found)]:
+                found.append(score(theta, step))
+        return np.asarray(torch.stack(found).double().cpu())
+
+    values = job.blocks(
+        train, lambda block: (len(steps), len(block)), [canary, steps],
+        devices=devices, memory=memory, cache=cache, progress=progress, tf32=tf32,
+    )  # fmt: skip
+    together = np.concatenate(values, axis=1)
+    return Scores(tuple(steps), together[:, ::2], together[:, 1::2])
+
+
+def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
+    """World a has +C at the coordinate, world b -C."""
+    if not 0 <= canary.coordinate < job.network.parameters:
+        raise InputError(f"coordinate: expected 0 to {job.network.parameters - 1}, got {canary.coordinate}")
+    if canary.drift is not None and canary.drift.shape != (job.recipe.steps + 1,):
+        raise InputError(f"drift: expected shape ({job.recipe.steps + 1},), got {tuple(canary.drift.shape)}")
+    at = torch.tensor([canary.coordinate])
+
+    def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
+        signs = 2 * _in_world_a(block, theta.device)[:, None].to(theta) - 1
+        before = theta[:, [canary.coordinate]]
+
+        def score(now: Tensor, step: int) -> Tensor:
+            drift = None if canary.drift is None else canary.drift[step]
+            return gradient_scores(now[:, canary.coordinate, None], before, 0, drift)
+
+        return Directions.of(at, signs, job.recipe.clipping, job.x.shape[1], theta), score
+
+    return watch
+
+
+def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
+    """World a has the target, world b the canary's record."""
+    z, label = job.x[canary.target], int(job.y[canary.target])
+    check_records("canary", job.network, canary.x[None], torch.tensor([canary.y]))
+    pair, labels = torch.stack([z, canary.x.to(z)]), torch.tensor([label, canary.y])
+
+    def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
+        both = pair.to(theta)
+
+        def score(now: Tensor, step: int) -> Tensor:
+            logits = job.network.logits(now, both)
+            return record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
+
+        return Substitutes(both, labels.to(theta.device), _in_world_a(block, theta.device)), score
+
+    return watch
+
+
+def _in_world_a(block: Block, device: torch.device) -> Tensor:
+    """(runs of the block,) bool: every other run."""
+    return torch.arange(block.first, block.last, device=device) % 2 == 0

@@ -1,0 +1,141 @@
+"""Canaries of scenarios S2 to S5 for a model and its data (arXiv 2511.21804, Algorithms 2 to 5)."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from safexplain.audit.canaries.bounds import Bounds, region
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, RecordScenario
+from safexplain.audit.canaries.checks import at_least_single, check_records, check_target
+from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, as_published, crafted
+from safexplain.audit.canaries.model import Model
+from safexplain.audit.canaries.reference import Reference
+from safexplain.audit.canaries.similarity import Target
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.scenario import ScenarioName
+
+__all__ = ["craft"]
+
+_STEPS, _STARTS, _RECORDS = 200, 4, 128
+
+
+def craft(
+    scenario: ScenarioName,
+    network: Model,
+    x: Tensor,
+    y: Tensor,
+    reference: Reference,
+    *,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    classes: int | None = None,
+    bounds: Bounds = None,
+    steps: int | None = None,
+    starts: int = _STARTS,
+    published: bool = False,
+    generator: torch.Generator | None = None,
+) -> Canary:
+    """The canary of a scenario for the reference's target record z.
+
+    | scenario | z' |
+    |---|---|
+    | gradient | no record: gradients +C and -C at the parameter that moves least |
+    | crafted | an input within `bounds`, under z's label, made so that its gradient opposes z's |
+    | mislabelled | z's input under the label whose gradient opposes z's most |
+    | natural | the auxiliary record whose gradient opposes z's most |
+
+    Args:
+        scenario: which.
+        network: the shape of the model, or a `ModuleNetwork`.
+        x: (n, ...) inputs of the data.
+        y: (n,) labels.
+        reference: of the same data; `dataclasses.replace(reference, target=...)` for another target.
+        auxiliary: records (x, y) that are not in the data, for "natural".
+        classes: labels that "mislabelled" may give are below it; None: all of the network's.
+        bounds: of the crafted input: (low, high) of each feature, the largest 2-norm, or None for the ranges of `x`.
+        steps: of the descent of "crafted"; None: 200, or 5,000 if `published`.
+        starts: how many inputs that descent starts from.
+        published: Algorithm 3 as it is printed, without bounds. It is kept for the record: its loss works against
+            itself.
+        generator: of the records that "crafted" tries as starts, on the device of `x`; None: the first ones.
+
+    Returns:
+        The canary, with the cosine and the norms of the two gradients under the reference model if it is a record.
+
+    Raises:
+        ConfigurationError: an unknown scenario, or one that is not crafted.
+        InputError: data that cannot be used, or no auxiliary records for "natural".
+    """
+    if scenario == "worst-case":
+        raise ConfigurationError('scenario "worst-case" has no data and no model: see `worst_case`, nothing is crafted')
+    if scenario not in get_args(ScenarioName):
+        raise ConfigurationError(f"scenario: expected one of {', '.join(get_args(ScenarioName))}; got {scenario!r}")
+    check_records("data", network, x, y)
+    check_target(reference.target, len(x))
+    if len(reference.theta) != network.parameters:
+        raise InputError(
+            f"reference: expected {network.parameters} parameters, as the network has, got {len(reference.theta)}; make"
+            " the reference with the same network"
+        )
+    if scenario == "gradient":
+        return GradientCanary(reference.target, reference.least_moving, reference.drift)
+    x = at_least_single(x)
+    target = Target(network, reference.theta, x[reference.target], int(y[reference.target]))
+    if scenario == "mislabelled":
+        return _mislabelled(target, reference.target, network.classes if classes is None else classes)
+    if scenario == "natural":
+        return _natural(target, reference.target, auxiliary)
+    if not x.is_floating_point():
+        raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; craft on their embeddings")
+    if (steps is not None and steps < 0) or starts < 1:
+        raise ConfigurationError(f"expected steps of at least 0 and starts of at least 1, got {steps} and {starts}")
+    if published:
+        made = as_published(target, steps=PUBLISHED_STEPS if steps is None else steps)
+    else:
+        tried = (
+            x[torch.randperm(len(x), generator=generator, device=x.device)[:_RECORDS]] if generator else x[:_RECORDS]
+        )
+        made = crafted(
+            target,
+            region(bounds, x),
+            tried,
+            norm=max(target.norm, reference.bound or 0.0),
+            steps=_STEPS if steps is None else steps,
+            starts=starts,
+        )
+    return _record("crafted", target, reference.target, made, target.y)
+
+
+def _mislabelled(target: Target, row: int, classes: int) -> RecordCanary:
+    """Algorithm 4, all labels at once."""
+    if not 2 <= classes <= target.network.classes:
+        raise ConfigurationError(f"classes: expected 2 to {target.network.classes}, the network's, got {classes}")
+    others = torch.tensor([c for c in range(classes) if c != target.y], device=target.x.device)
+    found = target.to_all(target.x.expand(len(others), *target.x.shape), others)
+    return _record("mislabelled", target, row, target.x, int(others[found.cosine.argmin()]))
+
+
+def _natural(target: Target, row: int, auxiliary: tuple[Tensor, Tensor] | None) -> RecordCanary:
+    """Algorithm 5, all records at once or in pieces."""
+    if auxiliary is None:
+        raise InputError(
+            'scenario "natural" picks from records that are not in the data: give auxiliary=(x, y), or craft another'
+            " scenario"
+        )
+    x, y = auxiliary
+    check_records("auxiliary", target.network, x, y)
+    if x.shape[1:] != target.x.shape:
+        raise InputError(
+            f"auxiliary: expected inputs of shape {tuple(target.x.shape)}, as in the data, got {tuple(x.shape[1:])}"
+        )
+    x, y = x.to(target.x), y.to(target.x.device).long()
+    best = int(target.to_all(x, y).cosine.argmin())
+    return _record("natural", target, row, x[best], int(y[best]))
+
+
+def _record(scenario: RecordScenario, target: Target, row: int, x: Tensor, y: int) -> RecordCanary:
+    found = target.to_all(x[None], torch.tensor([y], device=x.device))
+    norms = (target.norm, float(found.norm))
+    return RecordCanary(scenario, row, x.detach().clone(), y, cosine=float(found.cosine), norms=norms)

@@ -1,0 +1,201 @@
+"""The canary of a probe: made for a module, taken from the user, or found by watching a training; kept on disk."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
+from safexplain.audit.canaries.checks import check_target
+from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.reference import Reference, true_class_probability
+from safexplain.audit.canaries.trainer.data import stacked
+from safexplain.audit.canaries.trainer.hook import GradientHook
+from safexplain.audit.canaries.trainer.module_network import ModuleNetwork
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.scenario import ScenarioName
+from safexplain.whole_file import whole_file
+
+__all__ = ["find_coordinate", "given_canary", "load_canary", "logits_of", "make_record", "save_canary", "unwrapped"]
+
+Coordinate = int | tuple[str, int]
+Train = Callable[[GradientHook], nn.Module]
+"""One training in world a that the hook watches."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside Opacus' wrapper."""
+    inner = getattr(model, "_module", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """A copy without the hooks that Opacus left on its layers."""
+    model = copy.deepcopy(unwrapped(model))
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._backward_hooks):
+            for key, hook in list(hooks.items()):
+                inner = getattr(hook, "func", hook)
+                if getattr(inner, "__module__", "").startswith(("opacus.", "safexplain.dp.")):
+                    del hooks[key]
+    return model
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits (n, outputs) on the CPU, of a model in evaluation mode.
+
+    Raises:
+        InputError: they are of another shape, or not finite.
+    """
+    parameter = next(model.parameters(), x)
+    with torch.no_grad():
+        found = model.eval()(x.to(parameter.device))
+    if not isinstance(found, Tensor) or found.dim() not in (1, 2) or len(found) != len(x):
+        raise InputError(
+            f"the model that train returned gives {getattr(found, 'shape', type(found).__name__)} for {len(x)}"
+            " records; expected logits (n, classes), or pass score= to compute the score from it yourself"
+        )
+    found = found.detach().double().cpu().reshape(len(x), -1)
+    if not bool(found.isfinite().all()):
+        raise InputError(
+            "the model that train returned gives NaN or infinite logits for the target or its canary: training"
+            " diverged; lower its learning rate"
+        )
+    return found
+
+
+def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
+    """A record canary of the user's: (x', y').
+
+    Raises:
+        InputError: not a record like those of the data.
+        ConfigurationError: no target.
+    """
+    if isinstance(given, RecordCanary):
+        check_target(given.target, len(data))
+        _checked(given.x, given.y, data[given.target])
+        return given
+    if target is None:
+        raise ConfigurationError("canary: give target=, the number of the record that it stands in for")
+    check_target(target, len(data))
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"canary: expected a record (x', y'), got {type(given).__name__}")
+    instead, label, same = _checked(given[0], given[1], data[target])
+    if same:
+        return RecordCanary("mislabelled", target, instead, label)
+    return RecordCanary("crafted" if scenario == "mislabelled" else scenario, target, instead, label)  # type: ignore[arg-type]
+
+
+def _checked(x: Any, y: Any, target: tuple[Tensor, Tensor]) -> tuple[Tensor, int, bool]:
+    """x' like the target's x, the label, and whether x' is that x."""
+    try:
+        instead, label = torch.as_tensor(x).to(target[0]), int(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"canary: expected a record (x', y') of numbers, y' a class index ({error})") from None
+    if instead.shape != target[0].shape:
+        expected, got = tuple(target[0].shape), tuple(instead.shape)
+        raise InputError(f"canary: expected x' of shape {expected}, as the records have, got {got}")
+    same = torch.equal(instead, target[0])
+    if same and label == int(target[1]):
+        raise InputError("canary: it is the target record itself; the worlds would be one")
+    return instead, label, same
+
+
+def make_record(
+    scenario: ScenarioName,
+    model: nn.Module,
+    data: Any,
+    target: int | None,
+    auxiliary: tuple[Tensor, Tensor] | None,
+    seed: int,
+) -> RecordCanary:
+    """Craft z' for a module; the target is the record whose true class is least probable under it unless given."""
+    model = _plain(model)
+    x, y = stacked(data)
+    parameter = next(iter(model.parameters()), x)
+    x, y = x.to(parameter.device), y.to(parameter.device).long()
+    if auxiliary is not None:
+        auxiliary = torch.as_tensor(auxiliary[0]).to(x), torch.as_tensor(auxiliary[1]).to(y)
+    classes = max(2, logits_of(model, x[:1]).shape[1])
+    if not any(p.requires_grad for p in model.parameters()):
+        model.requires_grad_(True)
+    network = ModuleNetwork(model, classes)
+    generator = torch.Generator(x.device).manual_seed(seed)
+    theta = network.initial(1, generator, x.device, x.dtype)
+    confidence = true_class_probability(network, theta, x, y)
+    if target is not None:
+        check_target(target, len(x))
+    at = int(confidence.argmin()) if target is None else target
+    found = craft(
+        scenario, network, x, y, Reference(theta[0], at, confidence), auxiliary=auxiliary, classes=classes,
+        generator=generator,
+    )  # fmt: skip
+    if not isinstance(found, RecordCanary):
+        raise ConfigurationError(f"scenario {scenario!r} has no record canary")
+    return found
+
+
+def find_coordinate(train: Train, target: int, coordinate: Coordinate | None) -> GradientCanary:
+    """The parameter of a gradient canary, and its drift, from trainings without noise and without the target.
+
+    Args:
+        train: trains once.
+        target: number of the record whose gradient is replaced.
+        coordinate: (name, index) of a parameter of the returned model, or the number among all of the optimizer's;
+            None: the one that moves least.
+
+    Raises:
+        InputError: no such parameter.
+    """
+    if coordinate is None or not isinstance(coordinate, int):
+        hook = GradientHook(target, None, 0.0, trace=True)
+        model = train(hook)
+        assert hook.movement is not None
+        at = int(hook.movement.argmin()) if coordinate is None else _numbered(model, hook, *coordinate)
+    else:
+        at = coordinate
+    hook = GradientHook(target, at, 0.0, trace=True)
+    train(hook)
+    sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
+    return GradientCanary(target, at, torch.tensor(hook.path).double() - hook.path[0] if sgd else None)
+
+
+def _numbered(model: nn.Module, hook: GradientHook, name: str, index: int) -> int:
+    """The number among the optimizer's parameters of one that is named in the model."""
+    named = {id(p): key for key, p in unwrapped(model).named_parameters()}
+    first, known = 0, []
+    for p in hook.optimizer.params:
+        key = named.get(id(p))
+        known.append(f"{key} ({p.numel()})")
+        if key == name and 0 <= index < p.numel():
+            return first + index
+        first += p.numel()
+    raise InputError(f"coordinate ({name!r}, {index}): the optimizer trains {', '.join(known)}")
+
+
+def save_canary(path: Path, canary: Canary) -> None:
+    """Write it, all or nothing."""
+    with whole_file(path) as partial, partial.open("wb") as file:
+        torch.save({"kind": type(canary).__name__, **asdict(canary)}, file)
+
+
+def load_canary(path: Path) -> Canary | None:
+    """The canary that `save_canary` wrote; None if there is none.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = torch.load(path, weights_only=True)
+        kinds: dict[str, Callable[..., Canary]] = {"GradientCanary": GradientCanary, "RecordCanary": RecordCanary}
+        return kinds[found.pop("kind")](**found)
+    except Exception as error:
+        raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None

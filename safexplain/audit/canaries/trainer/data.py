@@ -1,0 +1,147 @@
+"""The data set that a user's training function gets: of either world, and it tells which records were fetched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from safexplain.dp.sgd.records import InMemory, records_of
+from safexplain.errors import InputError
+
+__all__ = ["Fetched", "World", "digest_of", "records", "stacked"]
+
+Record = tuple[Tensor, Tensor]
+
+
+class Fetched:
+    """Numbers of the records that were fetched for the next step, in order.
+
+    Batches of a `torch.utils.data.DataLoader` arrive whole. Records that were fetched one at a time count only where
+    no batch was. What is fetched without gradients, as for an evaluation, does not count.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[int] | None = None
+        self._single: list[int] = []
+
+    def batch(self, numbers: Sequence[int]) -> None:
+        """A loader fetched these."""
+        if torch.is_grad_enabled():
+            self._batches = [*(self._batches or []), *numbers]
+
+    def one(self, number: int) -> None:
+        """A record was fetched by itself."""
+        if torch.is_grad_enabled():
+            self._single.append(number)
+
+    def take(self) -> list[int]:
+        """The records since the last call."""
+        found = self._single if self._batches is None else self._batches
+        self._batches, self._single = None, []
+        return found
+
+
+class World(Dataset[Record]):
+    """The records of world a or b: they differ in one record, or, for a gradient canary, in none.
+
+    Args:
+        data: see `records`.
+        target: number of the record z.
+        instead: z' in world b; None: z stays.
+        fetched: told about every record that is fetched; None: nobody is.
+    """
+
+    def __init__(self, data: Any, target: int, instead: Record | None = None, fetched: Fetched | None = None) -> None:
+        self.data, self.target, self.instead, self.fetched = data, target, instead, fetched
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, number: int) -> Record:
+        number = self._checked(number)
+        if self.fetched:
+            self.fetched.one(number)
+        return self._record(number)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Record]:
+        """What a DataLoader asks for a batch."""
+        found = [self._checked(number) for number in numbers]
+        if self.fetched:
+            self.fetched.batch(found)
+        return [self._record(number) for number in found]
+
+    def _checked(self, number: int) -> int:
+        at = int(number)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"record {at} of {len(self)}")
+        return at % len(self)
+
+    def _record(self, number: int) -> Record:
+        x, y = self.instead if self.instead is not None and number == self.target else self.data[number]
+        return x.clone(), y.clone()  # training may change in place what it gets
+
+
+class _Pair:
+    """Tensors as records."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, number: int) -> Record:
+        return self.x[number], self.y[number]
+
+
+class _OnDemand:
+    """Records of a map-style data set as tensors."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> Record:
+        found = self.dataset[number]
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise InputError(f"data: expected records (x, y), got {type(found).__name__} from the data set")
+        return torch.as_tensor(found[0]), torch.as_tensor(found[1])
+
+
+def records(data: Any) -> Any:
+    """A sequence of records (x, y) of tensors, from a pair of tensors or arrays, or a map-style data set of (x, y).
+
+    Raises:
+        InputError: something else, no records, or several inputs a record.
+    """
+    found = records_of(data)
+    if isinstance(found, InMemory):
+        if not isinstance(found.x, Tensor):
+            raise InputError("data: expected one input tensor a record, got several; put them into one")
+        return _Pair(found.x, found.y)
+    return _OnDemand(data)
+
+
+def stacked(data: Any) -> tuple[Tensor, Tensor]:
+    """All records as x (n, ...) and y (n,)."""
+    if isinstance(data, _Pair):
+        return data.x, data.y
+    found = [data[i] for i in range(len(data))]
+    return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+
+
+def digest_of(data: Any) -> str:
+    """SHA-256 of all records in order: types, shapes and bytes. A map-style data set is read once."""
+    found: Any = hashlib.sha256()
+    for record in [(data.x, data.y)] if isinstance(data, _Pair) else (data[i] for i in range(len(data))):
+        for tensor in record:
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return str(found.hexdigest())

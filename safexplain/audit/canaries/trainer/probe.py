@@ -1,0 +1,272 @@
+"""Audit of a user's own training function: it is called again and again, on one world or the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from safexplain.audit.canaries.canary import Canary, GradientCanary
+from safexplain.audit.canaries.checks import check_target
+from safexplain.audit.canaries.run import Threshold
+from safexplain.audit.canaries.trainer.canary import (
+    Coordinate,
+    find_coordinate,
+    given_canary,
+    load_canary,
+    make_record,
+    save_canary,
+)
+from safexplain.audit.canaries.trainer.data import World, digest_of, records
+from safexplain.audit.canaries.trainer.hook import GradientHook
+from safexplain.audit.canaries.trainer.probe_checks import (
+    check_confidence,
+    check_threshold,
+    check_train,
+    name_of,
+    whole,
+)
+from safexplain.audit.canaries.trainer.probe_store import Key, Store
+from safexplain.audit.canaries.trainer.runs import Run, progress_bar, run_all, seed_of_run, seeded
+from safexplain.audit.canaries.trainer.score import ScoreOf, Train, call
+from safexplain.audit.references.shadows import Progress
+from safexplain.digests import Undigestable, digest
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import CanaryResult, check_method, judge
+from safexplain.verdict.canaries.scenario import scenario_of
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats import epsilon_ceiling
+from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.lower_bounds import CHOOSING
+
+__all__ = ["CanaryProbe"]
+
+
+class CanaryProbe:
+    """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
+
+    `train` is called once a run with a map-style data set of (x, y) tensors, of equal length in both worlds, and a
+    `torch.Generator` seeded for the run. The global generators of torch, NumPy and Python are seeded too, and restored
+    afterwards. It must train anew each time and return the model. A training that seeds itself always alike, or batches
+    or noise by its own constant, is audited as it is: that is a bug which shows.
+
+    Args:
+        train: (dataset, generator) -> model; with `devices`, (dataset, generator, device) -> model.
+        data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
+        claim: what the training is said to keep.
+        scenario: "mislabelled", "natural" or "crafted" replace a record; "gradient" replaces a record's gradient, in
+            loops with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data
+            set right before its step.
+        model: for which a record canary is crafted; None: one that `train` gives on the data.
+        canary: a ready record (x', y') or `RecordCanary`, instead of a crafted one.
+        target: number of the record z that is replaced; None: the one of whose label the model is least sure (for a
+            gradient canary 0, as its own gradient does not matter).
+        auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
+        coordinate: parameter of a gradient canary, (name, index) or a number among all that train; None: the one that
+            moves least in a training without noise.
+        runs: trainings in both worlds together; decide on it before: adding runs until a verdict comes is no audit.
+        seed: of everything.
+        workers: processes that train.
+        devices: handed to `train` in turn.
+        cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
+            its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
+            read once to tell it from others.
+        version: names the training function there, instead of its source and all that it refers to; and `score` where
+            that cannot be digested.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
+            "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
+        confidence: of the bound.
+        score: what `train` returned -> a number, higher in world a; None: from logits at z and z', or from how far the
+            parameter of the gradient canary moved.
+
+    Raises:
+        ConfigurationError: options that contradict each other.
+        InputError: data or a canary that cannot be used.
+    """
+
+    def __init__(
+        self,
+        train: Train,
+        data: Any,
+        *,
+        claim: Claim,
+        scenario: str = "mislabelled",
+        model: nn.Module | None = None,
+        canary: Any = None,
+        target: int | None = None,
+        auxiliary: tuple[Any, Any] | None = None,
+        coordinate: Coordinate | None = None,
+        runs: int = 200,
+        seed: int = 0,
+        workers: int = 1,
+        devices: Sequence[str] | None = None,
+        cache: str | Path | None = None,
+        version: str | None = None,
+        method: BoundMethod = "pld",
+        threshold: Threshold | None = "auto",
+        confidence: float = 0.95,
+        score: Callable[[Any], float] | None = None,
+    ) -> None:
+        check_method(method, claim)
+        self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
+        check_train(train, devices)
+        check_confidence(confidence)
+        self.data, self.seed = records(data), whole("seed", seed, 0)
+        self.runs, self.workers = whole("runs", runs, 4), whole("workers", workers, 1)
+        self.model, self.auxiliary, self.coordinate, self.score = model, auxiliary, coordinate, score
+        self.method: BoundMethod = method
+        self.threshold: Threshold = check_threshold(threshold)
+        self.confidence = confidence
+        self.devices = [str(d) for d in devices] if devices else None
+        if target is not None:
+            check_target(target := whole("target", target, 0), len(self.data))
+        if self.scenario == "worst-case":
+            raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.worst_case')
+        if self.scenario == "gradient" and (canary is not None or score is not None):
+            raise ConfigurationError('scenario "gradient" takes no canary and no score: choose with target, coordinate')
+        if self.scenario == "natural" and auxiliary is None and canary is None:
+            raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
+        self._target = 0 if self.scenario == "gradient" and target is None else target
+        self._given = None if canary is None else given_canary(canary, self.data, target, self.scenario)
+        if self._given is not None:
+            self.scenario = self._given.scenario
+        self.folder = None if cache is None else Path(cache) / self._digest(version)
+
+    @property
+    def ceiling(self) -> float:
+        """The most that so many runs can show, if the worlds are told apart without an error.
+
+        For a gradient canary and threshold "auto" it is at most this until the canary is known, after `run`: without
+        a known drift, as under Adam, some runs then choose the threshold and do not count.
+        """
+        split = self.threshold == "split" or (self.threshold == "auto" and self.scenario != "gradient")
+        if "canary" in self.__dict__:
+            split = self._number() is None
+        each = self.runs // 2
+        each -= max(1, round(CHOOSING * each)) if split else 0
+        family = {"confidence": self.confidence, **self.claim.sampled()}
+        return epsilon_ceiling(each, each, self.claim.delta, self.method, **family)
+
+    @cached_property
+    def canary(self) -> Canary:
+        """Given, read from the cache, or made: that may train one or two models."""
+        if self._given is not None:
+            return self._given
+        path = self.folder and self.folder / "canary.pt"
+        if path and (found := load_canary(path)) is not None:
+            return found
+        made = self._made()
+        if path:
+            _make_folder(path.parent)
+            save_canary(path, made)
+        return made
+
+    def run(self, progress: Progress | None = None) -> CanaryResult:
+        """Take the runs that are missing, world by world in turn, and judge.
+
+        Args:
+            progress: told after each run; None shows a bar with the time left on a terminal.
+
+        Raises:
+            InputError: a run, or the reference training before them, failed (it says which; what is finished is kept
+                with `cache`), or the model cannot be scored.
+            RefusedError: the target's row cannot be told in the loop, for a gradient canary.
+        """
+        if self.folder:
+            _make_folder(self.folder)
+        store = Store(self.folder and self.folder / "runs.jsonl")
+        keys: list[Key] = [("b" if i % 2 else "a", i // 2) for i in range(self.runs)]
+        with nullcontext(progress) if progress else progress_bar() as told:
+            told("canary", 0, 1)
+            canary = self.canary
+            told("canary", 1, 1)
+            score = ScoreOf(self.train, self.data, canary, self.score)
+            run_all(Run(score, self.seed), keys, store, workers=self.workers, devices=self.devices, progress=told)
+        taken = {key: store.runs[key] for key in keys}
+        a, b = (np.array([[taken[k].score for k in keys if k[0] == world]]) for world in ("a", "b"))
+        steps = 1 if self.claim.mechanism is None else self.claim.mechanism.steps
+        return judge(
+            Scores((steps,), a, b),
+            self.claim,
+            scenario=self.scenario,
+            method=self.method,
+            threshold=self._number(),
+            confidence=self.confidence,
+            seconds=sum(finished.seconds for finished in taken.values()),
+            seed=self.seed,
+            setting={
+                "trained": getattr(self.train, "__qualname__", type(self.train).__qualname__),
+                "records": len(self.data),
+                "target": canary.target,
+            },
+        )
+
+    def _number(self) -> float | None:
+        """The threshold; None: chosen on some of the runs."""
+        if self.threshold == "auto":
+            return 0.0 if isinstance(self.canary, GradientCanary) and self.canary.drift is not None else None
+        return None if self.threshold == "split" else float(self.threshold)
+
+    def _made(self) -> Canary:
+        device = self.devices[0] if self.devices else None
+        seed = seed_of_run(self.seed, "reference", 0)
+
+        def train(hook: GradientHook | None) -> Any:
+            world = World(self.data, self._target or 0, fetched=hook.fetched if hook else None)
+            try:
+                with seeded(seed), hook.watching() if hook else nullcontext():
+                    return call(self.train, world, seed, device)
+            except RefusedError:
+                raise
+            except Exception as error:
+                raise InputError(
+                    f"the reference training on the data (seed {seed}), before any run, stopped with"
+                    f" {type(error).__name__}: {error}"
+                ) from error
+
+        if self.scenario == "gradient":
+            return find_coordinate(train, self._target or 0, self.coordinate)
+        model = train(None) if self.model is None else self.model
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
+                " a ready canary=(x', y') with target="
+            )
+        return make_record(self.scenario, model, self.data, self._target, self.auxiliary, seed)
+
+    def _digest(self, version: str | None) -> str:
+        given = self._given
+        auxiliary = None if self.auxiliary is None else [torch.as_tensor(part) for part in self.auxiliary]
+        functions = [name_of("train", self.train, None) if version is None else version]
+        functions.append(name_of("score", self.score, version))
+        with seeded(seed_of_run(self.seed, "records", 0)):  # records may be drawn at random
+            data = digest_of(self.data)
+        parts = (
+            data,
+            self.scenario,
+            None if given is None else [given.target, given.x, given.y],
+            auxiliary,
+            self._target,
+            self.coordinate,
+            self.seed,
+            functions,
+        )
+        try:
+            return digest(*parts, self.model)[:32]
+        except Undigestable as reason:
+            raise ConfigurationError(f"cache: model cannot be told from other models ({reason})") from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cache: cannot make {folder}: {error.strerror or error}") from None

@@ -1,0 +1,164 @@
+"""The trainings of a probe: each seeded by its world and number, its score stored at once, the rest resumed."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from safexplain.audit.canaries.trainer.probe_store import Finished, Key, Store
+from safexplain.audit.references.shadows import Progress
+from safexplain.errors import InputError
+
+__all__ = ["Run", "progress_bar", "run_all", "seed_of_run", "seeded"]
+
+
+class Run:
+    """Trains and scores one model; made by a probe. It travels to other processes whole.
+
+    Args:
+        score: key, seed and device -> score.
+        seed: of all runs.
+    """
+
+    def __init__(self, score: Any, seed: int) -> None:
+        self.score, self.seed = score, seed
+
+    def __call__(self, key: Key, device: str | None) -> Finished:
+        """Train one model.
+
+        Raises:
+            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
+        """
+        began, seed = time.monotonic(), seed_of_run(self.seed, *key)
+        try:
+            with seeded(seed):
+                score = float(self.score(key[0], seed, device))
+            if not math.isfinite(score):
+                raise InputError(
+                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
+                )
+        except Exception as error:
+            world, number = key
+            raise InputError(
+                f"run {number} of world {world} (seed {seed}) stopped with {type(error).__name__}: {error}"
+            ) from error
+        return Finished(score, time.monotonic() - began)
+
+
+def seed_of_run(seed: int, what: str, number: int) -> int:
+    """A seed of 63 bits for a run of world `what`, whatever number of runs there are."""
+    return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python, and restore them afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices):
+        try:
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            random.seed(seed)
+            yield
+        finally:
+            np.random.set_state(legacy)  # noqa: NPY002
+            random.setstate(plain)
+
+
+def run_all(
+    run: Run, keys: Sequence[Key], store: Store, *, workers: int, devices: Sequence[str] | None, progress: Progress
+) -> None:
+    """Take the runs that are not in the store, in the order of `keys`.
+
+    Args:
+        run: takes one.
+        keys: of all runs.
+        store: of finished ones.
+        workers: processes; 1: this one.
+        devices: handed out in turn.
+        progress: told after each.
+
+    Raises:
+        InputError: a run failed; those that were finished are in the store.
+    """
+    missing = [key for key in keys if key not in store.runs]
+    where = {key: devices[i % len(devices)] if devices else None for i, key in enumerate(missing)}
+    done = len(keys) - len(missing)
+    progress("training", done, len(keys))
+    finished = _here(run, where) if workers == 1 or len(missing) < 2 else _elsewhere(run, where, workers)
+    try:
+        for key, result in finished:
+            store.add(key, result)
+            done += 1
+            progress("training", done, len(keys))
+    except InputError as error:
+        kept = f"kept in {store.path.parent}" if store.path else "lost: give cache= a folder to keep them"
+        raise InputError(f"{error}; {done} of {len(keys)} runs are finished and {kept}") from (error.__cause__ or error)
+
+
+def _here(run: Run, where: Mapping[Key, str | None]) -> Iterator[tuple[Key, Finished]]:
+    for key, device in where.items():
+        yield key, run(key, device)
+
+
+def _elsewhere(run: Run, where: Mapping[Key, str | None], workers: int) -> Iterator[tuple[Key, Finished]]:
+    """In other processes; functions from notebooks travel by value, and what all runs share travels once."""
+    from joblib import Parallel, delayed, wrap_non_picklable_objects  # type: ignore[import-untyped]
+
+    workers = min(workers, len(where))
+    threads = max(1, torch.get_num_threads() // workers)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        path.write_bytes(pickle.dumps(wrap_non_picklable_objects(run)))
+        pool = Parallel(workers, backend="loky", return_as="generator_unordered", batch_size=1)
+        for key, result in pool(delayed(_one)(path, threads, key, device) for key, device in where.items()):
+            if isinstance(result, InputError):
+                raise result
+            yield key, result
+
+
+def _one(path: Path, threads: int, key: Key, device: str | None) -> tuple[Key, Finished | InputError]:
+    """In a worker; an error that is returned does not keep what others have finished from being stored."""
+    torch.set_num_threads(threads)
+    try:
+        return key, _read(path)(key, device)
+    except InputError as error:
+        error.add_note("".join(traceback.format_exception(error.__cause__)))
+        return key, error
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path) -> Run:
+    run: Run = pickle.loads(path.read_bytes())
+    return run
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar with the time left on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Bars(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    with bars:
+        task = bars.add_task("canary", total=None)
+
+        def show(stage: str, done: float, total: float) -> None:
+            bars.update(task, description=stage, completed=done, total=total)
+
+        yield show

@@ -1,0 +1,178 @@
+"""Asking for recourse: models with known membership answer about every example, and what an attacker sees is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain.audit.attacks.recourse.boundary import Boundary, margins, offset_of, ridge_boundaries, unit
+from safexplain.audit.references.shadows import Progress, silent
+from safexplain.audit.signals import Signals
+from safexplain.errors import InfeasibleError, InputError
+
+Train = Callable[[NDArray[np.float64], NDArray[Any], int], Any]
+"""train(X, y, seed) -> an object whose explain(x) answers with a `Recourse`, such as a fitted mechanism."""
+
+AT_ONCE = 1 << 20
+"""Numbers of the queries that are asked about at a time; larger arrays cost more to allocate than to fill."""
+
+MOST_TO_REGRESS = 2048
+"""Features up to which weights are regressed from the released scores."""
+
+
+def coin_flips(n: int, models: int, *, size: int | None = None, seed: int = 0) -> NDArray[np.bool_]:
+    """(models, n) bool: who trains on what, by independent coins, or exactly `size` members a model, drawn at random.
+
+    Raises:
+        InputError: fewer than two models, or `size` not in 1 .. n - 1.
+    """
+    if models < 2 or (size is not None and not 0 < size < n):
+        raise InputError(f"expected at least 2 models and a size of 1 .. {n - 1} or None, got {models} and {size}")
+    lots = np.random.default_rng([seed, 0xF11B]).random((models, n))
+    if size is None:
+        return lots < 0.5
+    return lots.argsort(1).argsort(1) < size
+
+
+def collect_recourse(
+    train: Train,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    models: int,
+    repeats: int = 1,
+    size: int | None = None,
+    keep_changes: bool = True,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Signals:
+    """Train models on random halves of one pool, ask each about every example, and keep what an attacker would see.
+
+        distance           length of the recourse; where x is favourable already, how far from the boundary the released
+                           score says that it is, at the rate of distance to score of the other answers
+        signed_distance    the same, above 0 where the released decision is the true label
+        score              released score, noised where the mechanism noises it
+        label              released decision
+        recovered_margin   signed distance from the boundary read from the answers (`attacks.boundary`), above 0 on the
+                           side of the true label
+        regressed_margin   the same with the boundary regressed from all released scores; up to 2,048 features, and not
+                           there without scores
+        averaged_distance  distance by the mean of `repeats` answers; not there if the first ones are all the same
+
+    `attributions` are the changes, counterfactual - x, of the first answers.
+
+    Args:
+        train: see `Train`; called once a model with its members and a seed.
+        x: (n, d) the pool, preprocessed by public constants only.
+        y: (n,) two labels; the larger one is the favourable outcome.
+        models: how many are trained; each is a target in turn.
+        repeats: answers asked about every example.
+        size: members of every model; None: each example is one by a coin flip.
+        keep_changes: keep the changes and the inputs, float32, (models + 1) n d numbers.
+        seed: of the membership and of the seeds that `train` gets.
+        progress: told after each model.
+
+    Raises:
+        InputError: not two labels, shapes disagree, or answers are not finite.
+    """
+    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
+    if rows.ndim != 2 or labels.shape != (len(rows),) or len(np.unique(labels)) != 2:
+        raise InputError(f"expected x (n, d) and y (n,) with two labels, got {rows.shape} and {labels.shape}")
+    if repeats < 1:
+        raise InputError(f"expected at least one answer a question, got repeats={repeats!r}")
+    favourable = labels == labels.max()
+    member = coin_flips(len(rows), models, size=size, seed=seed)
+    seeds = np.random.SeedSequence([seed, 0x5EED]).generate_state(models)
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    changes = np.zeros((models, *rows.shape), np.float32) if keep_changes else None
+    for i in range(models):
+        answering = train(rows[member[i]], labels[member[i]], int(seeds[i]))
+        first = Answers.asked(answering, rows, None if changes is None else changes[i])
+        signals = {
+            "distance": np.abs(first.signed),
+            "signed_distance": np.where(favourable, -first.signed, first.signed),
+            "score": first.score,
+            "label": first.favourable.astype(np.float64),
+            "recovered_margin": margins(first.boundary(rows), rows, favourable),
+            "averaged_distance": np.abs(_averaged(answering, rows, first, repeats)),
+        }
+        for name, values in signals.items():
+            found.setdefault(name, []).append(values)
+        progress("asking", i + 1, models)
+    kept = {name: np.array(each) for name, each in found.items()}
+    if (kept["averaged_distance"] == kept["distance"]).all():
+        del kept["averaged_distance"]
+    if rows.shape[1] <= MOST_TO_REGRESS and (kept["score"] != 0).any():
+        read = ridge_boundaries(rows, kept["score"])
+        kept["regressed_margin"] = np.array([margins(b, rows, favourable) for b in read])
+    meta = {"recourse": {"models": models, "repeats": repeats, "size": size, "seed": seed}}
+    return Signals(member, kept, changes, meta, rows.astype(np.float32) if keep_changes else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What one model answered to n questions.
+
+    Args:
+        signed: (n,) distance from the boundary, above 0 where x is not favourable.
+        score: (n,) released scores less the target.
+        favourable: (n,) bool, released decisions.
+        direction: (d,) of norm 1, mean of the unit vectors of all changes; zeros without any.
+        reached: (a,) where the counterfactuals lie along it.
+    """
+
+    signed: NDArray[np.float64]
+    score: NDArray[np.float64]
+    favourable: NDArray[np.bool_]
+    direction: NDArray[np.float64]
+    reached: NDArray[np.float64]
+
+    def boundary(self, rows: NDArray[np.float64]) -> Boundary:
+        """The boundary that these answers tell."""
+        scored = self.score if (self.score != self.score[0]).any() else None
+        return Boundary(self.direction, offset_of(rows @ self.direction, self.reached, scored, 0.0))
+
+    @classmethod
+    def asked(cls, answering: Any, rows: NDArray[np.float64], keep: NDArray[np.float32] | None = None) -> Answers:
+        """Ask about (n, d) rows, a part at a time; the changes are written to `keep`, (n, d), where it is given."""
+        n, d = rows.shape
+        distance, score, decided = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+        total, reached = np.zeros(d), []
+        step = max(1, AT_ONCE // d)
+        for part in (slice(start, start + step) for start in range(0, n, step)):
+            answer = explained(answering, rows[part])
+            change = np.asarray(answer.counterfactual) - rows[part]
+            length = np.linalg.norm(change, axis=1)
+            moved = length > 0
+            total += (1 / length[moved]) @ change[moved]
+            reached.append(answer.counterfactual[moved] @ unit(total))
+            distance[part] = answer.distance
+            score[part] = np.asarray(answer.score) - float(getattr(answering, "target", 0.0))
+            decided[part] = answer.favourable
+            if keep is not None:
+                keep[part] = change
+        answered = (distance > 0) & (score < 0)
+        rate = float(np.median(distance[answered] / -score[answered])) if answered.any() else 1.0
+        signed = np.where(distance > 0, distance, -score * rate)
+        return cls(signed, score, decided, unit(total), np.concatenate(reached))
+
+
+def explained(answering: Any, rows: NDArray[np.float64]) -> Any:
+    """The `Recourse` of rows, those without recourse marked as such."""
+    try:
+        return answering.explain(rows)
+    except InfeasibleError as error:
+        return error.result
+
+
+def _averaged(answering: Any, rows: NDArray[np.float64], first: Answers, repeats: int) -> NDArray[np.float64]:
+    """(n,) means of the signed distances of `repeats` answers; of the first ones if a few more are the same."""
+    few = rows[:64]
+    if repeats == 1 or (Answers.asked(answering, few).score == first.score[: len(few)]).all():
+        return first.signed
+    more = [Answers.asked(answering, rows).signed for _ in range(repeats - 1)]
+    return np.asarray(np.mean([first.signed, *more], axis=0))

@@ -1,0 +1,80 @@
+"""Finished reference models on disk, under a key of everything that made them.
+
+Only tensors are stored and only tensors are loaded (`weights_only=True`): a cache directory that somebody else can
+write to cannot run code here.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from safexplain.digests import sources_digest
+from safexplain.errors import InputError
+
+_TRAINING_CODE = ("cache.py", "digests.py", "recipe.py", "shadows.py", "training.py")
+
+
+class ModelCache:
+    """A directory of state dicts named by digest.
+
+    Args:
+        folder: made when missing.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the cache folder {self.folder}: {error.strerror or error}") from None
+
+    def load(self, key: str, model: nn.Module) -> bool:
+        """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
+        path = self._path(key)
+        try:
+            with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
+                if file.testzip() is not None:
+                    return False
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            own = {name: t.shape for name, t in model.state_dict().items()}
+            if {name: t.shape for name, t in state.items()} != own:
+                return False  # before anything is overwritten
+            model.load_state_dict(state)
+        except Exception:
+            return False
+        model.eval()
+        return True
+
+    def save(self, key: str, model: nn.Module) -> None:
+        """Store the weights, all or nothing.
+
+        Raises:
+            InputError: the disk is full or not writable; what was stored before stays.
+        """
+        path = self._path(key)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            torch.save({k: v.detach().cpu() for k, v in model.state_dict().items()}, partial)
+            partial.replace(path)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise InputError(
+                f"cannot store a trained model in {self.folder} ({error}); free some space and resume:"
+                " the models stored before are kept"
+            ) from None
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.pt"
+
+
+def code_version() -> str:
+    """Digest of the training code and the torch version: a changed one does not reuse old models."""
+    return sources_digest(Path(__file__).with_name(name) for name in _TRAINING_CODE)

@@ -1,0 +1,277 @@
+"""Reference ("shadow") models: trained like the target on coin-flip subsets of one pool, so with known membership."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain.audit.population import Population
+from safexplain.audit.recipe import Recipe, Train
+from safexplain.audit.references.cache import ModelCache, code_version
+from safexplain.audit.references.training import is_batchable, train_one, train_together
+from safexplain.digests import Undigestable, digest
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+Build = Callable[[int], nn.Module]
+"""seed -> a new, untrained model; also called with the global generator seeded, so that ignoring the seed is fine."""
+
+TOGETHER = 32
+"""Most models in one batched computation; what is finished is stored after each."""
+
+
+class Progress(Protocol):
+    """Told about long work."""
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        """`done` of `total` units of `stage` are finished."""
+
+
+def silent(stage: str, done: float, total: float) -> None:
+    """Progress that goes nowhere."""
+
+
+def named(progress: Progress, stage: str) -> Progress:
+    """The same progress under another stage's name."""
+    return lambda _, done, total: progress(stage, done, total)
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    """Models with known membership.
+
+    Args:
+        models: m trained models in eval mode.
+        membership: (m, n) bool over the population.
+    """
+
+    models: tuple[nn.Module, ...]
+    membership: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        if self.membership.dtype != np.bool_ or self.membership.shape[:1] != (len(self.models),):
+            raise InputError(
+                f"expected bool membership with a row for each of {len(self.models)} models,"
+                f" got {self.membership.dtype} {self.membership.shape}"
+            )
+
+    def behind(self, target: nn.Module, member: NDArray[np.bool_]) -> Shadows:
+        """The same with `target`, whose members are `member` (n,) bool, in front as model 0."""
+        return Shadows((target, *self.models), np.concatenate([np.asarray(member, dtype=bool)[None], self.membership]))
+
+
+def train_shadows(
+    population: Population,
+    train: Recipe | Train | Any,
+    *,
+    build: Build | None = None,
+    models: int = 16,
+    membership: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    cache: ModelCache | str | Path | None = None,
+    progress: Progress = silent,
+) -> Shadows:
+    """Train reference models, each on the members that its own coin flips chose.
+
+    Networks of linear layers and activations train as batched computations, others in a plain loop. With `cache`, each
+    finished model is stored under a key of recipe, data, members, initial weights and code version: an interrupted run
+    resumes, a changed one does not reuse. Models that are not built by `build` (a callable without it, scikit-learn
+    estimators) would need pickles and are not stored.
+
+    Args:
+        population: the pool.
+        train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`, called with the global generator
+            seeded too; or a scikit-learn classifier, which is cloned, seeded where it or its steps have
+            `random_state`, and fitted.
+        build: makes an untrained model from a seed.
+        models: how many.
+        membership: (models, n) bool to use instead of coin flips.
+        seed: of the coin flips, the initial weights and the order of the batches.
+        device: where networks train.
+        cache: a `ModelCache` or a folder.
+        progress: told after each model.
+
+    Returns:
+        The models, on `device`, and their membership.
+
+    Raises:
+        ConfigurationError: a Recipe without `build`, or something that cannot train.
+        InputError: a model would have members of fewer than two classes, or training diverged.
+    """
+    member = population.flip(models, seed=seed) if membership is None else np.asarray(membership, dtype=bool)
+    if member.ndim != 2 or member.shape[1] != len(population) or len(member) < 1:
+        raise InputError(f"expected membership (models, {len(population)}), got {member.shape}")
+    labels = population.y.numpy()
+    for i, row in enumerate(member):
+        if len(np.unique(labels[row])) < 2:
+            raise InputError(
+                f"model {i} would train on {int(row.sum())} examples of fewer than two classes; use more data"
+            )
+    store = ModelCache(cache) if isinstance(cache, str | Path) else cache
+    job = _Job(population, member, seed, torch.device(device), store, progress)
+    if isinstance(train, Recipe):
+        if build is None:
+            raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
+        return Shadows(tuple(job.by_recipe(train, build)), member)
+    if hasattr(train, "fit") and hasattr(train, "get_params"):
+        return Shadows(tuple(job.by_estimator(train)), member)
+    if callable(train):
+        return Shadows(tuple(job.by_callable(train, build)), member)
+    raise ConfigurationTypeError(
+        f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
+    )
+
+
+class EstimatorModule(nn.Module):
+    """A scikit-learn classifier as a module: (n, d) inputs -> (n, classes) probabilities, without gradients.
+
+    Explain it by perturbation (`Occlusion`, ...); gradient methods have nothing to differentiate.
+
+    Args:
+        estimator: fitted, with `predict_proba`.
+        classes: number of outputs; classes the estimator has not seen get probability 0.
+    """
+
+    def __init__(self, estimator: Any, classes: int) -> None:
+        super().__init__()
+        if not hasattr(estimator, "predict_proba"):
+            raise ConfigurationError(
+                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
+            )
+        self.estimator = estimator
+        self.classes = classes
+        try:
+            identity = hashlib.sha256(pickle.dumps(estimator)).digest()  # for the model's digest
+        except Exception:  # local classes and the like: apart from all others, but another after a restart
+            identity = os.urandom(32)
+        self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities of the classes 0 .. classes-1, float32."""
+        out = np.zeros((len(x), self.classes), dtype=np.float32)
+        rows = x.detach().cpu().flatten(1).numpy()
+        if len(rows):
+            out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
+        return torch.from_numpy(out).to(x.device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    population: Population
+    member: NDArray[np.bool_]
+    seed: int
+    device: torch.device
+    store: ModelCache | None
+    progress: Progress
+
+    def by_recipe(self, recipe: Recipe, build: Build) -> list[nn.Module]:
+        recipe_key = digest(recipe.to_toml())
+        models, keys, missing = [], [], []
+        for i, row in enumerate(self.member):
+            model = self._new(build, recipe.seed, i)
+            key = self._key(recipe_key, row, model, i) if self.store else ""
+            if not (self.store and self.store.load(key, model)):
+                missing.append(i)
+            models.append(model.to(self.device))
+            keys.append(key)
+        finished = len(models) - len(missing)
+        for group in self._groups(recipe, models, missing):
+            tick = _ticker(self.progress, finished, len(group), len(models))
+            x, y = self.population.x, self.population.y
+            index = [torch.from_numpy(np.flatnonzero(self.member[i])) for i in group]
+            generators = [self._generator(recipe.seed, i) for i in group]
+            if is_batchable(models[group[0]], recipe):
+                train_together(recipe, [models[i] for i in group], x, y, index, generators, tick)
+            else:
+                train_one(recipe, models[group[0]], x[index[0]], y[index[0]], generators[0], tick)
+            for i in group:
+                if self.store:
+                    self.store.save(keys[i], models[i])
+            finished += len(group)
+        self.progress("training", len(models), len(models))
+        return [m.eval() for m in models]
+
+    def by_callable(self, train: Train, build: Build | None) -> list[nn.Module]:
+        try:
+            train_key = digest(train)
+        except Undigestable:
+            train_key = ""
+        models = []
+        for i, row in enumerate(self.member):
+            model = self._new(build, 0, i) if build and self.store and train_key else None
+            key = self._key(train_key, row, model, i) if model else ""
+            if not (model and self.store and self.store.load(key, model)):
+                index = torch.from_numpy(np.flatnonzero(row))
+                generator = self._generator(0, i)
+                with torch.random.fork_rng([]):
+                    torch.manual_seed(generator.initial_seed())
+                    model = train(self.population.x[index], self.population.y[index], generator)
+                if not isinstance(model, nn.Module):
+                    raise ConfigurationTypeError(
+                        f"train(x, y, generator) must return a module, got {type(model).__name__}"
+                    )
+                if key and self.store:
+                    self.store.save(key, model)
+            models.append(model.to(self.device).eval())
+            self.progress("training", i + 1, len(self.member))
+        return models
+
+    def by_estimator(self, estimator: Any) -> list[nn.Module]:
+        from sklearn.base import clone
+
+        models: list[nn.Module] = []
+        x, y = self.population.x.flatten(1).numpy(), self.population.y.numpy()
+        for i, row in enumerate(self.member):
+            one = clone(estimator)
+            states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
+            one.set_params(**dict.fromkeys(states, _mixed(self.seed, 0, i) % 2**31))
+            models.append(EstimatorModule(one.fit(x[row], y[row]), self.population.classes).eval())
+            self.progress("training", i + 1, len(self.member))
+        return models
+
+    def _groups(self, recipe: Recipe, models: Sequence[nn.Module], missing: Sequence[int]) -> list[list[int]]:
+        """Models that train together: of equal steps per epoch where they are batchable, else each alone."""
+        if not missing or not is_batchable(models[missing[0]], recipe):
+            return [[i] for i in missing]
+        by_steps: dict[int, list[int]] = {}
+        for i in missing:
+            by_steps.setdefault(recipe.steps_per_epoch(int(self.member[i].sum())), []).append(i)
+        return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
+
+    def _new(self, build: Build, base: int, i: int) -> nn.Module:
+        with torch.random.fork_rng([]):
+            seed = _mixed(self.seed, base, i)
+            torch.manual_seed(seed)
+            return build(seed % 2**31)
+
+    def _generator(self, base: int, i: int) -> torch.Generator:
+        return torch.Generator().manual_seed(_mixed(self.seed, base + 1, i))
+
+    def _key(self, train_key: str, row: NDArray[np.bool_], initial: nn.Module, i: int) -> str:
+        parts = (train_key, self._data_key(), row, initial, self.seed, i, self.device.type, code_version())
+        return digest(*parts)
+
+    def _data_key(self) -> str:
+        cached = self.__dict__.get("_data")
+        if cached is None:
+            cached = self.population.digest()
+            object.__setattr__(self, "_data", cached)
+        return str(cached)
+
+
+def _mixed(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
+
+
+def _ticker(progress: Progress, finished: int, group: int, total: int) -> Callable[[float], None]:
+    return lambda share: progress("training", finished + share * group, total)

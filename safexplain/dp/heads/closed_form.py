@@ -1,0 +1,185 @@
+"""DP-SGD of linear heads on fixed features: closed-form clipping, many independent heads in one batched computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from safexplain.dp.heads.head_batches import common_batches, own_batches
+from safexplain.dp.heads.head_step import Rows, head_step
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.noise import fresh_generator, gaussian
+from safexplain.errors import ConfigurationError, InputError
+
+__all__ = ["Heads", "train_heads"]
+
+Tick = Callable[[float], None]
+"""Called with the share of the work done, in [0, 1]."""
+
+_BLOCK = {"cpu": 2**21, "cuda": 2**29}
+"""Bytes of features that one step of a block of runs gathers: what a processor's cache, or a GPU's memory, holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Linear heads of one shape.
+
+    Args:
+        weight: (runs, outputs, d); outputs are the classes, or one logit for class 1 of two.
+        bias: (runs, outputs), zeros where none was trained.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(n, d) -> (runs, n, outputs)."""
+        runs, outputs, d = self.weight.shape
+        flat = features.to(self.weight) @ self.weight.reshape(runs * outputs, d).T
+        return flat.view(len(features), runs, outputs).transpose(0, 1) + self.bias[:, None]
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """(n, d) -> (runs, n, classes), both classes where there is one logit."""
+        logits = self.logits(features)
+        return logits.softmax(-1) if logits.shape[-1] > 1 else torch.cat([-logits, logits], -1).sigmoid()
+
+
+def train_heads(
+    features: Tensor,
+    labels: Tensor,
+    recipe: HeadRecipe,
+    *,
+    noise_multiplier: float | Sequence[float],
+    runs: int = 1,
+    membership: Tensor | None = None,
+    shared_batches: bool = False,
+    initial: Heads | None = None,
+    generator: torch.Generator | None = None,
+    float_safe: bool = True,
+    tick: Tick | None = None,
+) -> Heads:
+    """Train linear heads by DP-SGD with Poisson sampling, on the device and in the precision of `features`.
+
+    Each run has the guarantee of `safexplain._privacy_loss.epsilons` for its noise multiplier, the sample rate and the
+    steps, towards the rows that it trains on; runs on the same rows compose. It holds where a row's features depend on
+    no other row.
+
+    Args:
+        features: (n, d), finite; half precision is raised to float32.
+        labels: (n,) integers in [0, classes).
+        recipe: the training.
+        noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound, one
+            for all runs or one for each; 0: none, not private.
+        runs: how many heads.
+        membership: (runs, n) bool, the rows that each run trains on; None: all.
+        shared_batches: all runs meet one sequence of batches. Each keeps its guarantee, which holds given the sampling
+            of the other rows, but runs are independent of each other only given the batches.
+        initial: where training starts, one head for all runs or one for each; None: zeros.
+        generator: of sampling and noise, on the device of `features`; None: a new one, seeded by the operating system.
+        float_safe: draw noise that the gaps between floating-point numbers do not tell, see
+            `safexplain.dp.sgd.noise.gaussian`; half as fast.
+        tick: progress.
+
+    Returns:
+        The heads after the last step.
+
+    Raises:
+        InputError: an array has another shape or device than said here, or is not finite; or the weights diverged.
+        ConfigurationError: `noise_multiplier` does not fit the runs, or there is noise without clipping.
+    """
+    x = features if features.dtype == torch.float64 else features.float()
+    _check_data(x, labels, recipe.classes, runs, membership)
+    rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
+    std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
+    generator = _checked(generator, x.device)
+    members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
+    members = members.to(x.device)
+    theta = _start(initial, runs, recipe, rows.x)
+    noisy = bool(std.any())
+    for block in _blocks(runs, runs if shared_batches else _width(recipe.sample_rate, rows.x)):
+        part, batches_of = theta[block], common_batches if shared_batches else own_batches
+        update = recipe.make_update(part)
+        batches = batches_of(recipe.sample_rate, members[block], recipe.steps, generator)
+        for step, (index, weight) in enumerate(batches, 1):
+            batch = rows if index is None else rows.take(index)
+            noise = _noise(std[block], part, generator, float_safe) if noisy else None
+            update(head_step(part, batch, weight, noise, recipe.clipping, recipe.expected_batch_size))
+            if tick and (step % 20 == 0 or step == recipe.steps):
+                tick((block.start + (block.stop - block.start) * step / recipe.steps) / runs)
+    if not bool(theta.isfinite().all()):
+        raise InputError("the weights of a head are no longer finite; lower the learning rate")
+    d = x.shape[1]
+    bias = theta[..., d] if recipe.bias else torch.zeros_like(theta[..., 0])
+    return Heads(theta[..., :d].contiguous(), bias.contiguous())
+
+
+def _noise(std: Tensor, like: Tensor, generator: torch.Generator, float_safe: bool) -> Tensor:
+    """Gaussian, of one standard deviation for each run."""
+    return gaussian(like, 1.0, generator, float_safe=float_safe).mul_(std[:, None, None])
+
+
+def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:
+    """(runs,) of the noise on the sum."""
+    sigma = torch.as_tensor(noise_multiplier, dtype=torch.float64)
+    if sigma.shape not in ((), (runs,)) or not bool(((sigma >= 0) & sigma.isfinite()).all()):
+        raise ConfigurationError(
+            f"noise_multiplier: expected one number of at least 0, or {runs} of them, got {noise_multiplier!r:.80}"
+        )
+    if recipe.clipping is None:
+        if bool(sigma.any()):
+            raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
+        return torch.zeros(runs)
+    return sigma.expand(runs) * recipe.clipping.bound
+
+
+def _blocks(runs: int, width: int) -> list[slice]:
+    return [slice(first, min(first + width, runs)) for first in range(0, runs, width)]
+
+
+def _width(sample_rate: float, x: Tensor) -> int:
+    """Runs whose batches are gathered together."""
+    return max(1, int(_BLOCK.get(x.device.type, 2**28) / (sample_rate * x.numel() * x.element_size())))
+
+
+def _start(initial: Heads | None, runs: int, recipe: HeadRecipe, x: Tensor) -> Tensor:
+    """(runs, outputs, columns), a copy."""
+    theta = x.new_zeros(runs, recipe.outputs, x.shape[1])
+    if initial is not None:
+        expected = (recipe.outputs, x.shape[1] - recipe.bias)
+        if initial.weight.shape[1:] != expected or len(initial.weight) not in (1, runs):
+            raise InputError(
+                f"initial: expected weights of shape (1 or {runs}, {expected[0]}, {expected[1]}),"
+                f" got {tuple(initial.weight.shape)}"
+            )
+        theta[..., : expected[1]] = initial.weight.to(x)
+        if recipe.bias:
+            theta[..., -1] = initial.bias.to(x)
+    return theta
+
+
+def _checked(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
+    if generator is None:
+        return fresh_generator(device)
+    if generator.device.type != device.type:
+        raise InputError(f"the generator is on {generator.device}, the features are on {device}; make it there")
+    return generator
+
+
+def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: Tensor | None) -> None:
+    if runs < 1:
+        raise ConfigurationError(f"runs: expected at least 1, got {runs}")
+    if x.dim() != 2 or not x.numel():
+        raise InputError(f"features: expected shape (n, d), got {tuple(x.shape)}")
+    if not bool(x.isfinite().all()):
+        raise InputError("features: expected finite numbers, got NaN or infinity")
+    if labels.shape != x.shape[:1] or labels.is_floating_point():
+        raise InputError(f"labels: expected {len(x)} class indices, got {labels.dtype} of shape {tuple(labels.shape)}")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise InputError(f"labels: expected 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}")
+    if membership is not None and (membership.shape != (runs, len(x)) or membership.dtype != torch.bool):
+        raise InputError(
+            f"membership: expected bool of shape {(runs, len(x))}, got {membership.dtype} {tuple(membership.shape)}"
+        )

@@ -1,0 +1,187 @@
+"""What a frozen backbone hands to its linear head: computed once, in eval mode, and kept on disk.
+
+Training a head on features has the guarantee of DP-SGD only where a row's features depend on that row and on public
+weights. That is checked here on a few rows: a backbone with dropout that is always on, or with normalisation over the
+batch, is refused. The weights of the backbone are not covered by the guarantee: they must come from public data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from safexplain._digest import model_digest
+from safexplain.dp.heads.feature_store import FeatureStore
+from safexplain.errors import InputError
+
+__all__ = ["features", "head_input", "linear_head"]
+
+Progress = Callable[[str, float, float], None]
+"""Called with what is done, how much of it, and out of how much."""
+
+_ALONE = 2
+"""Rows that are also passed on their own, to see whether they depend on others."""
+_TOLERANCE = 1e-3
+"""Of the largest feature: above rounding in other batch shapes, below dropout and batch normalisation."""
+_PIECE = 2**24
+"""Numbers in one piece on disk, about."""
+
+
+def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
+    """The head of that name.
+
+    Raises:
+        InputError: there is no such module, or it is not an `nn.Linear`.
+    """
+    try:
+        head = model.get_submodule(head_name)
+    except AttributeError:
+        linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+        raise InputError(f"the model has no module {head_name!r}; its linear layers: {', '.join(linear)}") from None
+    if not isinstance(head, nn.Linear):
+        raise InputError(f"the head must be an nn.Linear, but {head_name!r} is a {type(head).__name__}")
+    return head
+
+
+def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
+    """What the head receives when the model sees `x`, (n, d), in the model's present mode; gradients pass.
+
+    Raises:
+        InputError: the head is called not once, or its input is not of shape (n, d).
+    """
+    caught: list[Tensor] = []
+    hook = linear_head(model, head_name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        model(x)
+    finally:
+        hook.remove()
+    if len(caught) != 1:
+        raise InputError(
+            f"the head {head_name!r} must be called once in a forward pass, it was called {len(caught)} times"
+        )
+    if caught[0].dim() != 2 or len(caught[0]) != len(x):
+        raise InputError(
+            f"the input of the head {head_name!r} must have shape (n, d), for {len(x)} rows it is"
+            f" {tuple(caught[0].shape)}: pool or flatten before the head"
+        )
+    return caught[0]
+
+
+def features(
+    model: nn.Module,
+    head_name: str,
+    x: Tensor,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """The input of the head for every row, in eval mode; from the cache where the same model has seen the same rows.
+
+    The cache knows a model by `safexplain._digest.model_digest` without its head: names, classes and weights of its
+    modules, not their code. An interrupted call goes on where it stopped.
+
+    Args:
+        model: backbone and head; its mode is as before afterwards.
+        head_name: of an `nn.Linear` in `model.named_modules()`.
+        x: (n, ...) inputs, preprocessed.
+        batch_size: rows at a time.
+        device: where to compute; None: where the model is. The model stays there.
+        cache: folder of .npy files, made when missing; None: none.
+        progress: called after every batch.
+
+    Returns:
+        (n, d) on the CPU, in the precision of the head's input.
+
+    Raises:
+        InputError: no such head, another shape than (n, d), features that depend on chance or on other rows, or
+            features that are not finite.
+    """
+    linear_head(model, head_name)
+    if batch_size < 1 or not len(x):
+        raise InputError(f"expected at least one row and a batch size of at least 1, got {len(x)} and {batch_size}")
+    model = model if device is None else model.to(device)
+    store = None if cache is None else FeatureStore(Path(cache), _key(model, head_name, x))
+    if store and (known := store.whole(len(x))) is not None:
+        return known
+    with _eval(model), torch.no_grad():
+        width = _check(model, head_name, x[: max(2, min(batch_size, 8))])
+        step = batch_size * max(1, _PIECE // (batch_size * width))
+        pieces = []
+        for start in range(0, len(x), step):
+            rows = x[start : start + step]
+            piece = store.piece(start, len(rows)) if store else None
+            if piece is None:
+                piece = _compute(model, head_name, rows, batch_size, progress, start, len(x))
+                if store:
+                    store.keep(start, piece)
+            pieces.append(piece)
+    found = torch.cat(pieces)
+    if store:
+        store.finish(found)
+    return found
+
+
+def _compute(
+    model: nn.Module, head_name: str, rows: Tensor, batch_size: int, progress: Progress | None, start: int, total: int
+) -> Tensor:
+    found = []
+    for first in range(0, len(rows), batch_size):
+        batch = rows[first : first + batch_size]
+        found.append(head_input(model, head_name, batch.to(_device(model))).cpu())
+        start += len(batch)
+        if progress:
+            progress("features", start, total)
+    made = torch.cat(found)
+    if not bool(made.isfinite().all()):
+        raise InputError("the backbone gives NaN or infinite features; check the inputs and their preprocessing")
+    return made
+
+
+def _check(model: nn.Module, head_name: str, rows: Tensor) -> int:
+    """Number of features, once it is seen that they depend on their own row only."""
+    rows = rows.to(_device(model))
+    together = head_input(model, head_name, rows)[:_ALONE].cpu()
+    alone = torch.cat([head_input(model, head_name, row[None]) for row in rows[:_ALONE]]).cpu()
+    if float((together - alone).abs().max()) > _TOLERANCE * float(together.abs().max()):
+        raise InputError(
+            "the features of a row depend on chance or on the other rows of its batch (dropout that is always on, batch"
+            " statistics in eval mode): a head trained on them would have no guarantee; use a backbone without"
+        )
+    return together.shape[1]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+@contextmanager
+def _eval(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards as before."""
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _key(model: nn.Module, head_name: str, x: Tensor) -> str:
+    """Of the backbone, whatever the weights of the head, and of the rows."""
+    parent = model.get_submodule(head_name.rpartition(".")[0])
+    name, head = head_name.rpartition(".")[2], model.get_submodule(head_name)
+    setattr(parent, name, nn.Identity())
+    try:
+        digest = hashlib.blake2b(model_digest(model), digest_size=16)
+    finally:
+        setattr(parent, name, head)
+    digest.update(f"{head_name} {x.dtype} {tuple(x.shape)}".encode())
+    digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""Logistic regression with differential privacy, as a scikit-learn classifier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from safexplain._privacy_loss import Steps, check_delta
+from safexplain.adjacency import Adjacency, check_adjacency
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.linear.inputs import (
+    check_bound,
+    check_classes,
+    check_positive,
+    in_unit_ball,
+    noise_generator,
+    on_grid,
+    positions,
+)
+from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
+from safexplain.dp.linear.one_vs_rest import by_objective, by_output
+from safexplain.errors import ConfigurationError
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+
+class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Logistic regression whose coefficients, intercepts and `privacy_` are differentially private together.
+
+    Everything but `X` and `y` is public and must not be chosen by looking at them: the defaults depend on epsilon,
+    delta, the numbers of features and classes and, where it is public, the number of records. Each `fit` spends epsilon
+    anew; so does each round of a cross-validation. Standardising the data with their own mean and standard deviation
+    is not covered: scale by public constants.
+
+    A row x becomes (x / norm_bound, intercept_scaling) / sqrt(1 + intercept_scaling^2), of norm at most 1, where rows
+    longer than `norm_bound` are shortened to it; this happens in `fit` only. `coef_` and `intercept_` are for x as it
+    comes.
+
+    - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss, see
+      `safexplain.dp.linear.noisy_gd`. The better one from some twenty features on.
+    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.linear.objective`. Two
+      classes, or k of them one against the rest, each with epsilon / k (basic composition). `delta`, `steps` and
+      `max_grad_norm` are not used.
+    - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: with `delta=0` epsilon by
+      radial noise, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
+
+    Sample weights and class weights are not taken: they would multiply a record's influence.
+
+    Args:
+        epsilon: budget of one `fit`, above 0.
+        delta: in [1e-12, 1), smaller than one over the number of records; for "output" also 0.
+        adjacency: "substitute" protects what a record says, "add_remove" only whether it was there (and hides the
+            number of records), "zero_out" one record against an empty one.
+        mechanism: "noisy-gd", "objective" or "output".
+        norm_bound: public bound on the Euclidean norm of a row of X; required.
+        classes: public list of at least two classes, whether or not they all occur; required.
+        steps: of the gradient descent.
+        max_grad_norm: clip bound of a record's gradient, which without it is below sqrt(2).
+        logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
+            learning rate and the regularization. Smaller is safer for few records, larger follows the data closer.
+            None: 1, and for "output" 0.1.
+        intercept_scaling: the constant column; 0 for a model without intercept.
+        random_state: None for noise from the operating system's entropy. An int, RandomState or Generator makes the
+            noise repeatable, and the guarantee void for whoever knows it: for tests.
+
+    Attributes:
+        coef_: (1, n_features) for two classes, else (n_classes, n_features).
+        intercept_: (1,) or (n_classes,).
+        classes_: (n_classes,) the public list, sorted.
+        n_features_in_: number of features.
+        privacy_: `PrivacyStatement`. Its number of records is the true one, which is public, except under add/remove,
+            where it is noised; its pure epsilon is that under substitution, which is the larger.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> y = rng.integers(0, 2, 2000)
+        >>> X = rng.normal(size=(2000, 3)) + 2 * y[:, None]
+        >>> model = DPLogisticRegression(epsilon=1.0, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, y)
+        >>> bool(model.score(X, y) > 0.9)
+        True
+    """
+
+    coef_: NDArray[np.float64]
+    intercept_: NDArray[np.float64]
+    classes_: NDArray[Any]
+    n_features_in_: int
+    privacy_: PrivacyStatement
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        adjacency: Adjacency = "substitute",
+        mechanism: Literal["noisy-gd", "objective", "output"] = "noisy-gd",
+        *,
+        norm_bound: float | None = None,
+        classes: ArrayLike | None = None,
+        steps: int = 100,
+        max_grad_norm: float = 0.3,
+        logit_noise: float | None = None,
+        intercept_scaling: float = 0.3,
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.adjacency = adjacency
+        self.mechanism = mechanism
+        self.norm_bound = norm_bound
+        self.classes = classes
+        self.steps = steps
+        self.max_grad_norm = max_grad_norm
+        self.logit_noise = logit_noise
+        self.intercept_scaling = intercept_scaling
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> DPLogisticRegression:
+        """Train and spend the budget.
+
+        Args:
+            X: (n, n_features) finite numbers; dense.
+            y: (n,) labels out of `classes`.
+
+        Raises:
+            ConfigurationError: `norm_bound` or `classes` is missing, or a parameter is out of range.
+            InputError: a label that `classes` does not list.
+            ValueError: X or y has a wrong shape, or holds NaN or infinity.
+            TypeError: X is sparse.
+
+        Warns:
+            WeakDeltaWarning: delta is at least one over the number of records.
+        """
+        bound, classes = check_bound(self.norm_bound), check_classes(self.classes)
+        check_positive("epsilon", self.epsilon)
+        check_positive("logit_noise", self._logit_noise())
+        constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+        check_adjacency(self.adjacency)
+        if self.mechanism not in ("noisy-gd", "objective", "output"):
+            raise ConfigurationError(f'mechanism: expected "noisy-gd", "objective" or "output", got {self.mechanism!r}')
+        rows, targets = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(targets)
+        labels, features = positions(targets, classes), in_unit_ball(rows, bound, constant)
+        if self.mechanism == "noisy-gd" or (self.mechanism == "output" and self.delta != 0):
+            check_delta(self.delta, len(features))
+        rng, noise = noise_generator(self.random_state), self._logit_noise()
+        data, budget = (features, labels, len(classes)), (float(self.epsilon), self.adjacency, noise)
+        if self.mechanism == "noisy-gd":
+            weights, privacy = self._descend(*data, noise, rng)
+        elif self.mechanism == "objective":
+            weights, privacy = by_objective(*data, *budget, rng)
+        else:
+            weights, privacy = by_output(*data, *budget, self.delta, rng)
+        weights = on_grid(weights, noise)
+        weights = np.diff(weights, axis=0) if len(weights) == 2 else weights
+        scale = math.hypot(1.0, constant)  # back to rows as they come
+        self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
+        self.classes_ = classes
+        self.privacy_ = replace(privacy, seeded=self.random_state is not None)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """(n,) logit of the second of two classes, or (n, n_classes) scores; X is taken as it comes."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        scores: NDArray[np.float64] = rows @ self.coef_.T + self.intercept_
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """(n,) the class with the highest score."""
+        scores = self.decision_function(X)
+        positions = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
+        out: NDArray[Any] = self.classes_[positions]
+        return out
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """(n, n_classes) probabilities, softmax; for one against the rest, logistic ones that are made to sum to 1."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([expit(-scores), expit(scores)], axis=1)
+        if self.mechanism == "noisy-gd":
+            return np.asarray(softmax(scores, axis=1))
+        each = np.maximum(expit(scores), np.finfo(np.float64).tiny)
+        return np.asarray(each / each.sum(axis=1, keepdims=True))
+
+    def _logit_noise(self) -> float:
+        if self.logit_noise is None:
+            return 0.1 if self.mechanism == "output" else 1.0
+        return self.logit_noise
+
+    def _descend(
+        self,
+        features: NDArray[np.float64],
+        labels: NDArray[np.int64],
+        k: int,
+        logit_noise: float,
+        rng: np.random.Generator,
+    ) -> tuple[NDArray[np.float64], PrivacyStatement]:
+        hidden = self.adjacency == "add_remove"
+        options = (self.steps, self.max_grad_norm, logit_noise, hidden)
+        releases = NoisyGradientDescent(1.0, *options).releases
+        sigma = noise_multiplier(float(self.epsilon), 1.0, releases, self.delta, self.adjacency, sampling="full-batch")
+        descent = NoisyGradientDescent(sigma, *options)
+        weights, records = noisy_gradient_descent(features, labels, k, descent, rng)
+        return weights[0], PrivacyStatement(
+            mechanism="logistic regression by noisy full-batch gradient descent (Bassily, Smith and Thakurta 2014)",
+            records=round(records[0]),
+            delta=self.delta,
+            phases=(Steps(sigma, 1.0, releases, "full-batch"),),
+            clipping=f"features scaled to norm 1, gradients over all classes clipped to norm {self.max_grad_norm:g}",
+            count_noised=hidden,
+        )

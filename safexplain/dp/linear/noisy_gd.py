@@ -1,0 +1,143 @@
+"""Multinomial logistic regression by noisy gradient descent on all records (Song, Chaudhuri and Sarwate 2013; Bassily,
+Smith and Thakurta 2014, arXiv 1405.7085).
+
+Each step releases the sum of the records' gradients, each clipped to norm C, with Gaussian noise of standard deviation
+`noise_multiplier` * C on every coordinate; everything else here is post-processing of these sums. That is `releases`
+full-batch steps for `safexplain._privacy_loss`, whatever the data. What the records can influence beside the sums:
+
+- their number n. It only limits the step. Where it is public (substitution, zeroing out) it is used as it is. Under
+  add/remove it is one more release: a sum of ones, which one record changes by 1, with noise `noise_multiplier`.
+- the classes that occur: not used, `classes` is the length of a public list.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from safexplain.dp.linear.inputs import check_positive
+from safexplain.errors import ConfigurationError
+
+LARGEST_STEP = 64.0
+"""Learning rate on the mean gradient. Longer steps would make weights swing without end where there is little noise;
+up to here clipping and the mean of the iterates absorb it."""
+
+
+@dataclass(frozen=True)
+class NoisyGradientDescent:
+    """Parameters of the descent; none may be chosen by looking at the data.
+
+    The learning rate follows from the noise: so that the noise of all steps together has the standard deviation
+    `logit_noise` on each weight, thus on the logit of a record whose features have norm 1, if gradients do not pull it
+    back. More records or a larger epsilon give longer steps on the mean gradient, which is what more signal allows.
+
+    Args:
+        noise_multiplier: standard deviation of the noise on the sum of clipped gradients over `max_grad_norm`.
+        steps: number of gradient steps; more of them follow the gradient closer at the same noise in the result.
+        max_grad_norm: C, bound on the 2-norm of one record's gradient over all classes. Features have norm at most 1,
+            so that gradients are below sqrt(2) before clipping. A small C makes the loss of misclassified records
+            linear, which loses little accuracy and makes probabilities somewhat too sure.
+        logit_noise: see above.
+        private_count: whether n is hidden (add/remove) and therefore noised.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    noise_multiplier: float
+    steps: int = 100
+    max_grad_norm: float = 0.3
+    logit_noise: float = 1.0
+    private_count: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int | np.integer) or self.steps < 1:
+            raise ConfigurationError(f"steps: expected a whole number of at least 1, got {self.steps!r}")
+        for name in ("noise_multiplier", "max_grad_norm", "logit_noise"):
+            check_positive(name, getattr(self, name))
+
+    @property
+    def releases(self) -> int:
+        """Number of releases of the Gaussian mechanism with this noise multiplier."""
+        return self.steps + self.private_count
+
+    def step_size(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Learning rate on the sum of gradients; n only enters where `LARGEST_STEP` is reached."""
+        by_noise = self.logit_noise / (math.sqrt(self.steps) * self.noise_multiplier * self.max_grad_norm)
+        return np.minimum(by_noise, LARGEST_STEP / records)
+
+
+def noisy_gradient_descent(
+    features: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    classes: int,
+    descent: NoisyGradientDescent,
+    rng: np.random.Generator,
+    runs: int = 1,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weights of a softmax regression, several independent runs at once.
+
+    Args:
+        features: (n, p) rows of norm at most 1, a constant column included if there is to be an intercept.
+        labels: (n,) positions in the list of classes.
+        classes: length of that list.
+        descent: the parameters.
+        rng: source of the noise.
+        runs: number of independent runs on the same data; each of them spends the whole budget.
+
+    Returns:
+        (runs, classes, p) weights, the mean of the second half of the iterates; and (runs,) the number of records that
+        may be told: the true one, or the noised one (at least 1) where `private_count` is set.
+    """
+    sigma, bound = descent.noise_multiplier, descent.max_grad_norm
+    records = np.full(runs, float(len(features)))
+    if descent.private_count:
+        records = np.maximum(records + sigma * float_safe_normal(rng, (runs,)), 1.0)
+    step = descent.step_size(records)[:, None, None]
+    weights = np.zeros((runs, classes, features.shape[1]))
+    total = np.zeros_like(weights)
+    first = descent.steps // 2
+    for t in range(descent.steps):
+        gradient = clipped_gradient_sum(features, labels, weights, bound)
+        weights = weights - step * (gradient + sigma * bound * float_safe_normal(rng, weights.shape))
+        if t >= first:
+            total += weights
+    return total / (descent.steps - first), records
+
+
+def clipped_gradient_sum(
+    features: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64], bound: float
+) -> NDArray[np.float64]:
+    """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound` over all classes.
+
+    A record's gradient is the outer product of (probabilities - one-hot label) and its features, so that its norm is
+    the product of theirs.
+
+    Args:
+        features: (n, p).
+        labels: (n,) positions in the list of classes.
+        weights: (runs, classes, p).
+        bound: of one record's gradient.
+
+    Returns:
+        (runs, classes, p).
+    """
+    residuals = softmax(features @ weights.transpose(0, 2, 1), axis=2)  # (runs, n, classes)
+    residuals[:, np.arange(len(labels)), labels] -= 1
+    norms = np.linalg.norm(residuals, axis=2) * np.linalg.norm(features, axis=1)
+    residuals *= (bound / np.maximum(norms, bound))[:, :, None]
+    out: NDArray[np.float64] = residuals.transpose(0, 2, 1) @ features
+    return out
+
+
+def float_safe_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Standard normal numbers, each from four, so that the gaps between floating-point numbers do not tell the noise.
+
+    Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2.
+    """
+    out: NDArray[np.float64] = rng.standard_normal((4, *shape)).sum(axis=0) / 2
+    return out

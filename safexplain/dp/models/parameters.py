@@ -1,0 +1,222 @@
+"""Which parameters train, chosen by name.
+
+| choice | what trains | source |
+|---|---|---|
+| "all" | every parameter but the bare ones, see `bare_parameters` | |
+| "head" | the classifier | |
+| "last-block" | the last of the repeated blocks and all that is registered after it | |
+| "bias" | the biases of layers and the head | BitFit, arXiv 2106.10199; with DP, arXiv 2210.00036 |
+| "lora" | the adapters of `safexplain.dp.models.adapters` and the head | arXiv 2106.09685 |
+
+A list of glob patterns (of names of parameters or modules) or compiled regular expressions chooses by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from opacus.grad_sample import GradSampleModule
+from opacus.layers import DPGRU, DPLSTM, DPRNN
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from safexplain.dp.models.adapters import LoRALinear
+from safexplain.errors import InputError
+
+__all__ = ["CHOICES", "Trainable", "bare_parameters", "freeze_others", "has_rule", "head_modules", "select"]
+
+Trainable = str | Sequence[str | re.Pattern[str]]
+"""One of `CHOICES`, or a list of patterns."""
+
+_HEADS = ("fc", "classifier", "head", "heads")
+
+
+def select(model: nn.Module, trainable: Trainable) -> list[str]:
+    """Names of the parameters to train, in the model's order. Whether they require gradients now does not matter.
+
+    Args:
+        model: the model.
+        trainable: one of "all", "head", "last-block", "bias", "lora"; or a list of patterns. A pattern is a glob of
+            parameter names ("blocks.*.norm1.weight") or of module names ("blocks.11"), or a compiled regular expression
+            that is searched for in parameter names. Patterns may name bare parameters.
+
+    Raises:
+        InputError: an unknown choice; patterns that fit nothing, with names that are near; a model in which the choice
+            finds nothing.
+    """
+    if isinstance(trainable, str):
+        if trainable not in CHOICES:
+            raise InputError(
+                f"trainable: expected one of {', '.join(CHOICES)} or a list of patterns, got {trainable!r};"
+                f" for a pattern write [{trainable!r}]"
+            )
+        chosen = set(CHOICES[trainable](model))
+    else:
+        chosen = set(_matching(model, list(trainable)))
+    if not chosen:
+        raise InputError(f"trainable: {trainable!r} chooses none of the model's {len(_owners(model))} parameters")
+    return [name for name in _owners(model) if name in chosen]
+
+
+def freeze_others(model: nn.Module, names: Iterable[str]) -> None:
+    """Let exactly these parameters require gradients, in place.
+
+    Raises:
+        InputError: a name is none of the model's parameters.
+    """
+    chosen = set(names)
+    if unknown := chosen - _owners(model).keys():
+        raise InputError(f"not parameters of the model: {', '.join(sorted(unknown))}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+
+
+def bare_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters that no single layer holds: class tokens, position embeddings, tables of relative
+    positions, layer scales kept by a block, parts of a `nn.ParameterList`.
+
+    Their per-sample gradients take `torch.func.vmap` through the whole module that holds them, often the whole model:
+    slower, and in mode "ghost" with the gradients of all parameters in memory. "all" leaves them frozen.
+    """
+    return [name for name, owner in _owners(model).items() if _is_container(owner)]
+
+
+def has_rule(module: nn.Module) -> bool:
+    """Whether Opacus has a rule for per-sample gradients of this type of layer, so that vmap is not needed."""
+    return type(module) in GradSampleModule.GRAD_SAMPLERS or isinstance(module, (DPRNN, DPLSTM, DPGRU))
+
+
+def head_modules(model: nn.Module) -> list[str]:
+    """Names of the classifier: what a timm model says (`get_classifier`), else the last linear layer below `fc`,
+    `classifier`, `head` or `heads`, else the last layer with parameters if it is linear.
+
+    Raises:
+        InputError: none of these exists.
+    """
+    if callable(get := getattr(model, "get_classifier", None)):
+        said = get()
+        heads = said if isinstance(said, tuple) else (said,)
+        names = [name for name, module in model.named_modules() if any(module is head for head in heads)]
+    else:
+        layers = [(name, m) for name, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+        linear = [name for name, module in layers if isinstance(module, nn.Linear)]
+        named = [name for name in linear if name.split(".")[0] in _HEADS]
+        names = named[-1:] or [name for name, module in layers[-1:] if isinstance(module, nn.Linear)]
+    names = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
+    if not names:
+        raise InputError(
+            "no head found: expected a timm model with num_classes > 0, a linear layer below fc, classifier, head or"
+            " heads, or one at the end. Name its parameters: trainable=['name_of_the_head']"
+        )
+    return names
+
+
+def _owners(model: nn.Module) -> dict[str, nn.Module]:
+    """Name of each parameter, as in `named_parameters` -> the module that holds it."""
+    return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}
+
+
+def _is_container(owner: nn.Module) -> bool:
+    if isinstance(owner, (nn.ParameterList, nn.ParameterDict)):
+        return True
+    known = has_rule(owner) or type(owner) is nn.MultiheadAttention  # which `prepare` replaces
+    return not known and any(True for part in owner.children() for _ in part.parameters())
+
+
+def _all(model: nn.Module) -> list[str]:
+    bare = set(bare_parameters(model))
+    return [name for name in _owners(model) if name not in bare]
+
+
+def _head(model: nn.Module) -> list[str]:
+    heads = head_modules(model)
+    return [name for name in _owners(model) if any(not head or name.startswith(head + ".") for head in heads)]
+
+
+def _last_block(model: nn.Module) -> list[str]:
+    block = _innermost_block(model)
+    names = list(_owners(model))
+    first = next(i for i, name in enumerate(names) if name.startswith(block + "."))
+    bare = set(bare_parameters(model))
+    return [name for name in names[first:] if name not in bare] + _head(model)
+
+
+def _innermost_block(model: nn.Module) -> str:
+    """Name of the last child of the last stack of like blocks; in stages of blocks, of the last stage."""
+    prefix = ""
+    while stacks := list(_stacks(model.get_submodule(prefix))):
+        stack = ".".join(part for part in (prefix, stacks[-1]) if part)
+        last = list(dict(model.get_submodule(stack).named_children()))[-1]
+        prefix = f"{stack}.{last}" if stack else last
+    if not prefix:
+        raise InputError(
+            "no blocks found: expected a Sequential or ModuleList of two or more modules of one type. Name what trains:"
+            " trainable=['layer4.1', 'fc']"
+        )
+    return prefix
+
+
+def _stacks(model: nn.Module) -> Iterator[str]:
+    """Names of the outermost containers of two or more blocks of one type."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if any(not outer or name.startswith(outer + ".") for outer in found):
+            continue
+        blocks = list(module.children())
+        composite = all(any(True for p in b.children() for _ in p.parameters()) for b in blocks)
+        is_list = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        if is_list and len(blocks) > 1 and composite and len({type(b) for b in blocks}) == 1:
+            found.append(name)
+            yield name
+
+
+def _bias(model: nn.Module) -> list[str]:
+    """Biases; not of batch normalisation, which keeps its pretrained statistics only while it is frozen."""
+    bare = set(bare_parameters(model))
+    biases = [
+        name
+        for name, owner in _owners(model).items()
+        if "bias" in name.rpartition(".")[2] and name not in bare and not isinstance(owner, _BatchNorm)
+    ]
+    return biases + _head(model)
+
+
+def _lora(model: nn.Module) -> list[str]:
+    adapters = [f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear)]
+    if not adapters:
+        raise InputError("the model has no adapters: call safexplain.dp.models.adapters.add_lora(model) first")
+    inner = tuple(a + part for a in adapters for part in ("lora_a.", "lora_b."))
+    return [name for name in _owners(model) if name.startswith(inner)] + _head(model)
+
+
+CHOICES: dict[str, Callable[[nn.Module], list[str]]] = {
+    "all": _all,
+    "head": _head,
+    "last-block": _last_block,
+    "bias": _bias,
+    "lora": _lora,
+}
+"""Word -> function of a model that gives names."""
+
+
+def _matching(model: nn.Module, patterns: Sequence[str | re.Pattern[str]]) -> Iterator[str]:
+    names = list(_owners(model))
+    unknown: list[str] = []
+    for pattern in patterns:
+        hits = [name for name in names if _fits(name, pattern)]
+        yield from hits
+        if not hits:
+            text = pattern if isinstance(pattern, str) else pattern.pattern
+            near = difflib.get_close_matches(text, [*names, *(n for n, _ in model.named_modules() if n)], 3, 0.5)
+            unknown.append(f"{text!r} (near: {', '.join(near) or 'nothing'})")
+    if unknown:
+        raise InputError(f"trainable: no parameter fits {'; '.join(unknown)}. Names: model.named_parameters()")
+
+
+def _fits(name: str, pattern: str | re.Pattern[str]) -> bool:
+    if isinstance(pattern, str):
+        return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
+    return pattern.search(name) is not None

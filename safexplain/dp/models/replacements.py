@@ -1,0 +1,208 @@
+"""Modules that have no per-sample gradients, and what stands in for them; all in place, on a copy that `prepare` made.
+
+| module | replaced by | because |
+|---|---|---|
+| BatchNorm | GroupNorm (arXiv 1803.08494) | a batch statistic mixes samples: no bound for a single one |
+| nn.MultiheadAttention | `PerSampleAttention` | several layers in one, whose inputs no hook sees |
+| LSTM, GRU, RNN | Opacus' versions | the same |
+| layers of timm that add nothing to torch's | torch's type | Opacus looks its rules up by exact type |
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+import torch
+from opacus.layers import DPGRU, DPLSTM, DPRNN
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from safexplain.dp.models.adapters import merge_lora
+from safexplain.dp.models.attention import PerSampleAttention
+from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear
+from safexplain.errors import PrivacyWarning
+
+__all__ = [
+    "BatchNormReplacedWarning",
+    "group_count",
+    "put",
+    "replace_batch_norm",
+    "replace_composites",
+    "restore",
+    "split_attention_bias",
+    "trains",
+    "use_plain_types",
+]
+
+_RECURRENT: dict[type[nn.Module], type[nn.Module]] = {nn.LSTM: DPLSTM, nn.GRU: DPGRU, nn.RNN: DPRNN}
+_TORCHS = {dp: torchs for torchs, dp in _RECURRENT.items()}
+
+_PLAIN = {"timm.layers.norm.LayerNorm": nn.LayerNorm, "timm.layers.linear.Linear": nn.Linear}
+
+
+class BatchNormReplacedWarning(PrivacyWarning):
+    """Batch normalisation was replaced: pretrained statistics are lost, and accuracy has to be learned anew."""
+
+
+def trains(module: nn.Module, *, recurse: bool = False) -> bool:
+    """Whether a parameter of the module requires gradients."""
+    return any(p.requires_grad for p in module.parameters(recurse=recurse))
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """The model with another module under a name; the module itself where the name is empty."""
+    if not path:
+        return module
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+    return model
+
+
+def group_count(features: int, dimensions: int) -> int:
+    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of two channels or more; for BatchNorm1d one.
+
+    A group of one channel without spatial axes is a single number, which normalises to zero.
+    """
+    groups = 1 if dimensions == 1 else math.gcd(32, features)
+    return groups if groups < features else max(1, groups // 2)
+
+
+def replace_batch_norm(
+    model: nn.Module, *, freeze: bool = False, groups: int | None = None
+) -> tuple[nn.Module, list[str]]:
+    """BatchNorm -> GroupNorm with the same weights, bias and eps, where it would use statistics of the batch.
+
+    That is where it trains; where it keeps no running statistics; and where it has neither parameters nor statistics
+    that were ever updated. Frozen layers with statistics are kept: in evaluation mode they treat each sample alone.
+
+    Args:
+        model: changed in place.
+        freeze: freeze layers that have running statistics instead of replacing them.
+        groups: number of groups; None is `group_count`.
+
+    Returns:
+        The model and the names of the replaced layers.
+    """
+    replaced = []
+    for name, old in list(model.named_modules()):
+        if not isinstance(old, _BatchNorm) or not _is_known(old):
+            continue
+        has_statistics = old.running_mean is not None
+        if freeze and has_statistics:
+            old.requires_grad_(False)
+        untouched = not old.affine and old.num_batches_tracked is not None and int(old.num_batches_tracked) == 0
+        if not trains(old) and has_statistics and not untouched:
+            continue
+        features = old.num_features
+        new = FreshGroupNorm(groups or group_count(features, _dimensions(old)), features, old.eps, affine=old.affine)
+        if old.affine:
+            new.weight, new.bias = old.weight, old.bias
+        extra = OrderedDict(old.named_children())
+        model = put(model, name, nn.Sequential(OrderedDict(norm=new, **extra)) if extra else new)
+        replaced.append(name)
+    return model, replaced
+
+
+def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """Attention and recurrent layers -> Opacus' versions, with the same weights and output.
+
+    Args:
+        model: changed in place.
+        frozen_too: also layers of which nothing trains.
+
+    Returns:
+        The model, and name -> layer of what was replaced.
+    """
+    originals: dict[str, nn.Module] = {}
+    for name, old in list(model.named_modules()):
+        if not (frozen_too or trains(old, recurse=True)):
+            continue
+        new: nn.Module
+        if isinstance(old, nn.MultiheadAttention) and PerSampleAttention.can_replace(old):
+            new = PerSampleAttention(old)
+        elif type(old) in _RECURRENT and isinstance(old, nn.RNNBase) and not old.proj_size:
+            new = _convert_recurrent(old, _RECURRENT[type(old)])
+        else:
+            continue
+        model = put(model, name, new)
+        originals[name] = old
+    return model, originals
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Torch's own types in place of Opacus' and this package's, in place: for a trained model on its way out.
+
+    Its `state_dict` then loads into the original architecture, but where BatchNorm was replaced. Adapters are merged.
+
+    Args:
+        model: from `safexplain.dp.models.prepare.prepare`.
+
+    Returns:
+        The model.
+    """
+    model = merge_lora(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, PerSampleAttention):
+            model = put(model, name, module.to_torch())
+        elif type(module) in _TORCHS:
+            model = put(model, name, _convert_recurrent(module, _TORCHS[type(module)]))
+        elif isinstance(module, (FreshGroupNorm, FreshLinear)):
+            setattr(module, "__class__", module.plain)  # noqa: B010
+    return model
+
+
+def _convert_recurrent(old: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """A recurrent layer of another type with the same options and parameters."""
+    options = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    more = ("nonlinearity",) if kind in (nn.RNN, DPRNN) else ()
+    values = {name: getattr(old, name) for name in (*options, *more)}
+    with torch.random.fork_rng(devices=[]):
+        new = kind(**values)
+    first = next(old.parameters())
+    new.to(device=first.device, dtype=first.dtype)
+    parameters = dict(new.named_parameters())
+    with torch.no_grad():
+        for name, parameter in old.named_parameters():
+            parameters[name].copy_(parameter)
+            parameters[name].requires_grad_(parameter.requires_grad)
+    for name in more:
+        setattr(new, name, values[name])  # Opacus keeps it in its cells only
+    return new.train(old.training)
+
+
+def use_plain_types(model: nn.Module) -> None:
+    """Give trainable layers of timm that compute the same as torch's that type, in place.
+
+    A GroupNorm gives its output as a copy: networks with it often go on with `out += x`.
+    """
+    for module in model.modules():
+        if type(module) is nn.GroupNorm and trains(module):
+            module.__class__ = FreshGroupNorm
+        kind = type(module)
+        plain = _PLAIN.get(f"{kind.__module__}.{kind.__name__}")
+        if plain is not None and trains(module) and not getattr(module, "_fast_norm", False):
+            module.__class__ = plain
+
+
+def split_attention_bias(model: nn.Module) -> None:
+    """Let timm's attention with `q_bias` and `v_bias` (BEiT, EVA, Swin V2) call its layer `qkv`, in place.
+
+    It otherwise uses the layer's weight directly, which no hook sees.
+    """
+    for module in model.modules():
+        qkv = getattr(module, "qkv", None)
+        if getattr(module, "qkv_bias_separate", None) is False and isinstance(qkv, nn.Linear):
+            module.qkv_bias_separate = True  # type: ignore[assignment]
+            if type(qkv) is nn.Linear and trains(qkv):
+                qkv.__class__ = FreshLinear
+
+
+def _dimensions(norm: _BatchNorm) -> int:
+    return 1 if isinstance(norm, nn.BatchNorm1d) else 2
+
+
+def _is_known(norm: _BatchNorm) -> bool:
+    """Whether it is torch's, or torch's followed by timm's dropout and activation."""
+    torch_forward = type(norm).forward in {kind.forward for kind in (nn.BatchNorm2d, nn.SyncBatchNorm)}
+    return torch_forward or {name for name, _ in norm.named_children()} == {"drop", "act"}

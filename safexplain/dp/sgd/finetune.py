@@ -1,0 +1,292 @@
+"""Fine-tuning that keeps a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out."""
+
+from __future__ import annotations
+
+import resource
+import time
+import warnings
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from safexplain._digest import model_digest
+from safexplain.adjacency import Adjacency
+from safexplain.dp.heads.finetune_head import has_closed_form, train_head
+from safexplain.dp.models.loss_checks import check_classes, check_loss, outputs_of
+from safexplain.dp.models.parameters import Trainable, select
+from safexplain.dp.models.prepare import prepare, train_mode
+from safexplain.dp.models.replacements import restore
+from safexplain.dp.models.row_checks import check_rows
+from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
+from safexplain.dp.sgd.plan import Budget, plan
+from safexplain.dp.sgd.records import InMemory, records_of
+from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.sgd.train_loop import Progress, progress_bar
+from safexplain.dp.sgd.training import OptimizerChoice, Training, cross_entropy, train_network
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
+from safexplain.verdict.privacy_statement import PrivacyStatement
+from safexplain.weights import weights_digest
+
+if TYPE_CHECKING:
+    from safexplain.verdict.canaries.result import CanaryResult
+
+
+@dataclass(frozen=True, eq=False)
+class DPFineTuned:
+    """What a training gave.
+
+    Args:
+        model: in eval mode, on the device where it was trained.
+        statement: the guarantee; for certificates and model cards.
+        skipped: examples whose gradient was not finite and did not count. Like the losses, it is not covered by the
+            guarantee: keep it to yourself.
+        seconds: of this call.
+        peak_memory: bytes on the GPU, or of the whole process on the CPU.
+    """
+
+    model: nn.Module
+    statement: PrivacyStatement
+    skipped: int
+    seconds: float
+    peak_memory: int
+
+
+class DPFineTuner:
+    """Trains a model with differential privacy.
+
+    Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency; the sample rate
+    is the expected batch size over the records of `data`. Where the classifier alone trains and is linear, features are
+    computed once and the head is trained in closed form. Under torch.distributed each process takes its share of every
+    batch.
+
+    Args:
+        model: left as it is; a copy is trained. BatchNorm that would train is replaced by GroupNorm.
+        data: a pair (x, y) of tensors or a map-style data set of (x, y); all of it counts as trained on.
+        epsilon: the budget; None with `noise_multiplier` for no limit.
+        delta: smaller than one over the number of records.
+        adjacency: under which the budget is meant.
+        epochs: expected passes over the data; or
+        steps: of the optimizer.
+        batch_size: expected; Poisson batches differ in size. Large ones need less noise for the same accuracy.
+        noise_multiplier: keep this one; training stops before the budget would be passed.
+        clipping: of each example's gradient.
+        trainable: "all", "head", "last-block", "bias", "lora" or name patterns; see `safexplain.dp.models.parameters`.
+        optimizer: "adam", "adamw", "sgd", or a function of the list of parameters.
+        lr: learning rate of a named optimizer.
+        loss: outputs and targets -> the loss of each example; cross-entropy by default.
+        mode: how per-example gradients are got; "ghost" (least memory) unless clipping is per layer.
+        piece: most examples in memory at a time, whatever the batch.
+        device: where to train; a GPU if there is one.
+        pretrained: whether the starting weights have seen other data, which the statement then calls unprotected.
+        workers: processes that load a data set.
+        seed: makes batches and noise reproducible, for experiments: who knows it can undo the noise.
+        checkpoint: file to save to, and to go on from if it exists.
+        checkpoint_seconds: how often.
+        progress: told how far training is; None shows a bar on a terminal.
+
+    Raises:
+        ConfigurationError: options that contradict each other or cannot be kept.
+        InputError: data or a model that cannot be trained with DP; unsupported layers are listed with the fix.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        epsilon: float | None,
+        delta: float,
+        adjacency: Adjacency = "substitute",
+        epochs: float | None = None,
+        steps: int | None = None,
+        batch_size: float = 256,
+        noise_multiplier: float | None = None,
+        clipping: Clipping | None = None,
+        trainable: Trainable = "all",
+        optimizer: OptimizerChoice = "adam",
+        lr: float = 5e-4,
+        loss: Loss = cross_entropy,
+        mode: Mode | None = None,
+        piece: int = 64,
+        device: str | torch.device | None = None,
+        pretrained: bool = True,
+        workers: int = 0,
+        seed: int | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_seconds: float = 60.0,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        self.records = records_of(data, workers)
+        budget = Budget(epsilon, delta, adjacency, noise_multiplier)
+        self.plan = plan(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
+        clipping = clipping or AutoSClipping()
+        mode = mode or ("hooks" if getattr(clipping, "per_layer", False) else "ghost")
+        self.how = Training(clipping, optimizer, lr, loss, mode, piece, seed)
+        self.device = _device(device)
+        self.trainable, self.pretrained = trainable, pretrained
+        self.checkpoint, self.checkpoint_seconds, self.progress = checkpoint, checkpoint_seconds, progress
+        self._start = model
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
+        return self.plan.statement(
+            clipping=self.how.clipping,
+            trained=self._trained(),
+            pretrained=self.pretrained,
+            seeded=self.how.seed is not None,
+        )
+
+    def fit(self) -> DPFineTuned:
+        """Train, going on from the checkpoint if there is one.
+
+        Raises:
+            InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+            KeyboardInterrupt: it was interrupted; the checkpoint, if asked for, is saved first.
+
+        Warns:
+            PrivacyWarning: layers were replaced, the budget ends before the steps that were asked for, or gradients
+                were not finite.
+        """
+        began = time.monotonic()
+        if self.plan.steps < self.plan.wanted:
+            _warn(
+                f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.wanted} steps"
+                f" with noise multiplier {self.plan.noise_multiplier:g}: training stops there"
+            )
+        model = self.prepared()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with ExitStack() as stack:
+            progress = self.progress or stack.enter_context(progress_bar())
+            skipped = self._train(model, progress)
+        if skipped:
+            _warn(f"{skipped} gradients of single examples were not finite and did not count; look at the data")
+        model = restore(model)
+        model.requires_grad_(True).eval()
+        memory = (
+            torch.cuda.max_memory_allocated(self.device)
+            if self.device.type == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
+        statement = replace(self.statement, weights=weights_digest(model))
+        return DPFineTuned(model, statement, skipped, time.monotonic() - began, memory)
+
+    def again(self, data: Any, *, seed: int) -> DPFineTuner:
+        """The same training, plan and start on other data of the same size, without checkpoint and silent.
+
+        Args:
+            data: as for the constructor.
+            seed: as for the constructor.
+
+        Raises:
+            InputError: there are more records, or fewer.
+        """
+        records = records_of(data)
+        if len(records) != len(self.records):
+            raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
+        other = copy(self)
+        other.records, other.how = records, replace(self.how, seed=seed)
+        other.checkpoint, other.progress = None, lambda moment: None
+        return other
+
+    def audit(self, scenario: str | None = None, **options: Any) -> CanaryResult:
+        """Put the guarantee to the test: train many times, half of the times with one record substituted.
+
+        Where a linear head alone trains, many heads are trained at once, in milliseconds each. Otherwise each run takes
+        as long as `fit`.
+
+        Args:
+            scenario: "crafted", "mislabelled", "natural", or "gradient" (not in mode "ghost"; for a head it tests the
+                described mechanism, not this code); None: crafted for a head, otherwise mislabelled.
+            **options: of `safexplain.audit.canaries.audit_training.audit_training`; runs, seed, cache, workers and others.
+
+        Returns:
+            Lower bound, both epsilons and a verdict.
+
+        Raises:
+            ConfigurationError, InputError: as `fit`; or a scenario that the model does not allow.
+        """
+        from safexplain.audit.canaries.audit_training import audit_training
+
+        return audit_training(self, scenario, **options)
+
+    def _trained(self) -> str:
+        """Which parameters train, in words."""
+        if self.trainable == "lora":
+            return "low-rank adapters and the head"
+        sizes = {name: p.numel() for name, p in self._start.named_parameters()}
+        count = sum(sizes[name] for name in select(self._start, self.trainable))
+        chosen = self.trainable if isinstance(self.trainable, str) else ", ".join(map(str, self.trainable))
+        return f"{chosen}: {count:,} of {sum(sizes.values()):,} parameters"
+
+    def prepared(self) -> nn.Module:
+        """A copy of the model as it goes into training: layers replaced, and only what trains requires gradients.
+
+        Raises:
+            InputError: the model or the loss cannot be trained with DP on these records.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self.how.seed is not None:
+                torch.manual_seed(self.how.seed)
+            model = prepare(self._start, self.trainable, mode=self.how.mode).to(self.device)
+            x, y = next(self.records.pieces([list(range(min(3, len(self.records))))]))
+            parts = x if isinstance(x, tuple) else (x,)
+            rows = tuple((torch.randn_like(p) if p.is_floating_point() else p).to(self.device) for p in parts)
+            outputs = outputs_of(model, rows)
+            if self.how.loss is cross_entropy and isinstance(self.records, InMemory):
+                check_classes(outputs, self.records.y)
+            if len(y) > 1:
+                check_rows(model, rows, mode=self.how.mode)
+                trained = [p for p in model.parameters() if p.requires_grad]
+                check_loss(self.how.loss, outputs, y.to(self.device), trained)
+        return train_mode(model)
+
+    def _train(self, model: nn.Module, progress: Progress) -> int:
+        """Train in place; returns how many examples were skipped."""
+        if has_closed_form(model, self.records, self.how):
+            cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
+            train_head(model, cast(InMemory, self.records), self.plan, self.how, cache=cache, progress=progress)
+            return 0
+        purpose = {
+            "model": model_digest(self._start).hex(),
+            "data": self.records.digest(),
+            "statement": self.statement.to_dict(),
+            **self.how.purpose(),
+        }
+        return train_network(
+            model,
+            self.records,
+            self.plan,
+            self.how,
+            checkpoint=self.checkpoint,
+            checkpoint_seconds=self.checkpoint_seconds,
+            purpose=purpose,
+            progress=progress,
+        )
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        told = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"device: {name} cannot be used ({told}); expected cpu, or cuda on a machine with a GPU"
+        ) from None
+    return torch.device(name)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, PrivacyWarning, stacklevel=3)

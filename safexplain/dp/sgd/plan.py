@@ -1,0 +1,169 @@
+"""From a budget to a number of steps and a noise multiplier, before any record is looked at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from safexplain._privacy_loss import Steps, check_delta, epsilon_of
+from safexplain._validate import check_number
+from safexplain.adjacency import Adjacency, Sampling, check_adjacency
+from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
+from safexplain.dp.accounting.calibration import steps_within
+from safexplain.dp.sgd.clipping import Clipping
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+MECHANISM = (
+    "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise (Abadi et al. 2016, arXiv 1607.00133)"
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a training may spend.
+
+    Args:
+        epsilon: at most; None for no limit (the noise multiplier must be given).
+        delta: in [1e-12, 1), smaller than one over the number of records.
+        adjacency: under which epsilon is meant.
+        noise_multiplier: to be kept instead of calibrated; training then stops before it would pass epsilon.
+
+    Raises:
+        ConfigurationError: a value out of range, or neither epsilon nor noise multiplier.
+    """
+
+    epsilon: float | None
+    delta: float
+    adjacency: Adjacency = "substitute"
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        check_delta(self.delta)
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ConfigurationError("give epsilon (the noise is then calibrated), or noise_multiplier, or both")
+        for name in ("epsilon", "noise_multiplier"):
+            if (value := getattr(self, name)) is not None and not isinstance(value, int | float | np.number):
+                raise ConfigurationTypeError(f"{name}: expected a number or None, got {value!r}")
+        for name in ("epsilon", "delta", "noise_multiplier"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(value))
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigurationError(
+                f"epsilon: expected a finite number above 0, got {self.epsilon!r}; for training without a guarantee"
+                " pass epsilon=None, noise_multiplier=0"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training as the accountant sees it.
+
+    Args:
+        budget: what it may spend.
+        records: n, of the data trained on.
+        expected_batch_size: the constant that sums are divided by.
+        steps: that will be taken.
+        wanted: steps that were asked for; more than `steps` where the budget does not allow them.
+        noise_multiplier: standard deviation of the noise over the clip bound.
+    """
+
+    budget: Budget
+    records: int
+    expected_batch_size: float
+    steps: int
+    wanted: int
+    noise_multiplier: float
+
+    @property
+    def sample_rate(self) -> float:
+        """The q of each record and step: expected batch size over records."""
+        return self.expected_batch_size / self.records
+
+    def phase(self, steps: int | None = None) -> Steps:
+        """The first `steps` steps, or all."""
+        q = self.sample_rate
+        taken = self.steps if steps is None else steps
+        return Steps(self.noise_multiplier, q, taken, "full-batch" if q == 1 else "poisson")
+
+    def statement(
+        self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
+    ) -> PrivacyStatement:
+        """What the first `steps` steps guarantee, or all; without the digest of the weights.
+
+        Args:
+            steps: taken; None: as planned.
+            clipping: the rule.
+            trained: which parameters, in words.
+            pretrained: whether the starting weights have seen other data.
+            seeded: whether batches and noise came from a seed that the user gave.
+        """
+        return PrivacyStatement(
+            mechanism=MECHANISM,
+            records=self.records,
+            delta=self.budget.delta,
+            phases=(self.phase(steps),),
+            clipping=repr(clipping),
+            expected_batch_size=self.expected_batch_size,
+            trained=trained,
+            pretrained=pretrained,
+            seeded=seeded,
+        )
+
+    def spent(self, steps: int) -> float:
+        """Epsilon under the budget's adjacency after so many steps."""
+        return epsilon_of([self.phase(steps)], self.budget.delta, self.budget.adjacency)
+
+
+def plan(
+    budget: Budget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
+) -> Plan:
+    """Steps and noise for a budget.
+
+    Args:
+        budget: what may be spent.
+        records: n, of the data actually trained on.
+        batch_size: expected; the sample rate is this over `records`.
+        epochs: passes over the data in expectation, each 1 / sample rate steps; or
+        steps: of the optimizer.
+
+    Raises:
+        ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does
+            not allow a single step.
+
+    Warns:
+        WeakDeltaWarning: delta is at least one over `records`.
+    """
+    check_number("batch_size", batch_size)
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None:
+            check_number(name, value)
+    if not 0 < batch_size <= records:
+        raise ConfigurationError(
+            f"batch_size: expected at most the {records:,} records and more than 0, got {batch_size:g}; it is the"
+            " expected size of a Poisson batch"
+        )
+    if (epochs is None) == (steps is None):
+        raise ConfigurationError("give either epochs or steps")
+    wanted = steps if steps is not None else math.ceil((epochs or 0) * records / batch_size - 1e-9)
+    if wanted < 1 or wanted != int(wanted):
+        asked = "steps" if epochs is None else "epochs"
+        raise ConfigurationError(f"{asked}: expected at least one whole step, got {wanted}")
+    check_delta(budget.delta, records)
+    q = batch_size / records
+    sampling: Sampling = "full-batch" if q == 1 else "poisson"
+    sigma, taken = budget.noise_multiplier, int(wanted)
+    if sigma is None and budget.epsilon is not None:
+        sigma = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, sampling=sampling)
+    elif sigma is not None and budget.epsilon is not None:
+        if epsilon_of([Steps(sigma, q, taken, sampling)], budget.delta, budget.adjacency) > budget.epsilon:
+            taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, sampling=sampling)
+        if taken < 1:
+            raise ConfigurationError(
+                f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
+                f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
+            )
+    return Plan(budget, records, float(batch_size), taken, int(wanted), float(sigma or 0.0))

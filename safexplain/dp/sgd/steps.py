@@ -1,0 +1,192 @@
+"""Steps of DP-SGD with one interface in every mode: `accumulate` pieces of a logical batch, then `step`."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus.utils.module_utils import trainable_modules
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from safexplain.dp.sgd.optimizers import ClippedOptimizer
+from safexplain.dp.sgd.records import Inputs
+from safexplain.errors import ConfigurationError, RefusedError
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""Model outputs and targets -> the loss of each example, shape (batch,)."""
+
+
+class PerSampleStep(ABC):
+    """Steps of DP-SGD on a model; made by `make_step`.
+
+    Between calls the model is the user's own: Opacus' hooks only watch during `accumulate`, so it can be evaluated and
+    saved as it is. Every use of a trainable parameter must be inside its module's forward: one that is used there and
+    elsewhere too (a weight tied by hand) gets gradients that Opacus does not split, which is not noticed.
+
+    Attributes:
+        optimizer: holds the noise multiplier, the clipping rule, the generator and the count of skipped examples.
+    """
+
+    def __init__(self, forward: nn.Module, hooks: Any, optimizer: ClippedOptimizer, loss: Loss) -> None:
+        self._forward, self._hooks, self._loss = forward, hooks, loss
+        self.optimizer = optimizer
+        self._hooked = [m for m in hooks.iterate_submodules(forward) if any(True for _ in _own_parameters(m))]
+        self._cheap = [min(_own_parameters(m), key=Tensor.numel) for m in self._hooked]
+        self._mixing = [m for m in forward.modules() if isinstance(m, _BatchNorm)]
+        hooks.disable_hooks()
+        optimizer.zero_grad(set_to_none=True)
+
+    def accumulate(self, x: Inputs, y: Tensor) -> Tensor:
+        """Forward pass, and the sum of the clipped gradients of these examples added to the logical batch.
+
+        Args:
+            x: inputs of shape (batch, ...), or a tuple of them.
+            y: targets of shape (batch, ...).
+
+        Returns:
+            The losses, detached, of shape (batch,). They are not private.
+
+        Raises:
+            ConfigurationError: the loss is not one number for each example, a trainable part of the model is in
+                evaluation mode, or batch normalisation mixes the examples.
+            RefusedError: a parameter got a gradient that cannot be split by example.
+        """
+        if len(y) == 0:
+            return torch.empty(0, device=y.device)
+        if idle := [type(m).__name__ for m in self._hooked if not m.training]:
+            raise ConfigurationError(f"trainable {idle[0]} is in evaluation mode: call model.train() before training")
+        if any(m.training or m.running_mean is None for m in self._mixing):
+            raise ConfigurationError(
+                "batch normalisation makes each output depend on all examples: replace it by nn.GroupNorm, or put a"
+                " frozen one in evaluation mode (.eval()) after model.train()"
+            )
+        self._forget_gradients()
+        with self._watching():
+            return self._add(x, y)
+
+    def step(self) -> None:
+        """Noise once, divide by the expected batch size, step and clear; of noise only if nothing was accumulated."""
+        self._forget_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """Take Opacus' hooks and attributes off the model."""
+        self._hooks.cleanup()
+        self._forget_activations()
+
+    def _forget_activations(self) -> None:
+        """Drop what Opacus' hooks leave on modules."""
+        for _, module in trainable_modules(self._forward):
+            for name in ("activations", "max_batch_len"):
+                module.__dict__.pop(name, None)
+
+    def _forget_gradients(self) -> None:
+        """Drop gradients that someone else's backward pass left: they are no part of the sum."""
+        self.optimizer.original_optimizer.zero_grad()
+
+    @abstractmethod
+    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+        """Add the clipped sum of at least one example; return the losses, detached, of shape (batch,)."""
+
+    def _losses(self, x: Inputs, y: Tensor) -> Tensor:
+        losses = self._loss(self._forward(*x) if isinstance(x, tuple) else self._forward(x), y)
+        if losses.shape != (len(y),):
+            raise ConfigurationError(
+                f"the loss must be one number for each of the {len(y)} examples, got shape {tuple(losses.shape)};"
+                ' with torch.nn losses use reduction="none"'
+            )
+        return losses
+
+    def _fire(self, losses: Tensor, *, again: bool = False) -> None:
+        """Run the backward pass for the sake of the hooks: without the gradients of large parameters."""
+        seen = torch.autograd.grad(losses.sum(), self._cheap, retain_graph=again, allow_unused=True)
+        for module, gradient in zip(self._hooked, seen, strict=True):
+            if gradient is not None and any(self._unseen(p) for p in _own_parameters(module)):
+                raise RefusedError(
+                    f"a parameter of {type(module).__name__} is used outside of its module's forward, where its"
+                    " gradient cannot be split by example; call the module instead, or freeze the parameter"
+                )
+
+    @abstractmethod
+    def _unseen(self, p: Any) -> bool:
+        """Whether the hooks got no per-example information on a parameter in this backward pass."""
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Hooks on, and whatever they left off again after an error."""
+        self._hooks.enable_hooks()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Full backward hook is firing")  # first layers: nothing is lost
+                yield
+        except BaseException:
+            self._forget_activations()
+            for p in self.optimizer.params:
+                p._forward_counter, p.grad_sample = 0, None
+                p.__dict__.pop("_current_grad_sample", None)
+            raise
+        finally:
+            self._hooks.disable_hooks()
+
+
+class HooksStep(PerSampleStep):
+    """Modes hooks and functorch."""
+
+    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+        losses = self._losses(x, y)
+        self._fire(losses)
+        self.optimizer.clip_and_accumulate()
+        for p in self.optimizer.params:
+            p.grad_sample = None
+        return losses.detach()
+
+    def _unseen(self, p: Any) -> bool:
+        unseen: bool = p.grad_sample is None
+        return unseen
+
+
+class GhostStep(PerSampleStep):
+    """Mode ghost. Examples without a finite norm would spoil the second backward pass: the rest is run anew."""
+
+    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+        losses = self._losses(x, y)
+        first = losses.detach()
+        while not (finite := (norms := self._norms(losses)).isfinite()).all():
+            self.optimizer.skipped += int(len(y) - finite.sum())
+            x, y = tuple(t[finite] for t in x) if isinstance(x, tuple) else x[finite], y[finite]
+            if len(y) == 0:
+                return first
+            losses = self._losses(x, y)
+        self._hooks.disable_hooks()
+        factors = self.optimizer.clipping.factors(norms)
+        params = self.optimizer.params
+        sums = torch.autograd.grad((factors * losses).sum(), params, allow_unused=True)
+        if any(g is not None and self._unseen(p) for g, p in zip(sums, params, strict=True)):
+            raise RefusedError("a parameter got a gradient outside of its module's forward; freeze it")
+        self.optimizer.add_clipped(sums)
+        return first
+
+    def _norms(self, losses: Tensor) -> Tensor:
+        """Norms of shape (batch,) of whole gradients."""
+        for p in self.optimizer.params:
+            p._norm_sample = None
+        self._fire(losses, again=True)
+        parts = [p._norm_sample for p in self.optimizer.params if not self._unseen(p)]
+        at = losses.device
+        norms: Tensor = torch.linalg.vector_norm(torch.stack([n.to(at) for n in parts], dim=1), dim=1)
+        return norms
+
+    def _unseen(self, p: Any) -> bool:
+        unseen: bool = p._norm_sample is None
+        return unseen
+
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Trainable parameters of a module itself, not of its children."""
+    return (p for p in module.parameters(recurse=False) if p.requires_grad)

@@ -1,0 +1,183 @@
+"""How a network trains, whatever the budget: the choices, and the training itself by per-example gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from safexplain._validate import check_number
+from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.sgd.checkpoint import Saver
+from safexplain.dp.sgd.clipping import Clipping, check_clipping
+from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.noise import fresh_generator
+from safexplain.dp.sgd.plan import Plan
+from safexplain.dp.sgd.records import Records
+from safexplain.dp.sgd.sampling import Coins, shared_coins
+from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.sgd.train_loop import Progress, Share, run
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example, (rows, classes) and (rows,) -> (rows,).
+
+    Raises:
+        InputError: the outputs are no tensor of scores of classes, or the targets no class indices.
+    """
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        raise InputError(
+            f"cross-entropy needs outputs (rows, classes) and class indices (rows,), got"
+            f" {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__} and {targets.dtype}"
+            f" {tuple(targets.shape)}; for another task pass loss="
+        )
+    return functional.cross_entropy(outputs, targets.long(), reduction="none")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The choices that do not enter the guarantee, and the clipping rule, which bounds each example.
+
+    Args:
+        clipping: of each example's gradient.
+        optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
+        lr: learning rate of a named optimizer.
+        loss: outputs and targets -> the loss of each example.
+        mode: how per-example gradients are got.
+        piece: most examples in memory at a time.
+        seed: makes batches and noise reproducible; None: secret ones.
+
+    Raises:
+        ConfigurationError: an unknown optimizer, or pieces of less than one row.
+    """
+
+    clipping: Clipping
+    optimizer: OptimizerChoice
+    lr: float
+    loss: Loss
+    mode: Mode
+    piece: int
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
+        check_clipping(self.clipping)
+        if not isinstance(self.piece, int | np.integer) or self.piece < 1:
+            raise ConfigurationError(f"piece: expected a whole number of at least 1 row, got {self.piece!r}")
+        if self.seed is not None and not isinstance(self.seed, int | np.integer):
+            raise ConfigurationTypeError(f"seed: expected a whole number or None, got {self.seed!r}")
+        object.__setattr__(self, "lr", check_number("lr", self.lr, above=0.0))
+        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters."""
+        if callable(self.optimizer):
+            return self.optimizer(parameters)
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr)
+
+    def purpose(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        named = {k: getattr(f, "__qualname__", f) for k, f in (("optimizer", self.optimizer), ("loss", self.loss))}
+        return {**named, "clipping": repr(self.clipping), "lr": self.lr, "seed": self.seed}
+
+
+def train_network(
+    model: nn.Module,
+    records: Records,
+    plan: Plan,
+    how: Training,
+    *,
+    checkpoint: str | Path | None,
+    checkpoint_seconds: float,
+    purpose: dict[str, Any],
+    progress: Progress,
+) -> int:
+    """Train in place by per-example gradients, going on from the checkpoint if there is one.
+
+    Under torch.distributed, each process takes its share of every batch, and the first one saves.
+
+    Args:
+        model: in training mode, what trains requiring gradients, on the device where to train.
+        records: all of the data.
+        plan: steps, sample rate and noise.
+        how: everything else.
+        checkpoint: file; None: none.
+        checkpoint_seconds: between saves.
+        purpose: what the checkpoint must agree with to be continued.
+        progress: told how far it is.
+
+    Returns:
+        How many examples had no finite gradient and did not count.
+
+    Raises:
+        InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+    """
+    device = next(model.parameters()).device
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
+    coins = Coins.from_seed(how.seed)
+    optimizer = how.make_optimizer([p for p in model.parameters() if p.requires_grad])
+    step = make_step(
+        model,
+        optimizer,
+        clipping=how.clipping,
+        noise_multiplier=plan.noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        loss=how.loss,
+        mode=how.mode,
+        generator=fresh_generator(device),
+        distributed=distributed,
+    )
+    saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
+    try:
+        start, step.optimizer.skipped = saver.resume()
+        if distributed:
+            _check_same_start(start, device)
+        if share.rank:
+            saver.path = None
+        run(
+            step,
+            model,
+            records,
+            plan,
+            shared_coins(coins, device) if distributed else coins,
+            start=start,
+            piece=how.piece,
+            share=share,
+            seed=how.seed,
+            saver=saver,
+            progress=None if share.rank else progress,
+        )
+    finally:
+        step.close()
+    return step.optimizer.skipped
+
+
+def _check_same_start(start: int, device: torch.device) -> None:
+    """All processes take up the training at the same step."""
+    mine = torch.tensor([start], device=device)
+    least, most = mine.clone(), mine
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    if int(least) != int(most):
+        raise InputError(
+            f"the processes would go on from steps {int(least)} to {int(most)}: every one must see the same checkpoint"
+            " file, on a folder that they share"
+        )

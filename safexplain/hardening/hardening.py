@@ -1,0 +1,242 @@
+"""Hardening: what happens to an attribution before it leaves. Clip, then mask, then noise, in no other order.
+
+    v -> NaN and infinities to 0 -> clip -> mask -> + noise on every coordinate, masked ones too -> round to a grid
+
+The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
+treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
+None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from safexplain._validate import Relative, absolute, check_number
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.noise import keyed_normal, query_seeds, resolve_key
+from safexplain.hardening.slots import SLOTS, GaussianNoise, from_plain, to_plain
+from safexplain.hardening.transforms import Clip, Mask, UnitNorm
+from safexplain.hardening.zeros import fill_zeros, vanishes
+
+__all__ = ["Hardening"]
+
+Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
+
+CHUNK = 1 << 16
+"""Numbers worked on at a time, so that memory beside the result stays small."""
+
+
+@dataclass(frozen=True)
+class Hardening:
+    """Three slots, one order: clip, mask, noise; then rounding to a grid.
+
+    Args:
+        clip: `RangeClip`, `NormClip`, `UnitNorm`, `RankNorm` or None.
+        mask: `ThresholdMask`, `TopKMask` or None.
+        noise: `GaussianNoise` or None.
+        grid: outputs are rounded to multiples of this. None: the largest power of two that is at most 1/16 of the
+            noise's std (no rounding without noise). Without it the low-order bits of value + noise tell which
+            coordinates were masked.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: a slot holds something else, or a `Relative` has no clip.
+
+    >>> Hardening(clip=UnitNorm(), mask=TopKMask(0.5), noise=GaussianNoise(Relative(0.25)))
+    Hardening(clip=UnitNorm(norm=1.0), mask=TopKMask(fraction=0.5), noise=GaussianNoise(std=Relative(factor=0.25)), \
+grid=None)
+    """
+
+    clip: Clip | None = None
+    mask: Mask | None = None
+    noise: GaussianNoise | None = None
+    grid: float | None = None
+
+    def __post_init__(self) -> None:
+        for slot, kinds in SLOTS.items():
+            value = getattr(self, slot)
+            if value is not None and not isinstance(value, kinds):
+                names = ", ".join(k.__name__ for k in kinds)
+                raise ConfigurationTypeError(f"{slot} must be one of {names} or None, got {value!r}")
+        if self.grid is not None:
+            object.__setattr__(self, "grid", check_number("grid", self.grid, above=0.0))
+        if self.clip is None:
+            for value in (getattr(self.mask, "threshold", None), getattr(self.noise, "std", None)):
+                if isinstance(value, Relative):
+                    absolute(value, None)
+
+    @classmethod
+    def none(cls) -> Hardening:
+        """No hardening: values pass through unchanged (detached)."""
+        return cls()
+
+    @classmethod
+    def recommended(cls, key: bytes | None = None) -> Hardening:
+        """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended.py` shows it.
+
+        Signs are balanced in maps of 1,024 numbers and more, which are maps of pixels; see `RankNorm` for the reason.
+        """
+        return cls(clip=RankNorm(balanced_from=1024), noise=GaussianNoise(Relative(0.3), key=key))
+
+    @property
+    def is_none(self) -> bool:
+        """True when values pass through unchanged."""
+        return self == Hardening()
+
+    def with_key(self, key: bytes) -> Hardening:
+        """The same hardening with this noise key."""
+        return self if self.noise is None else replace(self, noise=replace(self.noise, key=key))
+
+    def noise_std(self, d: int) -> float:
+        """Standard deviation of the noise on one coordinate of an explanation of d features; 0 without noise."""
+        return 0.0 if self.noise is None else absolute(self.noise.std, self._scale(d))
+
+    def grid_step(self, d: int) -> float | None:
+        """What outputs are multiples of, for explanations of d features; None: not rounded."""
+        if self.grid is not None:
+            return self.grid
+        return math.ldexp(0.5, math.frexp(self.noise_std(d))[1] - 4) or None if self.noise_std(d) > 0 else None
+
+    def __call__(
+        self,
+        attributions: Attributions,
+        *,
+        inputs: Tensor | tuple[Tensor, ...] | None = None,
+        target: Any = None,
+        model_digest: bytes = b"",
+        method: str = "",
+    ) -> Attributions:
+        """Harden the attributions of a batch.
+
+        Args:
+            attributions: tensor of shape (batch, ...), or a tuple of such; floating point, any device.
+            inputs: the explained inputs, with the same batch size; noise is keyed by them.
+            target: the explained class of each, as Captum takes it.
+            model_digest: of the explained model, see `safexplain._digest`.
+            method: name of the explanation method.
+
+        Returns:
+            New tensors of the same structure, shapes, dtypes and devices, detached from any graph.
+
+        Raises:
+            InputError: noise is asked for and `inputs` is missing, or shapes disagree.
+        """
+        tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
+        if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
+            raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
+        tensors = plain(tensors)
+        if not self.is_none and any(not t.is_floating_point() for t in tensors):
+            raise InputError(f"expected floating-point attributions, got {[str(t.dtype) for t in tensors]}")
+        if self.is_none:
+            released = [t.detach().clone() for t in tensors]
+        else:
+            seeds = self._seeds(tensors, inputs, target, model_digest, method)
+            released = self._apply(tensors, seeds)
+        return cast("Attributions", tuple(released) if isinstance(attributions, tuple) else released[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without the key."""
+        slots = {slot: to_plain(getattr(self, slot)) for slot in SLOTS}
+        return {**slots, "grid": self.grid}
+
+    def to_json(self) -> str:
+        """Canonical JSON (sorted keys), without the key."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | Mapping[str, Any]) -> Hardening:
+        """Read what `to_json` or `to_dict` wrote.
+
+        Raises:
+            ConfigurationError: not JSON, an unknown slot, kind or field, or a value out of range.
+        """
+        try:
+            plain = json.loads(text) if isinstance(text, str) else dict(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigurationError(f"expected a hardening as JSON, got {text!r:.80} ({error})") from None
+        if not isinstance(plain, dict) or not plain.keys() <= {*SLOTS, "grid"}:
+            raise ConfigurationError(f"expected a JSON object with clip, mask, noise, grid; got {plain!r:.120}")
+        return cls(grid=plain.get("grid"), **{slot: from_plain(slot, plain.get(slot)) for slot in SLOTS})
+
+    def _scale(self, d: int) -> float | None:
+        return None if self.clip is None else self.clip.scale(d)
+
+    def _seeds(
+        self, tensors: tuple[Tensor, ...], inputs: Any, target: Any, model_digest: bytes, method: str
+    ) -> list[bytes] | None:
+        batch = tensors[0].shape[0]
+        if any(t.shape[0] != batch for t in tensors):
+            raise InputError(f"attributions disagree about the batch: {[tuple(t.shape) for t in tensors]}")
+        if inputs is None:
+            if self.noise is not None:
+                raise InputError("noise is a function of the query: pass inputs= (and target=, model_digest=)")
+            return None
+        first = inputs[0] if isinstance(inputs, tuple) else inputs
+        if first.shape[0] != batch:
+            raise InputError(f"expected {batch} inputs, one for each attribution, got {first.shape[0]}")
+        if self.noise is None and not self._fills(tensors):
+            return None
+        return query_seeds(
+            resolve_key(None if self.noise is None else self.noise.key),
+            inputs=inputs,
+            target=target,
+            model_digest=model_digest,
+            method=method,
+            configuration=self.to_json(),
+        )
+
+    def _fills(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether zeros will get keyed random values."""
+        return isinstance(self.clip, UnitNorm | RankNorm) and any(bool(vanishes(t).any()) for t in tensors)
+
+    def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
+        released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]
+        widths = [t[0].numel() if len(t) else math.prod(t.shape[1:]) for t in tensors]
+        batch, d = tensors[0].shape[0], sum(widths)
+        work = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+        step = max(1, CHUNK // max(d, 1))
+        for start in range(0, batch if d else 0, step):
+            part = slice(start, start + step)
+            pieces = [t[part].detach() for t in tensors]
+            pieces = [p.reshape(len(p), w).to(tensors[0].device, work) for p, w in zip(pieces, widths, strict=True)]
+            rows = self._harden_rows(torch.cat(pieces, 1), None if seeds is None else seeds[part])
+            for out, piece in zip(released, rows.split(widths, 1), strict=True):
+                limit = torch.finfo(out.dtype).max
+                out[part] = piece.clamp(-limit, limit).to(out.dtype).view_as(out[part])
+        return released
+
+    def _harden_rows(self, rows: Tensor, seeds: list[bytes] | None) -> Tensor:
+        d = rows.shape[1]
+        rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+        if isinstance(self.clip, UnitNorm | RankNorm):
+            rows = fill_zeros(rows, seeds, whole_rows_only=isinstance(self.clip, UnitNorm))
+        if self.clip is not None:
+            rows = self.clip(rows)
+        if self.mask is not None:
+            rows = self.mask(rows, self._scale(d))
+        std = self.noise_std(d)
+        if std > 0 and seeds is not None:
+            rows += keyed_normal(seeds, d, b"noise", rows).mul_(std)
+        if (step := self.grid_step(d)) is not None:
+            rows = _rounded(rows, step)
+        return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+
+
+def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same numbers, detached, as tensors of the base class: a subclass may carry anything along."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(t.detach().as_subclass(Tensor) for t in tensors)
+
+
+def _rounded(rows: Tensor, step: float) -> Tensor:
+    """Multiples of `step`; numbers so large that their quotient overflows are multiples of it already."""
+    step = min(step, torch.finfo(rows.dtype).max)
+    out = (rows / step).round_().mul_(step)
+    return torch.where(out.isfinite(), out, rows)

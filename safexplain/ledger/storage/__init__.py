@@ -1,0 +1,1 @@
+"""safexplain.ledger.storage."""

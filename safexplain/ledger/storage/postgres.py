@@ -1,0 +1,217 @@
+"""A ledger in PostgreSQL, for several machines: writers queue at the row of the total, time is that of the server.
+
+Every charge locks the row of the total, so a server that syncs its log before it lets go of locks makes everybody wait
+for every sync. Therefore transactions commit without waiting for the log, which frees the locks; then a message of no
+content is written to the log and synced, together with those of others who wait, and with everything before it. Only
+then is a transaction acknowledged, so what was acknowledged survives a crash of the server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
+from safexplain.ledger.storage.forks import abandon, watch
+from safexplain.ledger.storage.ledger_identity import check_identity
+from safexplain.ledger.storage.schema import Execute, version_of
+from safexplain.ledger.storage.storage import Rows
+
+try:
+    import psycopg
+    from psycopg import errors
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+except ImportError:  # pragma: no cover
+    psycopg = None
+
+_HAS_TABLES = (  # to_regclass would answer from a cache that may be older than the lock
+    "SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'ledger_schema_version' AND pg_catalog.pg_table_is_visible(oid)"
+)
+_FLUSH = "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'safexplain', ''); COMMIT"
+_CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_LEDGER = 0x73616665  # key of the advisory lock under which tables are made
+
+
+class PostgresStorage:
+    """One connection a process, shared by its threads; opened again when the server closed it.
+
+    Args:
+        url: as libpq reads it.
+        timeout: seconds to wait for the server and for other writers.
+        clock: microseconds since 1970; None for the server's clock.
+
+    Raises:
+        MissingExtraError: psycopg is not installed.
+    """
+
+    identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+
+    def __init__(self, url: str, timeout: float, clock: Callable[[], int] | None = None) -> None:
+        if psycopg is None:
+            raise MissingExtraError('a ledger in PostgreSQL needs psycopg: pip install "safexplain[postgres]"')
+        self.url = url
+        self.name = _without_password(url)
+        self.timeout = timeout
+        self._clock = clock
+        self.ledger: str | None = None
+        self._start()
+        watch(self)
+
+    def _start(self) -> None:
+        self.guard = threading.RLock()
+        self._connection: Any = None
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """See Storage."""
+        with self.guard, self._explained():
+            return self._first(sql, parameters)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """See Storage."""
+        if not self.guard.acquire(timeout=self.timeout):
+            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
+        try:
+            with self._explained():
+                self._first(
+                    f"BEGIN; SET LOCAL lock_timeout = {max(1, int(self.timeout * 1000))};"
+                    " SET LOCAL synchronous_commit = off; SET LOCAL transaction_isolation = 'read committed'"
+                )
+                connection = self._connection
+                try:
+                    yield partial(_run, connection)
+                except BaseException:
+                    with suppress(psycopg.Error):
+                        connection.execute("ROLLBACK")
+                    raise
+                try:
+                    connection.execute(f"COMMIT; {_FLUSH}")
+                except BaseException as error:
+                    connection.close()  # whatever state the session is in, the next use opens another
+                    if not isinstance(error, psycopg.Error):
+                        raise
+                    raise LedgerError(
+                        f"ledger {self.name}: the server failed during a commit, so what was being charged may or may"
+                        f" not be recorded; look at charges() ({str(error).strip()})"
+                    ) from error
+        finally:
+            self.guard.release()
+
+    def version(self, execute: Execute | None = None) -> int | None:
+        """See Storage; inside a transaction others wait until it ends."""
+        rows = execute or self.read
+        if execute is not None:
+            execute("SELECT pg_advisory_xact_lock(?)", (_LEDGER,))
+        if not rows(_HAS_TABLES, ()):
+            return None
+        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
+
+    def now(self) -> int:
+        """See Storage."""
+        if self._clock:
+            return self._clock()
+        return int(self.read(f"SELECT {_CLOCK}")[0][0])
+
+    def close(self) -> None:
+        """See Storage."""
+        with self.guard:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def lock(self, execute: Execute) -> int:
+        """See Storage."""
+        rows = execute(f"SELECT {_CLOCK} FROM ledger_accounts WHERE principal = '' FOR UPDATE", ())
+        return self._clock() if self._clock else int(rows[0][0]) if rows else 0
+
+    def sync(self) -> None:
+        """See Storage."""
+        with self.guard, self._explained():
+            try:
+                self._first(_FLUSH)
+            except BaseException:
+                self.close()
+                raise
+
+    def exists(self) -> bool:
+        """See Storage; where it does not, the server says so."""
+        return True
+
+    def make(self) -> None:
+        """See Storage."""
+
+    def _first(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """A statement with which a transaction begins: on a connection that was cut meanwhile, tried once more."""
+        fresh = self._connection is None or self._connection.closed
+        try:
+            return _run(self._open(), sql, parameters)
+        except psycopg.OperationalError:
+            if fresh or not self._connection.closed:
+                raise
+            return _run(self._open(), sql, parameters)
+
+    def _open(self) -> Any:
+        if self._connection is None or self._connection.closed:
+            connection = psycopg.connect(self.url, autocommit=True, connect_timeout=max(1, round(self.timeout)))
+            try:
+                if self.ledger is not None:
+                    check_identity(partial(_run, connection), self.ledger, self.name)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the database into ones that say what to do."""
+        try:
+            yield
+        except psycopg.Error as error:
+            kind = "could not be used"
+            if isinstance(error, errors.LockNotAvailable):
+                kind = f"was held by others for {self.timeout:g} s; raise timeout="
+            elif isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
+                kind = "cannot be written by this user on this server"
+            elif isinstance(error, psycopg.OperationalError):
+                kind = "cannot be reached; look at the URL and at the server"
+            raise LedgerError(f"ledger {self.name} {kind} ({str(error).strip()})") from error
+
+    def backup(self, path: Path) -> None:
+        """See Storage."""
+        raise ConfigurationError("a ledger in PostgreSQL is backed up with the server's tools, such as pg_dump")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """None: they are the server's."""
+        return ()
+
+    @property
+    def address(self) -> str:
+        """See Storage."""
+        return self.url
+
+    def before_fork(self) -> None:
+        """See Forkable; the parent keeps its session."""
+
+    def forget(self) -> None:
+        """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""
+        if self._connection is not None:
+            abandon(self._connection)
+        self._start()
+
+
+def _run(connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Rows:
+    cursor = connection.execute(statement.replace("?", "%s"), parameters or None)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _without_password(url: str) -> str:
+    try:
+        return str(make_conninfo(**{k: v for k, v in conninfo_to_dict(url).items() if "password" not in k}))
+    except psycopg.Error:
+        return "in PostgreSQL"

@@ -1,0 +1,219 @@
+"""A ledger in an SQLite file: write-ahead log, writers in a queue, commits of several processes synced together.
+
+SQLite syncs its log while it holds the lock on writing (synchronous = FULL), so that everybody waits for every sync.
+Here it does not (NORMAL); whoever committed lets the next one in, then syncs the log, and only then is the transaction
+acknowledged. The kernel serves syncs that wait together by one, and a synced log holds every commit before, so what was
+acknowledged survives a power failure as under FULL.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import InputError, LedgerError
+from safexplain.ledger.storage.clock import PROCESS_CLOCK
+from safexplain.ledger.storage.forks import watch
+from safexplain.ledger.storage.ledger_identity import check_identity
+from safexplain.ledger.storage.open_file import OpenFile
+from safexplain.ledger.storage.schema import Execute, version_of
+from safexplain.ledger.storage.sqlite_errors import explained
+from safexplain.ledger.storage.storage import Rows
+from safexplain.ledger.storage.write_queue import FileQueue
+
+
+class SqliteStorage:
+    """One connection a process, shared by its threads.
+
+    Args:
+        path: absolute, of the file.
+        timeout: seconds to wait for other writers.
+        clock: microseconds since 1970; None for the clock of the process.
+    """
+
+    identity = "INTEGER PRIMARY KEY"
+
+    def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
+        self.path = path
+        self.name = str(path)
+        self.timeout = timeout
+        self.ledger: str | None = None
+        self._clock = clock or PROCESS_CLOCK
+        self._start()
+        watch(self)
+
+    def _start(self) -> None:
+        self.guard = threading.RLock()
+        self._queue = FileQueue(self._beside("-queue"), like=self.path)
+        self._connection: sqlite3.Connection | None = None
+        self._file: OpenFile | None = None
+        self._log: int | None = None
+        self._log_file: OpenFile | None = None
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """See Storage."""
+        with self.guard, explained(self.name):
+            return _run(self._open(), sql, parameters)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """See Storage."""
+        until = time.monotonic() + self.timeout
+        if not self.guard.acquire(timeout=self.timeout):
+            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
+        try:
+            with explained(self.name):
+                connection = self._open()
+                if not self._queue.acquire(until - time.monotonic()):
+                    raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    try:
+                        yield partial(_run, connection)
+                        connection.execute("COMMIT")
+                    except BaseException:
+                        with suppress(sqlite3.Error):
+                            connection.execute("ROLLBACK")
+                        raise
+                finally:
+                    self._queue.release()
+        finally:
+            self.guard.release()
+        self.sync()
+
+    def lock(self, execute: Execute) -> int:
+        """See Storage; nobody else writes anyway."""
+        return self._clock()
+
+    def sync(self) -> None:
+        """See Storage; after it every commit that was seen is durable."""
+        with explained(self.name):
+            with self.guard:
+                self._open()
+                if self._log is None or self._log_file is None:
+                    self._log = os.open(self._beside("-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                    self._log_file = OpenFile(self._beside("-wal"))
+                log, file = os.dup(self._log), self._log_file  # another thread may close the ledger meanwhile
+            try:
+                getattr(os, "fdatasync", os.fsync)(log)
+            finally:
+                os.close(log)
+            if not file.stands():
+                with self.guard:  # closing empties the log into the database and deletes it
+                    lost = self._log_file is file
+                if lost:
+                    raise LedgerError(
+                        f"ledger {self.name}: its log ({file.path.name}) was deleted while it was in use, and what is"
+                        " recorded would be lost with this process. Close the ledger wherever it is open, which writes"
+                        " the log's content into the database, and start again"
+                    )
+
+    def version(self, execute: Execute | None = None) -> int | None:
+        """See Storage."""
+        rows = execute or self.read
+        if not rows("SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'", ()):
+            return None
+        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
+
+    def now(self) -> int:
+        """See Storage."""
+        return self._clock()
+
+    def close(self) -> None:
+        """See Storage."""
+        with self.guard:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._close_files()
+
+    @property
+    def address(self) -> str:
+        """See Storage."""
+        return f"sqlite:///{self.path}"
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def make(self) -> None:
+        """See Storage."""
+        if not self.path.parent.is_dir():
+            raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
+        with explained(self.name):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+    def backup(self, path: Path) -> None:
+        """See Storage; SQLite copies page by page and begins again where others write."""
+        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
+            self._open().backup(copy)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The database and what stands beside it."""
+        return self.path, *map(self._beside, ("-wal", "-shm", "-queue"))
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if not self.path.exists():
+                raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
+            connection = sqlite3.connect(
+                f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout, isolation_level=None,
+                check_same_thread=False, cached_statements=64,
+            )  # fmt: skip
+            try:
+                self._set_up(connection)
+                self._file = OpenFile(self.path)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        elif self._file is not None and not self._file.stands():
+            raise LedgerError(
+                f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
+                " left of it here. Put it back, or restore it from a backup, and start again"
+            )
+        return self._connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "ledger_schema_version" not in tables:
+            raise LedgerError(f"{self.name} is an SQLite database of something else, not a ledger; name another file")
+        if self.ledger is not None:
+            check_identity(partial(_run, connection), self.ledger, self.name)
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            self._queue.acquire(self.timeout)  # SQLite itself does not wait here
+            try:
+                connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            finally:
+                self._queue.release()
+        connection.execute("PRAGMA synchronous = NORMAL")  # the module's docstring says why this is durable
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+
+    def _close_files(self) -> None:
+        self._queue.close()
+        if self._log is not None:
+            os.close(self._log)
+            self._log = self._log_file = None
+
+    def before_fork(self) -> None:
+        """See Forkable; both processes open it again when they need it."""
+        self.close()
+
+    def forget(self) -> None:
+        """See Forkable."""
+        self._start()
+
+
+def _run(connection: sqlite3.Connection, statement: str, parameters: Sequence[Any] = ()) -> Rows:
+    return connection.execute(statement, parameters).fetchall()

@@ -1,0 +1,205 @@
+"""A stranger's data: arrays, folders of images or tables, brought to one form."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+from safexplain.loading.data.checks import AuditData
+from safexplain.loading.data.images import load_images
+from safexplain.loading.data.tables import load_tables, whole_numbers
+from safexplain.loading.files import one_line, read_bytes, sha256
+
+__all__ = ["load_data", "load_records"]
+
+_SIDES = "--members PATH and --non-members PATH"
+
+
+def load_data(
+    path: str | Path | None,
+    *,
+    label: str | None = None,
+    members: Path | None = None,
+    non_members: Path | None = None,
+    member_column: str = "member",
+    image_size: int | None = None,
+) -> AuditData:
+    """Load the data of an audit. Values are not standardised: they must come as the model expects them.
+
+    - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `class_names` and
+      `feature_names`. Arrays of Python objects, which are pickles, are refused. Images are brought to (n,
+      channels, height, width): if `x` has four axes, the last is 1 or 3 long and the second is not, the last
+      becomes the second (where both are 1 or 3 long, `x` is taken to have its channels second already). 8-bit
+      images, of three or four axes, are divided by 255; with three axes they get a channel axis. Nothing else
+      is changed.
+    - Two folders, `members` and `non_members`, with images as `class/image.png`; see `load_images`.
+    - A CSV or Parquet table with a `label` column and a member column, or two such tables, `members` and
+      `non_members`, without a member column; see `load_tables`.
+
+    Files are told apart by content, not by name.
+
+    Args:
+        path: The file; None where `members` and `non_members` are given.
+        label: Name of the label column of tables.
+        members: Folder or table of the rows that the model was trained on.
+        non_members: Folder or table of rows that it was not trained on.
+        member_column: Name of the member column of a table: 0/1, true/false, yes/no, in/out.
+        image_size: Height and width to which folders of images are resized.
+
+    Raises:
+        InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use.
+        MissingExtraError: pandas, pyarrow or Pillow is needed and not installed.
+    """
+    if members is not None or non_members is not None:
+        return _load_sides(path, label, members, non_members, member_column, image_size)
+    if path is None:
+        raise InputError(f"no data given; pass --data FILE, or {_SIDES}")
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a directory; for folders of images pass {_SIDES}")
+    raw = read_bytes(path, "data")
+    if raw[:4] == b"PK\x03\x04":
+        return _load_npz(raw, str(path))
+    return load_tables([(str(path), raw, None)], label=label, member_column=member_column)
+
+
+def load_records(
+    path: str | Path, *, label: str | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
+    """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
+
+    Args:
+        path: `.npz` with `x` and `y`, or a table.
+        label: Name of the label column of a table.
+
+    Returns:
+        (n, ...) features, (n,) classes, and the names of the classes where the labels were names.
+
+    Raises:
+        InputError: as `load_data`.
+        MissingExtraError: as `load_data`.
+    """
+    raw = read_bytes(path, "data")
+    if raw[:4] != b"PK\x03\x04":
+        table = load_tables([(str(path), raw, True)], label=label, member_column="")
+        return table.x, table.y, table.class_names
+    arrays = _read_npz(raw, str(path))
+    _require(arrays, ("x", "y"), str(path))
+    x, (y, names) = _as_features(arrays["x"], str(path))[0], _as_labels(arrays["y"], str(path))
+    if len(x) != len(y):
+        raise InputError(f"{path} has {len(x)} rows in x and {len(y)} labels in y; give one label a row")
+    return x, y, names
+
+
+def _load_sides(
+    path: str | Path | None,
+    label: str | None,
+    members: Path | None,
+    non_members: Path | None,
+    member_column: str,
+    image_size: int | None,
+) -> AuditData:
+    if path is not None:
+        raise InputError(f"both --data and {_SIDES} are given; pass one or the other")
+    if members is None or non_members is None:
+        missing = "--members" if members is None else "--non-members"
+        raise InputError(f"{missing} is missing; membership needs both sides: {_SIDES}")
+    members, non_members = Path(members), Path(non_members)
+    folders = [side for side in (members, non_members) if side.is_dir()]
+    if len(folders) == 2:
+        return load_images(members, non_members, image_size=image_size)
+    sides = [(str(side), read_bytes(side, "data"), side is members) for side in (members, non_members)]
+    return load_tables(sides, label=label, member_column=member_column)
+
+
+def _load_npz(raw: bytes, where: str) -> AuditData:
+    arrays = _read_npz(raw, where)
+    _require(arrays, ("x", "y", "member"), where)
+    x, is_image = _as_features(arrays["x"], where)
+    y, class_names = _as_labels(arrays["y"], where)
+    if "class_names" in arrays:
+        class_names = tuple(str(name) for name in arrays["class_names"].ravel())
+    features = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
+    if features is not None and (x.ndim != 2 or len(features) != x.shape[1]):
+        raise InputError(f"{where} has {len(features)} feature_names for x of shape {x.shape}; give one a column")
+    member = _as_member(arrays["member"], where)
+    return AuditData(x, y, member, class_names, features, is_image, sha256(raw), where)
+
+
+def _read_npz(raw: bytes, where: str) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    name = ""
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
+            for name in archive.files:
+                value = archive[name]
+                if isinstance(value, np.ndarray):
+                    arrays[name] = value
+    except ValueError as error:
+        if "Object arrays" in str(error):
+            raise InputError(
+                f"array {name!r} of {where} holds Python objects, which can run code when loaded; save it "
+                "with a numeric or string dtype"
+            ) from None
+        raise InputError(f"{where} is not a usable .npz file: {one_line(error)}; save it again") from None
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, NotImplementedError) as error:
+        raise InputError(f"the data file {where} is damaged or cut short: {one_line(error)}; save it again") from None
+    if not arrays:
+        raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
+    return arrays
+
+
+def _require(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], where: str) -> None:
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
+        raise InputError(
+            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(arrays) or 'none'}); "
+            f"expected {', '.join(shapes[n] for n in names[:-1])} and {shapes[names[-1]]}"
+        )
+
+
+def _as_features(x: NDArray[Any], where: str) -> tuple[NDArray[np.float32], bool]:
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"x of {where} has dtype {x.dtype}; expected numbers")
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.ndim == 3 and x.dtype == np.uint8:
+        x = x[:, None]
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
+        values = np.ascontiguousarray(x, dtype=np.float32)
+    if x.dtype == np.uint8 and x.ndim == 4:
+        values = values / np.float32(255)
+    return values, x.ndim == 4
+
+
+def _as_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise InputError(
+            f"y of {where} has shape {y.shape}; expected (n,): one class a row (of one-hot rows, take argmax)"
+        )
+    if y.dtype.kind in "US":
+        names, codes = np.unique(y.astype(str), return_inverse=True)
+        return codes.astype(np.int64), tuple(names.tolist())
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"y of {where} has dtype {y.dtype}; expected class numbers or names")
+    return whole_numbers(y, f"y of {where}"), None
+
+
+def _as_member(member: NDArray[Any], where: str) -> NDArray[np.bool_]:
+    if member.ndim == 2 and member.shape[1] == 1:
+        member = member[:, 0]
+    if member.dtype.kind not in "biuf" or not np.isin(member, (0, 1)).all():
+        raise InputError(
+            f"member of {where} (dtype {member.dtype}) holds other values than 0 and 1; expected 1 where the "
+            "model was trained on the row, 0 elsewhere"
+        )
+    return member.astype(np.bool_)

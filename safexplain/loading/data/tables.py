@@ -1,0 +1,179 @@
+"""CSV and Parquet tables: one encoding, fitted on all rows together, so that membership does not shape it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.errors import InputError
+from safexplain.loading.data.checks import AuditData
+from safexplain.loading.files import one_line, require, sha256
+
+_MEMBER = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "in": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "out": False,
+}
+_MOST_CATEGORIES = 256
+
+
+def load_tables(
+    tables: Sequence[tuple[str, bytes, bool | None]], *, label: str | None, member_column: str
+) -> AuditData:
+    """Stack tables and encode their columns.
+
+    Numeric columns stay as they are, without standardising: they must come as the model expects them.
+    True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
+    sorted by value, over all rows). Columns keep their order. Labels that are text become class numbers by
+    their sorted names.
+
+    Args:
+        tables: For each table where it is, its bytes (CSV or Parquet), and whether all its rows are members
+            (None: its member column tells).
+        label: Name of the label column.
+        member_column: Name of the member column: 0/1, true/false, yes/no, in/out.
+
+    Raises:
+        InputError: a table cannot be read, lacks a column, or holds one that is neither numbers nor
+            categories.
+        MissingExtraError: pandas or pyarrow is not installed.
+    """
+    pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
+    where = " and ".join(name for name, _, _ in tables)
+    frames, sides = [], []
+    for name, raw, is_member in tables:
+        frame = _read(pandas, raw, name)
+        if is_member is not None and member_column in frame.columns:
+            raise InputError(
+                f"{name} has a column {member_column!r}, but --members and --non-members tell membership "
+                "already; remove the column, or pass one file with --data"
+            )
+        frames.append(frame)
+        sides.append(np.full(len(frame), bool(is_member)))
+    if len(frames) == 2 and set(frames[0].columns) != set(frames[1].columns):
+        odd = sorted(set(frames[0].columns) ^ set(frames[1].columns))
+        raise InputError(f"{where} must have the same columns; these are in one only: {', '.join(odd[:5])}")
+    frame = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
+    if label is None:
+        raise InputError(f"{where} is a table: name its label column with --label (columns: {columns})")
+    if label not in frame.columns:
+        raise InputError(f"{where} has no column {label!r}; pass --label with one of: {columns}")
+    if tables[0][2] is None and (member_column not in frame.columns or member_column == label):
+        raise InputError(
+            f"{where} has no member column {member_column!r} (columns: {columns}); pass --member-column, or "
+            "two tables with --members and --non-members"
+        )
+    member = _membership(frame[member_column], where) if tables[0][2] is None else np.concatenate(sides)
+    y, class_names = _labels(pandas, frame[label], where)
+    x, names = _features(pandas, frame.drop(columns=[label, member_column], errors="ignore"), where)
+    digests = [sha256(raw) for _, raw, _ in tables]
+    digest = digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
+    return AuditData(x, y, member, class_names, names, False, digest, where)
+
+
+def _read(pandas: Any, raw: bytes, where: str) -> Any:
+    if raw[:4] == b"PAR1":
+        require("pyarrow", extra="tabular", purpose="reading a Parquet table")
+        read = pandas.read_parquet
+    elif b"\x00" in raw[:1000]:
+        raise InputError(
+            f"{where} is not data that this reads (it starts with {raw[:8]!r}); expected .npz, CSV or Parquet"
+        )
+    else:
+        read = pandas.read_csv
+    try:
+        frame = read(io.BytesIO(raw))
+    except Exception as error:  # the parsers raise many kinds of error
+        raise InputError(f"{where} cannot be read as a table: {one_line(error)}; check it or write it again") from None
+    if len(frame) == 0:
+        raise InputError(f"{where} is a table without rows")
+    frame.columns = [str(name) for name in frame.columns]
+    if frame.columns.has_duplicates:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"{where} has two columns named {twice!r}; rename one")
+    return frame
+
+
+def _membership(column: Any, where: str) -> NDArray[np.bool_]:
+    texts = [str(value).strip().lower().removesuffix(".0") for value in column]
+    unknown = next((text for text in texts if text not in _MEMBER), None)
+    if unknown is not None:
+        raise InputError(
+            f"the member column {column.name!r} of {where} holds {unknown!r}; expected 0/1, true/false, "
+            "yes/no or in/out"
+        )
+    return np.array([_MEMBER[text] for text in texts], dtype=np.bool_)
+
+
+def _labels(pandas: Any, column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    if column.isna().any():
+        row = int(column.isna().to_numpy().argmax())
+        raise InputError(f"the label column {column.name!r} of {where} is empty in row {row} (counted from 0)")
+    if pandas.api.types.is_numeric_dtype(column):
+        return whole_numbers(column.to_numpy(), f"the label column {column.name!r} of {where}"), None
+    names, codes = np.unique(np.array([str(value) for value in column]), return_inverse=True)
+    return codes.astype(np.int64), tuple(names.tolist())
+
+
+def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Class numbers as int64.
+
+    Raises:
+        InputError: some value is not a whole number.
+    """
+    wrong = ~np.equal(np.mod(values.astype(np.float64), 1), 0)
+    if wrong.any():
+        raise InputError(f"{what} holds {values[wrong.argmax()]}; expected whole class numbers, counted from 0")
+    return values.astype(np.int64)
+
+
+def _features(pandas: Any, frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    types = pandas.api.types
+    blocks: list[NDArray[np.float32]] = []
+    names: list[str] = []
+    for name in frame.columns:
+        column = frame[name]
+        if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):  # true/false counts as numeric
+            with np.errstate(over="ignore"):
+                blocks.append(column.to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)[:, None])
+            names.append(name)
+            continue
+        encoded, categories = _one_hot(column, where)
+        blocks.append(encoded)
+        names.extend(f"{name}={category}" for category in categories)
+    if not blocks:
+        raise InputError(f"{where} has no column beside the label and the membership; add the features")
+    return np.concatenate(blocks, axis=1), tuple(names)
+
+
+def _one_hot(column: Any, where: str) -> tuple[NDArray[np.float32], list[str]]:
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise InputError(
+            f"column {column.name!r} of {where} has {int(missing.sum())} empty values, the first in row "
+            f"{int(missing.argmax())} (counted from 0); fill them as was done for the training"
+        )
+    values = list(column)
+    other = next((value for value in values if not isinstance(value, str | bool)), None)
+    if other is not None:
+        raise InputError(
+            f"column {column.name!r} of {where} holds {one_line(ValueError(other), 40)!r} "
+            f"({type(other).__name__}), neither a number nor a category; convert it or remove it"
+        )
+    categories, codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+    if len(categories) > _MOST_CATEGORIES:
+        raise InputError(
+            f"text column {column.name!r} of {where} has {len(categories)} different values (at most "
+            f"{_MOST_CATEGORIES} are encoded); remove it if it names rows, or encode it as the model expects"
+        )
+    return np.eye(len(categories), dtype=np.float32)[codes], categories.tolist()

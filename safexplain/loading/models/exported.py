@@ -1,0 +1,151 @@
+"""A `torch.export` file as a module that an audit can call, differentiate and copy."""
+
+from __future__ import annotations
+
+import io
+import logging
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from safexplain.errors import InputError
+from safexplain.loading.files import one_line
+from safexplain.loading.models.exported_archive import rewrite
+from safexplain.loading.models.exported_graph import training_operation
+
+HOW_TO_EXPORT = (
+    "torch.export.export(model.eval(), (torch.randn(4, ...),), dynamic_shapes=({0: torch.export.Dim('batch')},))"
+)
+_LARGEST_BATCH = 1024
+
+
+class ExportedModel(nn.Module):
+    """An exported program behind the usual module interface.
+
+    The mode is fixed when a program is exported, so `train()` and `eval()` change nothing but the `training`
+    flag.
+
+    Attributes:
+        input_shape: Shape of one example; None where a dimension may vary.
+    """
+
+    def __init__(self, program: nn.Module, input_shape: tuple[int | None, ...]) -> None:
+        super().__init__()
+        self.program = program
+        self.input_shape = input_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The program's output for a batch (n, ...)."""
+        output: Tensor = self.program(x)
+        return output
+
+    def train(self, mode: bool = True) -> ExportedModel:
+        """Set the flag only: the graph cannot change its mode."""
+        self.training = mode
+        return self
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A loaded program: the callable model and its weights under their original names."""
+
+    model: ExportedModel
+    state: dict[str, Tensor]
+
+
+def load_exported(raw: bytes, *, where: str, trusted: bool) -> Exported:
+    """Load a `torch.export` archive on the CPU.
+
+    Args:
+        raw: The archive.
+        where: Its path, for messages.
+        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what
+            `exported_archive.rewrite` lets through.
+
+    Raises:
+        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one
+            floating-point batch, has a fixed or narrow batch dimension, or was exported in training mode.
+    """
+    try:
+        archive = io.BytesIO(raw) if trusted else rewrite(raw)
+        with _quiet():
+            program = torch.export.load(archive)
+            module = program.module()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except zipfile.BadZipFile as error:
+        raise InputError(f"the torch.export file {where} is damaged ({one_line(error)}); export it again") from None
+    except Exception as error:  # the loader raises whatever its parsers raise
+        raise InputError(
+            f"the torch.export file {where} cannot be loaded with PyTorch {torch.__version__}: "
+            f"{type(error).__name__}: {one_line(error)}; export it with this version"
+        ) from None
+    operation = training_operation(module)
+    if operation is not None:
+        raise InputError(
+            f"{where} was exported in training mode ({operation} is active), so its predictions depend on "
+            f"chance or on the rest of the batch; call model.eval() first: {HOW_TO_EXPORT}"
+        )
+    model = ExportedModel(module, _example_shape(program, where))
+    model.training = False
+    return Exported(model.cpu(), {name: tensor.detach() for name, tensor in program.state_dict.items()})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the loader's log lines, which repeat as a traceback what the error says in a line."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:
+    """Shape of one example, after checking that the program takes one batch of any size."""
+    inputs = [
+        node.meta.get("val")
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
+    ]
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+        raise InputError(
+            f"{where} was exported with {len(inputs)} inputs; an audit needs a model of one tensor (n, ...): "
+            "wrap the model so that its forward takes one tensor, and export that"
+        )
+    batch = inputs[0]
+    if batch.dtype != torch.float32:
+        raise InputError(
+            f"{where} was exported for inputs of type {batch.dtype}; explanations need torch.float32 inputs: "
+            "export the part of the model behind the integers, or the model.float()"
+        )
+    if batch.ndim < 2:
+        raise InputError(f"{where} was exported for an input of shape {_sizes(batch)}; expected a batch (n, ...)")
+    size: Any = batch.shape[0]
+    if isinstance(size, int):
+        raise InputError(
+            f"{where} was exported for batches of exactly {size} rows (input {_sizes(batch)}); export it "
+            f"with a dynamic batch dimension: {HOW_TO_EXPORT}"
+        )
+    limits = program.range_constraints.get(size.node.expr)
+    low, high = (2, None) if limits is None else (limits.lower, limits.upper)
+    if not (bool(low <= 2) and (high is None or bool(high >= _LARGEST_BATCH))):
+        raise InputError(
+            f"{where} was exported for batches of {low} to {high} rows; an audit uses 1 to {_LARGEST_BATCH}: "
+            f"export it without these limits: {HOW_TO_EXPORT}"
+        )
+    return tuple(dim if isinstance(dim, int) else None for dim in batch.shape[1:])
+
+
+def _sizes(batch: Tensor) -> str:
+    return f"({', '.join(str(dim) for dim in batch.shape)})"

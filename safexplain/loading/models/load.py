@@ -1,0 +1,182 @@
+"""A stranger's model file, loaded without running its code, with a way to make untrained twins."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.errors import InputError
+from safexplain.loading.files import one_line, read_bytes, require, sha256
+from safexplain.loading.model_checks import require_gradients, require_same_outputs
+from safexplain.loading.models.architectures import ARCH_FORMS, builder, current_directory_importable, load_weights
+from safexplain.loading.models.exported import HOW_TO_EXPORT, load_exported
+from safexplain.loading.models.model_files import first_foreign_name, identify
+from safexplain.loading.models.reinitialise import reinitialise
+
+__all__ = ["LoadedModel", "load_model"]
+
+_NESTINGS = ("state_dict", "model_state_dict", "model")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model to audit.
+
+    Attributes:
+        model: In evaluation mode, on the CPU.
+        fresh: From a seed to an untrained network of the same architecture, in training mode, on which
+            reference models are trained; None where that is impossible.
+        fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
+        sha256: Hexadecimal SHA-256 of the file.
+        format: What the file was.
+        arch: The architecture that was asked for, if one was.
+    """
+
+    model: nn.Module
+    fresh: Callable[[int], nn.Module] | None
+    fresh_unavailable: str
+    sha256: str
+    format: Literal["torch.export", "state_dict", "pickle"]
+    arch: str | None
+
+
+def load_model(
+    path: str | Path,
+    *,
+    arch: str | None = None,
+    num_classes: int | None = None,
+    trust_pickle: bool = False,
+    input_shape: tuple[int, ...] | None = None,
+) -> LoadedModel:
+    """Load a model file of any of the formats that can be audited, told apart by content, not by name.
+
+    - A `torch.export` archive, exported from a model in evaluation mode with a dynamic batch dimension. It is
+      checked and re-written before it is loaded (`exported_archive.rewrite`), so that no pickle and no code
+      in it runs.
+    - A state_dict (`torch.save` or safetensors; also inside {"state_dict": ...}, {"model_state_dict": ...} or
+      {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
+    - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by
+      name**.
+
+    Args:
+        path: The file.
+        arch: `timm:NAME`, `torchvision:NAME` or `package.module:function`: how the network is built. With a
+            torch.export file or a pickle it builds the fresh networks only, and must fit the file's weights.
+        num_classes: Number of outputs of `arch`; by default that of the last 2-D weight in the file.
+        trust_pickle: Allow the file to run code on this machine.
+        input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
+
+    Raises:
+        InputError: the file is missing, unreadable, damaged, not a model, needs `arch` or `trust_pickle`,
+            does not fit `arch`, or lets no gradient through to its input, which explanations need.
+        MissingExtraError: timm, torchvision or safetensors is needed and not installed.
+    """
+    raw, where = read_bytes(path, "model"), str(path)
+    kind = identify(raw, where)
+    build: Callable[[int], nn.Module] | None = None
+    shape: tuple[int | None, ...] | None = input_shape
+    file_format: Literal["torch.export", "state_dict", "pickle"] = "pickle"
+    content: Any
+    if kind == "torch.export":
+        exported = load_exported(raw, where=where, trusted=trust_pickle)
+        content, state, file_format = exported.model, exported.state, "torch.export"
+        shape = _agreed(exported.model.input_shape, input_shape, where)
+    elif kind == "safetensors":
+        content = _load_safetensors(raw, where)
+    else:
+        content = _load_pickle(raw, where, trust_pickle)
+        if isinstance(content, Mapping):
+            content = next((content[k] for k in _NESTINGS if isinstance(content.get(k), nn.Module)), content)
+
+    if isinstance(content, nn.Module):
+        model: nn.Module = content
+        if file_format == "pickle":
+            model = getattr(model, "module", model) if isinstance(model, nn.DataParallel) else model
+            state = dict(model.state_dict())
+        if arch is not None:
+            build = builder(arch, num_classes=num_classes, state=state)
+            twin = load_weights(build(0), state, arch=arch, where=where)
+            require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
+    else:
+        file_format, state = "state_dict", _tensors(content, where)
+        if arch is None:
+            name, tensor = next(iter(state.items()))
+            raise InputError(
+                f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
+                f"weights without a network; pass {ARCH_FORMS}"
+            )
+        build = builder(arch, num_classes=num_classes, state=state)
+        model = load_weights(build(0), state, arch=arch, where=where)
+
+    model = model.float().cpu().eval()
+    require_gradients(model, shape, where)
+    unavailable = ""
+    if build is None:
+        build = partial(reinitialise, model)
+        try:
+            build(0)
+        except InputError as error:
+            build, unavailable = None, str(error)
+    return LoadedModel(model, build, unavailable, sha256(raw), file_format, arch)
+
+
+def _load_safetensors(raw: bytes, where: str) -> Any:
+    library = require("safetensors.torch", extra="vision", purpose=f"{where} is a safetensors file; reading it")
+    try:
+        return library.load(raw)
+    except Exception as error:  # the error class is the library's own
+        raise InputError(f"the safetensors file {where} is damaged: {one_line(error)}; save it again") from None
+
+
+def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
+    try:
+        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise many kinds of error; which kind this is, the names in it tell
+        reason = one_line(error)
+    foreign = first_foreign_name(raw)
+    if foreign is None:
+        raise InputError(f"the model file {where} is damaged or cut short: {reason}; save it again")
+    if not trust_pickle:
+        raise InputError(
+            f"{where} is a pickle of Python objects ({foreign}), and loading it can run any code; export the "
+            f"model ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle "
+            "if you trust whoever made the file"
+        )
+    try:
+        with current_directory_importable():
+            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
+    except Exception as error:  # whatever a pickle raises
+        raise InputError(
+            f"the pickle {where} cannot be loaded: {type(error).__name__}: {one_line(error)}; the module "
+            "that defines its classes must be importable from the current directory"
+        ) from None
+
+
+def _tensors(content: Any, where: str) -> dict[str, Tensor]:
+    """The weights in a checkpoint, which may stand one level down."""
+    if isinstance(content, Mapping):
+        candidates = [content, *(content[key] for key in _NESTINGS if key in content)]
+        for candidate in candidates:
+            if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
+                return {str(name): tensor for name, tensor in candidate.items()}
+        held = "keys " + ", ".join(str(key) for key in list(content)[:5])
+    else:
+        held = f"a {type(content).__name__}"
+    raise InputError(
+        f"{where} holds no model ({held}); expected a state_dict, at the top or under {', '.join(_NESTINGS)}"
+    )
+
+
+def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, where: str) -> tuple[int | None, ...]:
+    if given is None:
+        return exported
+    if len(given) != len(exported) or any(e not in (None, g) for e, g in zip(exported, given, strict=True)):
+        raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {given}")
+    return given

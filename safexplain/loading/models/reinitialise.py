@@ -1,0 +1,149 @@
+"""The same network with fresh weights, for training reference models when only a trained network is at hand.
+
+What is drawn is PyTorch's default for each layer. A constructor that sets weights in another way (a truncated
+normal, a zero in the last normalisation of each block, public pre-trained weights) leaves no trace in the
+trained network: then `--arch`, which calls the constructor again, is the better choice.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.errors import InputError
+from safexplain.loading.files import one_line
+from safexplain.loading.models.exported_graph import embeddings, inference_operation
+
+_PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """PyTorch's CPU generator at a state that follows from `seed`; its former state afterwards.
+
+    The seed is hashed first: `torch.manual_seed(0)` is so common that the audited model itself may have
+    started there, and a reference model must not start from the same weights.
+    """
+    digest = hashlib.sha256(b"safexplain fresh weights" + str(seed).encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        yield
+
+
+def reinitialise(module: nn.Module, seed: int) -> nn.Module:
+    """A deep copy of `module` with fresh weights.
+
+    A submodule with `reset_parameters` calls it (children before their parents, as constructors do).
+    Parameters owned by any other module, as in every `torch.export` graph, follow the default of the layer
+    that their name tells:
+
+    - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
+      (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
+      as an embedding: standard normal.
+    - `weight` of one dimension (a normalisation): 1; its `bias`: 0; `in_proj_weight` (attention): Xavier
+      uniform; `in_proj_bias`: 0.
+    - `running_mean`, `running_var`, `num_batches_tracked`: 0, 1, 0.
+    - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
+      standard deviation of the trained tensor, as nothing else tells its scale; a single number is kept.
+
+    All parameters of the copy require gradients. Other buffers (constants) are kept. The copy is in training
+    mode.
+
+    Args:
+        module: The trained network; left as it is.
+        seed: Seed of the draw; the global random state is left as it is.
+
+    Returns:
+        The fresh network, on the devices of the original's first parameter.
+
+    Raises:
+        InputError: an exported graph holds batch normalisation or dropout in inference form, so that training
+            it would not train what the user trained; a layer cannot be reset; or a trained tensor would
+            survive.
+    """
+    operation = inference_operation(module)
+    if operation is not None:
+        raise InputError(
+            f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
+            f"from it would not be trained as the original was; {_PASS_ARCH}"
+        )
+    try:
+        fresh = copy.deepcopy(module)
+    except Exception as error:  # what a stranger's __deepcopy__ may raise
+        raise InputError(f"the network cannot be copied ({one_line(error)}); {_PASS_ARCH}") from None
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    fresh.cpu()
+    with seeded(seed), torch.no_grad():
+        _redraw(fresh)
+    _refuse_survivors(module, fresh)
+    for parameter in fresh.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+    return fresh.to(device).train()
+
+
+def _redraw(fresh: nn.Module) -> None:
+    tables = embeddings(fresh)
+    for owner in reversed(list(fresh.modules())):  # children before their parents
+        reset = getattr(owner, "reset_parameters", None)
+        if reset is None and isinstance(owner, nn.MultiheadAttention | nn.Transformer):
+            reset = owner._reset_parameters
+        if not callable(reset):
+            _default_rule(owner, tables)
+            continue
+        try:
+            reset()
+        except Exception as error:  # any error of a stranger's code
+            name = type(owner).__name__
+            raise InputError(f"{name}.reset_parameters() failed ({one_line(error)}); {_PASS_ARCH}") from None
+
+
+def _default_rule(owner: nn.Module, tables: set[int]) -> None:
+    own = dict(owner.named_parameters(recurse=False))
+    weight = own.get("weight")
+    for name, parameter in own.items():
+        if not parameter.is_floating_point():
+            continue
+        if name == "weight":
+            _draw_weight(parameter, embedding=id(parameter) in tables)
+        elif name == "bias":
+            bound = 0.0
+            if weight is not None and weight.ndim >= 2:
+                bound = 1.0 / math.sqrt(max(1, weight[0].numel()))
+            parameter.uniform_(-bound, bound)
+        elif name == "in_proj_weight" and parameter.ndim >= 2:
+            nn.init.xavier_uniform_(parameter)
+        elif name == "in_proj_bias":
+            parameter.zero_()
+        elif parameter.numel() > 1:
+            known = parameter.nan_to_num()
+            parameter.normal_(float(known.mean()), float(known.std()))
+    constants = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
+    for name, buffer in owner.named_buffers(recurse=False):
+        if name in constants:
+            buffer.fill_(constants[name])
+
+
+def _draw_weight(weight: Tensor, *, embedding: bool) -> None:
+    if weight.ndim < 2:
+        weight.fill_(1.0)
+    elif embedding:
+        weight.normal_()
+    else:
+        nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+
+
+def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
+    """Refuse a copy that still holds a trained tensor, single numbers and constants aside."""
+    redrawn = dict(fresh.named_parameters())
+    for name, trained in module.named_parameters():
+        if trained.numel() < 2 or bool((trained == trained.flatten()[0]).all()):
+            continue
+        if torch.equal(trained.detach().cpu(), redrawn[name]):
+            raise InputError(f"the weights {name} are not reset by their layer's reset_parameters(); {_PASS_ARCH}")

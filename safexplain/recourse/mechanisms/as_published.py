@@ -1,0 +1,170 @@
+"""Laplace recourse as it was published (Huang et al. 2023, arXiv 2308.04341): NOT private. For study and comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.validation import check_is_fitted
+
+from safexplain.dp.linear.inputs import check_positive
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.feature_names import training_columns
+from safexplain.recourse.mechanisms.arguments import Infeasible
+from safexplain.recourse.mechanisms.guarantee import Guarantee, Per
+from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
+from safexplain.recourse.result import Floats, Recourse
+
+WHY = (
+    "Only the length of the answer is noised. Its direction is w/|w|, a function of the training data that one answer"
+    " tells to machine precision: between neighbouring data sets, the event that an answer points along the weights of"
+    " the first has the probability of an unfavourable decision and 0, so no finite epsilon holds; over several answers"
+    " that probability tends to 1, so no delta below 1 does either. Step 4 uses the private"
+    " weights again, which the post-processing theorem does not allow. Besides, epsilon is claimed by answer, without"
+    " composition, and clamping makes most logits infinite at small epsilon (78 % at probability 1/2 and epsilon .5)"
+)
+
+
+EXPECTED = "expected a linear classifier with coef_, intercept_ and classes_, such as LogisticRegression()"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AsPublishedLaplace(RecourseMechanism):
+    """ "Laplace recourse" as published ("Differentially private recourse", section 4.2.2, steps 1 to 4): NOT private.
+
+    Source: Huang et al. 2023, arXiv 2308.04341, section 4.2.2.
+
+    1. p' = Pr(y = 1 | x) + Laplace(1 / epsilon). 2. p' is clamped to [0, 1]. 3. f' = log(p' / (1 - p')).
+    4. x' = x + (s - f') w / |w|. What is added here: infinite f' are moved to the public ends +-score_bound and
+    flagged as censored, and queries with f' >= s count as favourable.
+
+    No formal statement holds. Counterexample: let neighbouring D and D' train to weights in different directions, as
+    they do. Let A be the set of answers x + t w_D, t not 0. On D' its probability is 0, on D that of an unfavourable
+    noised decision: at least 1/2 where Pr(y = 1 | x) <= 1/2, and close to 1 for one of several answers. So
+    Pr[A on D] <= exp(epsilon) Pr[A on D'] + delta holds for no finite epsilon unless delta is as large. The Laplace
+    noise has the right scale for p alone, which changes by at most 1.
+
+    Args:
+        model: a linear model with `coef_` and `intercept_`; one that is not fitted is trained by `fit`. None: scikit-
+            learn's LogisticRegression.
+        epsilon: the claim, by answer; it holds for p' and for nothing that leaves.
+        score_bound: public ends of f'.
+        published_formula: divide by |w| once, as published, which misses the target unless |w| = 1; False: by |w|^2.
+
+    Raises:
+        ConfigurationError: constraints, which the published method does not know, a model that is no linear classifier,
+            or a value out of range.
+    """
+
+    per: ClassVar[Per] = "answer"
+
+    model: Any = field(default=None, kw_only=False)
+    score_bound: float = 10.0
+    published_formula: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("score_bound", self.score_bound)
+        if self.constraints is not None:
+            raise ConfigurationError("constraints: the published method has none; use DPModelRecourse")
+        if self.model is None:
+            return
+        if isinstance(self.model, type) or not (hasattr(self.model, "fit") or hasattr(self.model, "coef_")):
+            raise ConfigurationTypeError(f"model: {EXPECTED}, got {self.model!r}")
+        if _is_fitted(self.model):
+            self._adopt(self.model)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """None: `is_private` is False, and `why` says why."""
+        return Guarantee(
+            mechanism=f"Laplace recourse as published (AsPublishedLaplace), claimed epsilon {self.epsilon:g} an answer",
+            is_private=False,
+            per="answer",
+            epsilon=None,
+            delta=None,
+            adjacency=self.adjacency,
+            released="a vector along the exact private weights, of noised length",
+            why=WHY,
+        )
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train without privacy.
+
+        Args:
+            X: (n, d) finite numbers.
+            y: (n,) labels out of `classes`.
+
+        Raises:
+            ConfigurationError: `model` is no linear classifier of the two classes.
+            ValueError: X or y has a wrong shape, or holds NaN or infinity.
+        """
+        model = LogisticRegression(max_iter=2000) if self.model is None else clone(self.model)
+        self._adopt(model.fit(*self._training(X, y)))
+        return self
+
+    def explain(self, x: ArrayLike, *, infeasible: Infeasible = "mark") -> Recourse:
+        """Answers as published; `valid` False where the published formula stops short of the target.
+
+        Args:
+            x: (n, d) or (d,) queries.
+            infeasible: "mark", or "raise" where an answer is not valid.
+        """
+        return super().explain(x, infeasible=infeasible)
+
+    def release(self, x: ArrayLike) -> Floats:
+        """(n,) infinity: what each answer really costs.
+
+        Args:
+            x: (n, d) or (d,) queries.
+        """
+        return np.full(len(self._queries(x)), np.inf)
+
+    def _adopt(self, model: Any) -> None:
+        if not all(hasattr(model, name) for name in ("coef_", "intercept_", "classes_")):
+            raise ConfigurationTypeError(f"model: {EXPECTED}, got {type(model).__name__}")
+        labels = np.asarray(model.classes_).tolist()
+        if len(labels) != 2 or self.classes[1] not in labels:
+            raise ConfigurationError(f"classes: expected the pair {labels} in either order, got {self.classes!r}")
+        sign = 1.0 if labels[1] == self.classes[1] else -1.0
+        weights = sign * np.asarray(model.coef_, dtype=np.float64).ravel()
+        self._check_width(len(weights))
+        bias = sign * float(np.ravel(model.intercept_)[0])
+        columns = training_columns(model)
+        self._set(width=len(weights), columns=columns, weights=weights, bias=bias, fitted=model, generator=None)
+
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+        weights, bound = self._get("weights"), float(self.score_bound)
+        chance = expit(rows @ weights + self._get("bias")) + self._noise().laplace(
+            scale=1 / self.epsilon, size=len(rows)
+        )
+        clamped = np.clip(chance, 0.0, 1.0)
+        with np.errstate(divide="ignore"):
+            score = np.clip(np.log(clamped) - np.log1p(-clamped), -bound, bound)
+        favourable = score >= self.target
+        length = float(np.linalg.norm(weights))
+        divisor = length if self.published_formula else length**2
+        gap = np.where(favourable, 0.0, self.target - score)
+        change = gap[:, None] * (weights / divisor if length > 0 else weights)
+        reached = rows + change
+        valid = favourable | (score + change @ weights >= self.target - 1e-9 * bound)
+        distance = self.cost.distance(reached - rows)
+        found = Recourse(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)
+        return lambda frozen: found
+
+
+def _is_fitted(model: Any) -> bool:
+    if not hasattr(model, "get_params"):
+        return hasattr(model, "coef_")
+    try:
+        check_is_fitted(model)
+    except NotFittedError:
+        return False
+    return True

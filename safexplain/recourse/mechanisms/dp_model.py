@@ -1,0 +1,217 @@
+"""Recourse from a model that was trained with differential privacy: any number of answers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safexplain._privacy_loss import check_delta
+from safexplain.dp.linear.classifier import DPLogisticRegression
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.feature_names import column_names, training_columns
+from safexplain.recourse.mechanisms.arguments import wanted_label
+from safexplain.recourse.mechanisms.guarantee import Guarantee, assumptions
+from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
+from safexplain.recourse.mechanisms.private_model import PrivateModel, private_model
+from safexplain.recourse.result import Floats, Recourse
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PrivateModelRecourse(DiverseAnswers):
+    """Recourse from a private model: its guarantee is the training's, by post-processing, however many answers follow.
+
+    Statement. If training is (epsilon, delta)-private, so is any number of answers to any queries, together.
+
+    Proof. Answers are functions of the released model, of the queries and of public costs and constraints: direction,
+    length, sign and the decision whether there is anything to change all come from the private model, and no record is
+    looked at again. Post-processing (Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy,
+    proposition 2.1).
+
+    Args:
+        delta: of the training; in [1e-12, 1), smaller than one over the number of records. 0 where the mechanism offers
+            pure epsilon.
+        favourable: the label that is wanted; None: the second of `classes`, of which there are two.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    training: ClassVar[str] = ""
+
+    delta: float = 1e-5
+    favourable: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.delta, bool) or not isinstance(self.delta, int | float | np.number):
+            raise ConfigurationTypeError(f"delta: expected a number, got {self.delta!r}")
+        if self.delta != 0:
+            check_delta(self.delta)
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train the private model, which spends the budget; answers spend nothing.
+
+        Args:
+            X: (n, d) finite numbers.
+            y: (n,) labels out of `classes`.
+
+        Raises:
+            ConfigurationError: `norm_bound` is missing, a parameter is out of range, it is not said which of several
+                classes is favourable, or the model is trained already; nothing is spent.
+            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
+            ValueError: X or y has a wrong shape, or holds NaN or infinity.
+
+        Warns:
+            WeakDeltaWarning: delta is at least one over the number of records.
+        """
+        self._check_untrained()
+        wanted = wanted_label(list(self.classes), self.favourable)
+        trained = self._trainer().fit(*self._training(X, y))
+        model = private_model(trained, None, wanted)
+        self._set(width=trained.n_features_in_, columns=column_names(X), model=model)
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """That of the training; before `fit`, the budget."""
+        statement = self.statement
+        if statement is None:
+            epsilon, delta, name = float(self.epsilon), self._planned_delta(), self.training
+        else:
+            epsilon, delta = statement.epsilons.of(self.adjacency), statement.delta
+            name = statement.mechanism
+        seeded = self.random_state is not None if statement is None else statement.seeded
+        return Guarantee(
+            mechanism=f"recourse from a private model ({type(self).__name__}): {name}",
+            is_private=True,
+            per="model",
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=self.adjacency,
+            released="anything about the trained model: its weights, its decisions and any number of answers",
+            why="answers are computed from the private model alone (post-processing, Dwork and Roth 2014, prop. 2.1)",
+            statement=statement,
+            assumptions=tuple(dict.fromkeys(assumptions(seeded=seeded) + (statement.assumptions if statement else ()))),
+        )
+
+    @property
+    def statement(self) -> PrivacyStatement | None:
+        """The training's; None before it."""
+        model = self._get("model")
+        return None if model is None else model.statement
+
+    @property
+    def labels(self) -> tuple[Any, Any]:
+        """The unfavourable label (None for a network, or where there are several) and the favourable one."""
+        model: PrivateModel | None = self._get("model")
+        if model is None:
+            return super().labels
+        if model.labels:
+            return model.labels[0], model.labels[1]
+        return None, model.model.classes_[model.column].item() if hasattr(model.model, "classes_") else model.column
+
+    @property
+    def scores_are_logits(self) -> bool:
+        """Whether the model has a single logit; that of several is the lead over the next."""
+        return self._get("model") is None or self._get("model").weights is not None
+
+    @property
+    def private(self) -> Any:
+        """The trained private model, which may be published.
+
+        Raises:
+            ConfigurationError: `fit` has not been called.
+        """
+        _ = self.features
+        return self._get("model").model
+
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+        model: PrivateModel = self._get("model")
+        return lambda frozen: model.solve(
+            rows, target=self.target, cost=self.cost, constraints=self.constraints, frozen=frozen
+        )
+
+    @abstractmethod
+    def _trainer(self) -> DPLogisticRegression:
+        """The unfitted private model."""
+
+    def _planned_delta(self) -> float:
+        return float(self.delta)
+
+    def _check_untrained(self) -> None:
+        """Nothing to refuse: each fit spends anew."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DPModelRecourse(PrivateModelRecourse):
+    """The default: recourse from a private model, linear or a network; see `PrivateModelRecourse` for statement, proof.
+
+    Args:
+        model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
+            trains a `DPLogisticRegression` by noisy gradient descent.
+        privacy: the statement of a model that does not carry its own.
+        favourable: the label that is wanted, for a network the column of its output; None: the second of two.
+        search: `SearchOptions` for networks and for more than two classes.
+
+    Raises:
+        RefusedError: a model without a statement, with one about other weights, or one that promises nothing.
+        ConfigurationError: a model that is not fitted, or a value out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> y = rng.integers(0, 2, 2000)
+        >>> X = rng.normal(size=(2000, 3)) + 2 * y[:, None]
+        >>> recourse = DPModelRecourse(epsilon=1.0, norm_bound=5.0, random_state=0).fit(X, y)
+        >>> answer = recourse.explain(X[y == 0][:5])
+        >>> bool(answer.valid.all()), recourse.guarantee.per
+        (True, 'model')
+    """
+
+    training: ClassVar[str] = "logistic regression by noisy full-batch gradient descent"
+
+    model: Any = field(default=None, kw_only=False)
+    privacy: PrivacyStatement | None = None
+    search: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None:
+            if self.privacy is not None:
+                raise ConfigurationError("privacy: a statement without a model; fit() makes its own")
+            check_delta(self.delta)  # 0 is for mechanisms with pure epsilon
+            return
+        found = private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search)
+        columns = training_columns(self.model)
+        if found.width is not None:
+            self._check_width(found.width)
+        features = None if self.constraints is None else self.constraints.features
+        if columns is not None and isinstance(features, tuple) and features != columns:
+            raise ConfigurationError(
+                f"constraints: for the columns {', '.join(features)}, but the model was trained on"
+                f" {', '.join(columns)}, in this order"
+            )
+        if len(found.labels) == 2:
+            object.__setattr__(self, "classes", found.labels)
+        self._set(model=found, width=found.width, columns=columns)
+
+    def _trainer(self) -> DPLogisticRegression:
+        return DPLogisticRegression(
+            float(self.epsilon),
+            self.delta,
+            self.adjacency,
+            norm_bound=self.norm_bound,
+            classes=list(self.classes),
+            intercept_scaling=self.intercept_scaling,
+            random_state=self.random_state,
+        )
+
+    def _check_untrained(self) -> None:
+        if self.model is not None:
+            raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")

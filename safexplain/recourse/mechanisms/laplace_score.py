@@ -1,0 +1,171 @@
+"""Recourse from a noised logit and public weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain.dp.linear.inputs import check_positive
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.real_numbers import readable
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.guarantee import Guarantee
+from safexplain.recourse.mechanisms.laplace import laplace_release
+from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
+from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
+from safexplain.recourse.public_vector import check_length, public_vector
+from safexplain.recourse.result import Floats, Recourse
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyScores:
+    """Released scores of n queries.
+
+    Args:
+        score: (n,) logits of the favourable outcome, with noise, within the public bound.
+        favourable: (n,) bool, decisions from the noised scores.
+        censored: (n,) bool, moved to the end of the public range.
+    """
+
+    score: Floats
+    favourable: NDArray[np.bool_]
+    censored: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LaplaceScore(StableScoreMechanism, DiverseAnswers):
+    """Releases the logit of a query with Laplace noise, and nothing else of the model: each answer is epsilon-private.
+
+    Statement. For neighbouring training sets D and D', any query x and any set A of answers,
+    Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
+
+    Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column
+    (`safexplain.recourse.mechanisms.stable_score`; S from `safexplain.dp.linear.mechanisms`, the solver's error and rounding included).
+    Clipping it to the public [-score_bound, score_bound] does not increase that. `safexplain.recourse.mechanisms.laplace` adds the
+    noise for it, on a grid, by integers. Decision, flag and counterfactual are functions of the released number, of x
+    and of public weights, constraints and costs: post-processing (Dwork and Roth 2014, proposition 2.1). Neither the
+    trained weights nor their norm take part. n answers compose to at most n epsilon, to the same question too.
+
+    `public_weights` say which way to go, those of a model of public data for instance. The counterfactual moves along
+    them as far as the noised score asks for, as if a unit of the public score were a unit of the private one, which
+    regularization shrinks: `public_fit` gives weights on its scale. A `target` above 0 makes room for the noise.
+
+    Args:
+        epsilon: of each answer.
+        public_weights: (d,) logits a unit of each feature; None: `score` only.
+        score_bound: public bound on released logits.
+
+    Raises:
+        ConfigurationError: a value out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> y = rng.integers(0, 2, 2000)
+        >>> X = rng.normal(size=(2000, 2)) + 2 * y[:, None]
+        >>> mechanism = LaplaceScore(epsilon=0.5, public_weights=[1, 1], norm_bound=5.0, random_state=0).fit(X, y)
+        >>> answer = mechanism.explain([-1.0, 0.0])
+        >>> bool(answer.valid[0]), bool(answer.favourable[0])
+        (True, False)
+    """
+
+    public_weights: ArrayLike | None = None
+    score_bound: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bound = check_positive("score_bound", self.score_bound)
+        if not -bound <= self.target <= bound:
+            raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
+        if self.public_weights is not None:
+            object.__setattr__(self, "public_weights", public_vector("public_weights", self.public_weights))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Epsilon of each answer; see the class for the proof."""
+        return self._each_answer(
+            mechanism="logit with Laplace noise on a grid (LaplaceScore)",
+            released="the noised logit, within a public range; the rest follows from it and from public weights",
+            why=(
+                "a record changes the logit of a regression with regularised weights by at most a known amount"
+                " (Chaudhuri, Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are"
+                " never used otherwise"
+            ),
+        )
+
+    def score(self, x: ArrayLike) -> NoisyScores:
+        """Noised logits, for the price of an answer each.
+
+        Args:
+            x: (n, d) or (d,) queries.
+
+        Raises:
+            InputError: not finite numbers, or another number of features.
+            ConfigurationError: `fit` has not been called.
+        """
+        return self._release(self._queries(x))
+
+    def public_fit(self, X: ArrayLike, y: ArrayLike, *, records: int) -> Floats:
+        """Weights of PUBLIC data on the scale of this mechanism's score; they are not noised, and for publishing.
+
+        Args:
+            X: (m, d) public rows; never the training rows.
+            y: (m,) their labels out of `classes`.
+            records: number of rows that the mechanism itself is trained on, so that both are regularised as strongly.
+
+        Returns:
+            (d,) for `public_weights`; their norm is the slope of `PublicDirection` along them.
+
+        Raises:
+            ConfigurationError: as `fit`.
+            InputError: as `fit`.
+        """
+        check_positive("records", records)
+        shape = np.shape(readable(y, "y"))
+        if len(shape) != 1:
+            raise InputError(f"y: expected (m,) labels, got shape {shape}")
+        penalty = self._penalty() * shape[0] / records
+        model = replace(self, public_weights=None, regularization=penalty).fit(X, y)._trained()
+        return model.weights[:-1] * model.moved(np.ones(len(model.weights) - 1))[:-1]
+
+    def _release(self, rows: Floats) -> NoisyScores:
+        model = self._trained()
+        lifted, bound = model.lifted(rows), float(self.score_bound)
+        noised, censored = laplace_release(
+            lifted @ model.weights, model.sensitivity(lifted), self.epsilon, -bound, bound, self._noise()
+        )
+        return NoisyScores(noised, noised >= self.target, censored)
+
+    def _check_width(self, width: int) -> None:
+        super()._check_width(width)
+        if self.public_weights is not None:
+            check_length("public_weights", self.public_weights, width)
+
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+        if self.public_weights is None:
+            raise ConfigurationError(
+                "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
+                " of a model of public data or of DPLogisticRegression, or call score(x) for the noised logit alone"
+            )
+        weights = np.asarray(self.public_weights)
+        released = self._release(rows)
+        bias = released.score - rows @ weights
+
+        def solve(frozen: Frozen) -> Recourse:
+            found = linear_recourse(
+                weights, bias, rows, target=self.target, cost=self.cost, constraints=self.constraints, frozen=frozen
+            )
+            stays = released.favourable  # where rounding in w.x + bias disagrees, the released number decides
+            return replace(
+                found,
+                counterfactual=np.where(stays[:, None], rows, found.counterfactual),
+                valid=found.valid | stays,
+                distance=np.where(stays, 0.0, found.distance),
+                score=released.score,
+                favourable=stays,
+                censored=released.censored,
+            )
+
+        return solve

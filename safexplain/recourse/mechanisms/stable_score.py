@@ -1,0 +1,169 @@
+"""The logit of a regularised regression and what one training record may change it by: the base of mechanisms that pay
+by answer.
+
+The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error included.
+A query x counts as u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as queries
+are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
+
+    |f(x) - f'(x)| <= |u| S.
+
+Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
+Algorithms, section 3.1). |v| has a bound that holds for any n records (`largest_weight`); `fit` refuses unless the
+error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `safexplain.recourse.mechanisms.laplace` adds 1e-6 for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils import check_X_y
+
+from safexplain.dp.linear.inputs import check_bound, check_positive, in_unit_ball, positions
+from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
+from safexplain.dp.linear.solver import largest_weight
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.recourse.feature_names import column_names
+from safexplain.recourse.mechanisms.guarantee import Guarantee, Per, assumptions
+from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
+from safexplain.recourse.result import Floats
+
+EVALUATION_ERROR = 1e-7
+"""Largest rounding error of a score, over what a record may change it by."""
+
+LONGEST = 1e100
+"""Longest query, in norm bounds: beyond, float64 would overflow, and the answer would tell where."""
+
+LOGIT_NOISE = 0.1
+"""Scale of the noise on the logit of a record of norm `norm_bound`, where the regularization is not given."""
+
+
+@dataclass(frozen=True, eq=False)
+class StableScore:
+    """A trained logit. It holds the private weights: neither they nor what is computed here may leave without noise.
+
+    Args:
+        weights: (d + 1,) v, in the units of lifted rows.
+        norm_bound: of training rows.
+        constant: the constant column.
+        stability: S, how far v may lie from that of a neighbouring data set.
+    """
+
+    weights: Floats
+    norm_bound: float
+    constant: float
+    stability: float
+
+    def __repr__(self) -> str:
+        return f"StableScore(norm_bound={self.norm_bound!r}, stability={self.stability!r})"
+
+    def check_length(self, x: Floats) -> None:
+        """Raise InputError for (n, d) queries so long that their score could overflow."""
+        with np.errstate(over="ignore"):
+            length = np.linalg.norm(x / self.norm_bound, axis=1)
+        if not (length < LONGEST).all():
+            raise InputError(f"x: rows more than {LONGEST:g} times as long as norm_bound; check their units")
+
+    def lifted(self, x: Floats) -> Floats:
+        """(n, d + 1) rows u of (n, d) queries whose length was checked."""
+        column = np.full((len(x), 1), self.constant)
+        joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
+        return joined
+
+    def moved(self, direction: Floats) -> Floats:
+        """(d + 1,) by how much a lifted row changes when a query moves by (d,) a direction."""
+        return np.append(direction / (self.norm_bound * math.hypot(1.0, self.constant)), 0.0)
+
+    def sensitivity(self, lifted: Floats) -> Floats:
+        """(n,) what one record may change the scores of lifted rows by; for a row of zeros a tiny number."""
+        length: Floats = np.linalg.norm(lifted, axis=1)  # squares that underflow are far below the floor
+        return np.maximum(length, 1e-12) * self.stability
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StableScoreMechanism(RecourseMechanism):
+    """A mechanism that trains a regularised regression without noise, keeps it, and pays epsilon by answer.
+
+    Args:
+        regularization: L, of the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
+            public. None: 10 k / epsilon, k = 2 under substitution and else 1, with which the noise on the logit of a
+            record of norm `norm_bound` has scale .1.
+    """
+
+    per: ClassVar[Per] = "answer"
+
+    regularization: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.regularization is not None:
+            check_positive("regularization", self.regularization)
+        if len(self.classes) != 2:
+            raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
+
+        Args:
+            X: (n, d) finite numbers.
+            y: (n,) labels out of `classes`.
+
+        Raises:
+            ConfigurationError: `norm_bound` is missing, or the constraints are for other data.
+            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
+            RefusedError: more records or features than float64 can certify.
+            ValueError: X or y has a wrong shape, or holds NaN or infinity.
+        """
+        bound = check_bound(self.norm_bound)
+        constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+        rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
+        penalty = self._penalty()
+        spread = stability(penalty, self.adjacency)
+        _check_precision(len(rows), rows.shape[1] + 1, penalty, spread)
+        signs = 2.0 * positions(labels, np.asarray(self.classes)) - 1.0
+        weights = stable_minimiser(in_unit_ball(rows, bound, constant) * signs[:, None], penalty)
+        model = StableScore(weights, bound, constant, spread)
+        self._set(width=rows.shape[1], columns=column_names(X), model=model, generator=None)
+        return self
+
+    def _each_answer(self, *, mechanism: str, released: str, why: str) -> Guarantee:
+        """Epsilon of each answer, which is all that a mechanism of this kind promises."""
+        return Guarantee(
+            mechanism=mechanism,
+            is_private=True,
+            per=self.per,
+            epsilon=float(self.epsilon),
+            delta=0.0,
+            adjacency=self.adjacency,
+            released=released,
+            why=f"{why}. Answers add up: n of them spend n epsilon",
+            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
+        )
+
+    def _queries(self, x: ArrayLike) -> Floats:
+        rows = super()._queries(x)
+        self._trained().check_length(rows)
+        return rows
+
+    def _penalty(self) -> float:
+        if self.regularization is not None:
+            return float(self.regularization)
+        return stability(1.0, self.adjacency) / (LOGIT_NOISE * self.epsilon)
+
+    def _trained(self) -> StableScore:
+        model: StableScore = self._get("model")
+        return model
+
+
+def _check_precision(records: int, p: int, penalty: float, spread: float) -> None:
+    longest = largest_weight(records, penalty) + GRADIENT_ERROR / penalty
+    error = (p + 4) * 2.0**-53 * longest
+    if error > EVALUATION_ERROR * spread:
+        raise RefusedError(
+            f"with {records:,} records and {p:,} weights, scores in float64 may be off by {error / spread:.1g} of what"
+            f" a record may change them by; the proof needs {EVALUATION_ERROR:g}. Use less regularization, or"
+            " DPModelRecourse"
+        )

@@ -1,0 +1,172 @@
+"""Nearest point that a network scores high enough, over features that may move continuously within a box.
+
+Wachter, Mittelstadt and Russell 2017 (arXiv 1711.00399, eq. 2) minimise m * shortfall + cost over x', with a multiplier
+m that grows until the shortfall is gone; they do so by Adam. Here the shortfall max(0, target - score) is linearised
+around each iterate and the minimiser within a trust region is computed exactly (`linear_step`): the S-l1-QP method
+(Fletcher 1987, Practical Methods of Optimization, ch. 14.4), with m raised as soon as the linear model asks for it.
+Without a trust region and from x alone the first step is DeepFool's (arXiv 1511.04599); exact steps within a box are
+those of FAB (arXiv 1907.02044). Tens of gradients replace hundreds to thousands of Adam's. All rows are searched at
+once, and rows that are finished leave the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from safexplain.recourse.networks.linear_step import Price, linear_step
+from safexplain.recourse.networks.score import NetworkScore
+
+_GROW, _SHRINK = 2.0, 0.35
+"""Of the trust region, after a step that came out as predicted or did not."""
+_HALVINGS = 16
+"""Of the segment between x and the best point found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """The problem: rows x that shall score `target`, what changes cost, and the box of each row.
+
+    Args:
+        score: the model.
+        target: the score to reach.
+        price: the cost.
+        steps: gradients of a row at most.
+    """
+
+    score: NetworkScore
+    target: float
+    price: Price
+    steps: int
+
+    @property
+    def goal(self) -> float:
+        """What counts as reached: scores of one row differ in their last digits with the size of its batch."""
+        return self.target + 64 * self.score.precision * (1.0 + abs(self.target))
+
+    def reach(self, x: Tensor) -> Tensor:
+        """(n,) largest step of a feature, in units of its cost; it keeps infinite boxes finite."""
+        return 10.0 * (1.0 + (x * self.price.weight).abs().amax(dim=1))
+
+    def aim(self, value: Tensor) -> Tensor:
+        """(n,) what to aim at from scores (n,): a little beyond the target; `shortened` gives it back."""
+        return self.goal + 1e-3 * (self.target - value).abs() + 16 * self.score.precision * value.abs()
+
+
+@dataclass
+class _Rows:
+    """What is kept of each row that is still searched."""
+
+    index: Tensor
+    x: Tensor
+    aim: Tensor
+    lower: Tensor
+    upper: Tensor
+    at: Tensor
+    value: Tensor
+    slope: Tensor
+    radius: Tensor
+    multiplier: Tensor
+    idle: Tensor
+
+    def keep(self, mask: Tensor) -> _Rows:
+        return _Rows(**{name: part[mask] for name, part in vars(self).items()})
+
+
+def nearest(
+    task: Boundary, x: Tensor, aim: Tensor, start: Tensor, lower: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Search from `start` for the nearest point to x, within the box, whose score reaches the target.
+
+    Args:
+        task: model, target and cost.
+        x: (n, d) queries.
+        aim: (n,) scores to aim at.
+        start: (n, d) where to begin.
+        lower: (n, d) bounds; may be infinite.
+        upper: (n, d) bounds; may be infinite.
+
+    Returns:
+        (n, d) points and their (n,) distances; infinite where no point was found, and the point is then the one of
+        highest score.
+    """
+    at = torch.minimum(torch.maximum(start, lower), upper)
+    value, slope = task.score.gradients(at)
+    best, best_distance = at.clone(), task.price.distance(at - x)
+    best_distance[value < task.goal] = torch.inf
+    best_value = value.clone()
+    index = torch.arange(len(x), device=x.device)
+    rows = _Rows(
+        index, x, aim, lower, upper, at, value, slope, task.reach(x), torch.zeros_like(value), torch.zeros_like(index)
+    )
+    for _ in range(task.steps):
+        if not len(rows.index):
+            break
+        tried, tried_value, done = _advance(task, rows)
+        distance = task.price.distance(tried - rows.x)
+        valid = tried_value >= task.goal
+        before = best_distance[rows.index]
+        better = torch.where(valid, distance < before, before.isinf() & (tried_value > best_value[rows.index]))
+        where = rows.index[better]
+        best[where], best_value[where] = tried[better], tried_value[better]
+        best_distance[where] = torch.where(valid, distance, torch.inf)[better]
+        rows = rows.keep(~done)
+    return best, best_distance
+
+
+def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """One trust-region step of every row, in place; the points tried, their scores, and which rows are finished."""
+    price, aim = task.price, rows.aim
+    span = rows.radius[:, None] / price.weight
+    low, high = torch.maximum(rows.lower, rows.at - span), torch.minimum(rows.upper, rows.at + span)
+    tried, wanted = linear_step(price, rows.x, rows.slope, rows.at, aim - rows.value, low, high)
+    value, slope = task.score.gradients(tried)
+    step = tried - rows.at
+    cost, new_cost = price.energy(rows.at - rows.x), price.energy(tried - rows.x)
+    short, new_short = (aim - rows.value).clamp_min(0.0), (aim - value).clamp_min(0.0)
+    foreseen = (aim - rows.value - (rows.slope * step).sum(dim=1)).clamp_min(0.0)
+    closed = short - foreseen
+    needed = torch.where(closed > 1e-12, 2.0 * (new_cost - cost) / closed.clamp_min(1e-12), 0.0)
+    rows.multiplier = torch.maximum(rows.multiplier, torch.maximum(needed, 1.5 * wanted))
+    promised = cost - new_cost + rows.multiplier * closed
+    gained = cost - new_cost + rows.multiplier * (short - new_short)
+    ratio = torch.where(promised > 0, gained / promised.clamp_min(1e-300), 0.0).nan_to_num(-1.0)
+    accepted = ratio > 1e-3
+    length = (step * price.weight).abs().amax(dim=1)
+    rows.radius = torch.where(
+        ratio < 0.25,
+        _SHRINK * torch.minimum(length, rows.radius),
+        torch.where(ratio > 0.75, _GROW * length, rows.radius).maximum(rows.radius),
+    )
+    size = (new_cost + rows.multiplier * new_short).clamp_min(1e-300)
+    small = promised <= 1e-4 * size
+    rows.idle = torch.where(
+        small | (accepted & (gained < 1e-4 * size)), rows.idle + 1, torch.where(accepted, 0, rows.idle)
+    )
+    away = (tried - rows.x).mul(price.weight).abs().amax(dim=1)
+    done = (length <= 0) | (rows.idle >= 3) | (rows.radius < 1e-4 * away)
+    rows.at = torch.where(accepted[:, None], tried, rows.at)
+    rows.slope = torch.where(accepted[:, None], slope, rows.slope)
+    rows.value = torch.where(accepted, value, rows.value)
+    return tried, value, done
+
+
+def shortened(
+    task: Boundary, x: Tensor, best: Tensor, distance: Tensor, lower: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Move valid points towards x as far as they stay valid, by bisection."""
+    origin = torch.minimum(torch.maximum(x, lower), upper)
+    rows = (distance.isfinite() & (distance > 0)).nonzero()[:, 0]
+    kept = torch.ones(len(rows), dtype=x.dtype, device=x.device)
+    short = torch.zeros_like(kept)
+    for _ in range(_HALVINGS if len(rows) else 0):
+        middle = (kept + short) / 2
+        valid = task.score.values(torch.lerp(origin[rows], best[rows], middle[:, None])) >= task.goal
+        kept, short = torch.where(valid, middle, kept), torch.where(valid, short, middle)
+    best = best.clone()
+    best[rows] = torch.where((kept < 1)[:, None], torch.lerp(origin[rows], best[rows], kept[:, None]), best[rows])
+    distance = distance.clone()
+    distance[rows] = task.price.distance(best[rows] - x[rows])
+    return best, distance

@@ -1,0 +1,168 @@
+"""Recourse for networks: the nearest allowed change that a differentiable score accepts, all queries at once.
+
+What is returned is verified: every constraint holds exactly, and the model's own score of the returned row, rounded to
+the model's type, reaches the target. The network is not convex, so the distance is that of the best point found, not a
+proven minimum; `SearchOptions.starts` buys better ones. Where nothing was found there may still be something.
+
+An answer depends on its own query, the model and the options only, not on the other queries of the call (up to the
+rounding of matrix products, which may differ with the size of a batch). Where the model is differentially private, so
+are the answers, as post-processing; the search adds no protection of its own.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.mechanisms.arguments import check_target
+from safexplain.recourse.networks.boundary_search import Boundary, nearest, shortened
+from safexplain.recourse.networks.discrete_moves import Moves
+from safexplain.recourse.networks.discrete_search import chosen_categories, improved, rounded
+from safexplain.recourse.networks.linear_step import Price
+from safexplain.recourse.networks.multi_start import nearest_of_starts
+from safexplain.recourse.networks.score import NetworkScore, Score, evaluation_mode
+from safexplain.recourse.networks.search_options import SearchOptions
+from safexplain.recourse.result import Recourse, as_rows
+
+DEFAULT = SearchOptions()
+"""Of a search."""
+
+
+def search_recourse(
+    score: Score | nn.Module,
+    x: ArrayLike | Tensor,
+    *,
+    target: float = 0.0,
+    favourable: int = 1,
+    cost: Cost = EUCLIDEAN,
+    constraints: Constraints | None = None,
+    frozen: ArrayLike | None = None,
+    options: SearchOptions = DEFAULT,
+) -> Recourse:
+    """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
+
+    Args:
+        score: (n, d) tensor -> (n,) scores, each of its own row, higher is better; or a network, whose score is the
+            logit of the favourable class minus the largest other one, or the only logit. A network is searched in
+            evaluation mode; its parameters, gradients and training flags stay as they are.
+        x: (n, d) queries, or one (d,).
+        target: score that a counterfactual has to reach; queries that reach it already are favourable.
+        favourable: the wanted class of a network.
+        cost: what a change costs; public.
+        constraints: what may change; public. None: everything.
+        frozen: (n, d) or (d,) bool, what must not change besides.
+        options: effort and memory.
+
+    Returns:
+        One answer a query; `valid` is False where none was found within the constraints.
+
+    Raises:
+        InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
+            another shape, not finite, or not differentiable.
+        ConfigurationError: an argument of another type, a target that is not finite, or `favourable` beside a callable.
+    """
+    check_target(target)
+    check_cost(cost)
+    check_constraints(constraints)
+    if not isinstance(options, SearchOptions):
+        raise ConfigurationTypeError(f"options: expected SearchOptions(...), got {options!r}")
+    rows = as_rows(x, None if constraints is None else constraints.width)
+    constraints = Constraints(features=rows.shape[1]) if constraints is None else constraints
+    check_columns(constraints.features, x)
+    constraints.check(rows)
+    mask = _mask(frozen, rows.shape)
+    model = NetworkScore(
+        score, favourable=favourable, batch_size=options.batch_size, dtype=options.dtype, device=options.device
+    )
+    price = Price(torch.from_numpy(cost.weights(rows.shape[1])).to(model.home), cost.power == 2)
+    task = Boundary(model, float(target), price, options.steps)
+    counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
+    with evaluation_mode(score):
+        values = model.values(torch.from_numpy(rows).to(model.home))
+        if not bool(torch.isfinite(values).all()):
+            bad = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
+            raise InputError(
+                f"score: not a finite number for {len(bad)} queries (first: row {bad[0]}); look for NaN in the"
+                " parameters, or for units that the model was not trained on"
+            )
+        favoured = (values >= task.target).cpu().numpy()
+        for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
+            if len(part):
+                own = None if mask is None else mask[part]
+                counterfactual[part], valid[part] = _answers(task, constraints, rows[part], own, options)
+    return Recourse(
+        x=rows,
+        counterfactual=counterfactual,
+        valid=valid,
+        distance=cost.distance(counterfactual - rows),
+        score=values.cpu().numpy(),
+        favourable=favoured,
+        censored=np.zeros(len(rows), dtype=bool),
+    )
+
+
+def _answers(
+    task: Boundary,
+    constraints: Constraints,
+    rows: NDArray[np.float64],
+    mask: NDArray[np.bool_] | None,
+    options: SearchOptions,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Counterfactuals of unfavourable queries, and whether they hold; the query itself where none does."""
+    home = task.score.home
+    x, lower, upper = (torch.from_numpy(a).to(home) for a in (rows, *constraints.bounds(rows, mask)))
+    moves = Moves.of(constraints, home)
+    found = _searched(task, moves, x, lower, upper, options)
+    candidate = constraints.project(rows, found.cpu().numpy(), mask)
+    reached = task.score.values(torch.from_numpy(candidate).to(home)) >= task.target
+    valid = reached.cpu().numpy() & constraints.satisfied(rows, candidate, mask)
+    return np.where(valid[:, None], candidate, rows), valid
+
+
+def _searched(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor, options: SearchOptions) -> Tensor:
+    """(n, d) the best row found for each query, from all starts."""
+    aim = task.aim(task.score.values(x))
+    mixed = bool(moves.discrete.any())
+    found = [improved(task, moves, x, aim, x, lower, upper, swaps=False)] if mixed else []
+    for origin in [x, chosen_categories(task, moves, x, lower, upper)] if bool(moves.member.any()) else [x]:
+        held = torch.where(moves.member, origin, lower), torch.where(moves.member, origin, upper)
+        point = nearest_of_starts(task, x, aim, origin, *held, options.starts, options.seed)
+        if mixed:
+            point = rounded(task, moves, x, aim, point, lower, upper)
+            point = improved(task, moves, x, aim, point, lower, upper, swaps=False)
+        found.append(point)
+    best = reduce(lambda one, other: _better(task, x, one, other), found)
+    if mixed:
+        best = improved(task, moves, x, aim, best, lower, upper, swaps=True)
+    low, high = moves.pinned(best, lower, upper)
+    if mixed and not bool(moves.discrete.all()):
+        best = _better(task, x, best, nearest(task, x, aim, best, low, high)[0])
+    distance = task.price.distance(best - x)
+    distance[task.score.values(best) < task.goal] = torch.inf
+    return shortened(task, x, best, distance, low, high)[0]
+
+
+def _better(task: Boundary, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Row by row: what is valid, then what is nearer, then what scores higher."""
+    values = [task.score.values(rows) for rows in (one, other)]
+    costs = [task.price.energy(rows - x) for rows in (one, other)]
+    valid = [v >= task.goal for v in values]
+    nearer = torch.where(valid[0] & valid[1], costs[1] < costs[0], values[1] > values[0])
+    return torch.where((torch.where(valid[0] == valid[1], nearer, valid[1]))[:, None], other, one)
+
+
+def _mask(frozen: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    if frozen is None:
+        return None
+    given = np.asarray(frozen)
+    if given.dtype != np.bool_ or given.shape not in (shape, shape[1:]):
+        raise InputError(f"frozen: expected bool of shape {shape} or {shape[1:]}, got {given.dtype} {given.shape}")
+    return np.array(np.broadcast_to(given, shape))

@@ -1,0 +1,115 @@
+"""What a training is said to keep, and what canaries are measured against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from safexplain._privacy_loss import Epsilons, Steps, check_delta, epsilons
+from safexplain.adjacency import Adjacency, check_adjacency
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+__all__ = ["Claim"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A mechanism and the epsilon that is promised for it.
+
+    Args:
+        mechanism: steps of the sampled Gaussian mechanism that the training is said to take; None where it is not
+            known: then `epsilon` is needed, and bounds that need no mechanism.
+        delta: in [1e-12, 1).
+        epsilon: as promised; None: as the accountant finds for the mechanism.
+        adjacency: under which it is promised, "substitute" or "add_remove".
+
+    Raises:
+        ConfigurationError: neither mechanism nor epsilon, or a value out of range.
+    """
+
+    mechanism: Steps | None
+    delta: float
+    epsilon: float | None = None
+    adjacency: Adjacency = "substitute"
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        check_delta(self.delta)
+        if self.adjacency == "zero_out":
+            raise ConfigurationError(
+                'adjacency: canaries substitute records; expected "substitute" or "add_remove", got "zero_out", whose'
+                " epsilon says no more about substitution than add_remove's"
+            )
+        if self.mechanism is None and self.epsilon is None:
+            raise ConfigurationError("a claim needs the mechanism (its noise multiplier, rate, steps), or an epsilon")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigurationError(f"epsilon: expected a finite number above 0, got {self.epsilon!r}")
+
+    @classmethod
+    def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "substitute") -> Claim:
+        """The claim that a training's statement makes.
+
+        Raises:
+            ConfigurationError: it is of several phases, or of another mechanism than noisy sums of gradients.
+        """
+        if len(statement.phases) != 1:
+            raise ConfigurationError(
+                f"a statement of one phase of training can be audited, got one of {len(statement.phases)}; give"
+                " Claim(None, delta, epsilon) to audit the epsilon alone"
+            )
+        return cls(statement.phases[0], statement.delta, adjacency=adjacency)
+
+    @cached_property
+    def accounted(self) -> Epsilons | None:
+        """What the accountant finds for the mechanism, under each adjacency; None where it is not known."""
+        m = self.mechanism
+        if m is None:
+            return None
+        return epsilons(m.noise_multiplier, m.sample_rate, m.steps, self.delta, sampling=m.sampling)
+
+    @property
+    def add_remove(self) -> float | None:
+        """Epsilon for one record more or less: as promised, otherwise as accounted; None: not known."""
+        return self._of("add_remove")
+
+    @property
+    def substitute(self) -> float | None:
+        """Epsilon for one record substituted: as promised, otherwise as accounted; None: not known."""
+        return self._of("substitute")
+
+    def _of(self, adjacency: Adjacency) -> float | None:
+        if self.epsilon is not None and self.adjacency == adjacency:
+            return self.epsilon
+        return None if self.accounted is None else self.accounted.of(adjacency)
+
+    def after(self, steps: int) -> Claim:
+        """The claim about a model that is released after so many steps; a promised epsilon is for all of them."""
+        if self.mechanism is None or steps == self.mechanism.steps:
+            return self
+        return Claim(replace(self.mechanism, steps=steps), self.delta, adjacency=self.adjacency)
+
+    def sampled(self) -> dict[str, Any]:
+        """The arguments that bounds take of the mechanism, whose noise they put to the test."""
+        m = self.mechanism
+        return {} if m is None else {"sample_rate": m.sample_rate, "steps": m.steps, "sampling": m.sampling}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Claim:
+        """Read what `to_dict` gave.
+
+        Raises:
+            InputError: it is not such a claim.
+        """
+        try:
+            mechanism = content["mechanism"]
+            return cls(**{**content, "mechanism": None if mechanism is None else Steps(**mechanism)})
+        except (TypeError, KeyError, ValueError) as error:
+            raise InputError(f"claim: expected mechanism, delta, epsilon and adjacency; {error}") from None

@@ -1,0 +1,205 @@
+"""From a lower bound on epsilon to a verdict about a claim. No torch here: a certificate can carry it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from safexplain.errors import InputError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.scenario import ScenarioName
+
+__all__ = ["Finding", "Verdict"]
+
+Verdict = Literal[
+    "consistent with substitute",
+    "violates add/remove as a claim about records or attributes",
+    "violates the claim: a bug",
+    "inconclusive",
+]
+
+_CONSISTENT, _ADD_REMOVE, _BUG, _INCONCLUSIVE = get_args(Verdict)
+
+_MEANING: dict[Verdict, str] = {
+    "consistent with substitute": "Nothing speaks against the claim.",
+    "violates add/remove as a claim about records or attributes": (
+        "The training is consistent with its epsilon for a substituted record; its epsilon for an added or removed one"
+        " promises nothing about what a record, its label or its attributes are."
+    ),
+    "violates the claim: a bug": (
+        "No training with this guarantee does that: its noise, clipping, sampling or accounting is wrong."
+    ),
+    "inconclusive": (
+        "That speaks neither for the claim nor against it: train more runs, or use a stronger canary (gradient)."
+    ),
+}
+
+
+TOLERANCE = 5e-3
+"""Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
+
+
+FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
+"""Bounds that take nothing of the mechanism as given."""
+
+
+class Finding(ABC):
+    """A lower bound on epsilon under substitution, beside what was claimed.
+
+    Attributes:
+        scenario: which canary.
+        claim: what was audited.
+        method: of the bound.
+        confidence: of the bound.
+        runs: that were trained, in all.
+        seconds: that they took.
+    """
+
+    scenario: ScenarioName
+    claim: Claim
+    method: str
+    confidence: float
+    runs: int
+    seconds: float
+
+    @property
+    @abstractmethod
+    def epsilon_lower(self) -> float:
+        """What epsilon under substitution is at least, for the released model."""
+
+    @property
+    @abstractmethod
+    def ceiling(self) -> float:
+        """The bound if the adversary had made no error: more could not have been shown with these runs."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: what outside scripts read, then what it was computed from."""
+
+    @property
+    def epsilon_add_remove(self) -> float | None:
+        """What the claim says of one record added or removed; None: nothing."""
+        return self.claim.add_remove
+
+    @property
+    def epsilon_substitute(self) -> float | None:
+        """What the claim says of one record substituted; None: nothing."""
+        return self.claim.substitute
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the released models show.
+
+        - "violates the claim: a bug": more than the epsilon of a substituted record. Of the audits of a correct
+          training, at most 1 - confidence say so.
+        - "violates add/remove as a claim about records or attributes": more than the epsilon of an added or removed
+          record, within that of a substituted one. Nothing is wrong with the training, only with promising the smaller
+          number for what records contain.
+        - "consistent with substitute": neither, and the runs could have shown it.
+        - "inconclusive": neither, but the worlds were not told apart at all, or the runs were too few.
+        """
+        lower, substitute, add_remove = self.epsilon_lower, self.epsilon_substitute, self.epsilon_add_remove
+        if substitute is not None and lower > substitute:
+            return "violates the claim: a bug"
+        if add_remove is not None and lower > add_remove:
+            return "violates add/remove as a claim about records or attributes"
+        if lower == 0 or self.ceiling < max(self._claimed()):
+            return "inconclusive"
+        return "consistent with substitute"
+
+    @property
+    def keeps_claim(self) -> bool | None:
+        """Whether the claim stands, under the adjacency in which it was made; None: the runs do not tell."""
+        if self.verdict == _ADD_REMOVE:
+            return self.claim.adjacency == "substitute"
+        return {_CONSISTENT: True, _BUG: False}.get(self.verdict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 the claim is kept, 1 it is violated, 3 inconclusive."""
+        return {True: 0, False: 1, None: 3}[self.keeps_claim]
+
+    @property
+    def seconds_per_run(self) -> float:
+        """Of training and scoring."""
+        return self.seconds / self.runs
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its numbers."""
+        claimed = [
+            f"{value:.2f} for {what}"
+            for what, value in (
+                ("a substituted record", self.epsilon_substitute),
+                ("an added or removed one", self.epsilon_add_remove),
+            )
+            if value is not None
+        ]
+        assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
+        share = ""
+        if self.verdict == "consistent with substitute":
+            share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed."
+        return (
+            f"Epsilon for a substituted record is at least {self.epsilon_lower:.2f}{assumed}"
+            f" ({self.confidence:.0%} confidence, delta {self.claim.delta:g}; at most {self.ceiling:.2f} could have"
+            f" been shown); claimed are {' and '.join(claimed)}. {_MEANING[self.verdict]}{share}"
+        )
+
+    def _claimed(self) -> list[float]:
+        """Both epsilons, as far as they are known."""
+        return [value for value in (self.epsilon_substitute, self.epsilon_add_remove) if value is not None]
+
+    def rows(self) -> dict[str, str]:
+        """What a reader asks first, by name."""
+        named = {
+            "Claimed epsilon, one record substituted": self.epsilon_substitute,
+            "Claimed epsilon, one record added or removed": self.epsilon_add_remove,
+        }
+        return {
+            "Verdict": self.verdict,
+            "Epsilon, one record substituted, is at least": f"{self.epsilon_lower:.3f}",
+            "Most that could have been shown": f"{self.ceiling:.3f}",
+            **{name: f"{value:.3f}" for name, value in named.items() if value is not None},
+            "Delta": f"{self.claim.delta:g}",
+            "Confidence": f"{self.confidence:.1%}",
+            "Runs": f"{self.runs:,}",
+        }
+
+    def _stated(self) -> dict[str, Any]:
+        """What outside scripts read."""
+        return {
+            "epsilon_lower": self.epsilon_lower,
+            "confidence": self.confidence,
+            "epsilon_add_remove": _finite(self.epsilon_add_remove),
+            "epsilon_substitute": _finite(self.epsilon_substitute),
+            "ceiling": self.ceiling,
+            "verdict": self.verdict,
+            "runs": self.runs,
+            "seconds_per_run": self.seconds_per_run,
+            "keeps_claim": self.keeps_claim,
+            "sentence": self.sentence,
+            "seconds": self.seconds,
+        }
+
+    def check(self, content: Mapping[str, Any]) -> None:
+        """Compare what is stated with what follows from the counts.
+
+        Raises:
+            InputError: they differ.
+        """
+        again = self._stated()
+        for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute"):
+            stated, follows = content[name], again[name]
+            if stated != follows and not math.isclose(stated, follows, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                raise InputError(f"{name} is stated as {stated}, but {follows} follows from the counts")
+        if content["verdict"] != self.verdict:
+            raise InputError(f'the verdict is stated as "{content["verdict"]}", but "{self.verdict}" follows')
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,198 @@
+"""What the runs of both worlds say about the claim. No torch here: a certificate can carry it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, get_args
+
+from safexplain._privacy_loss import VACUOUS
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.scenario import ScenarioName, scenario_of
+from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.stats import LowerBound, bound_epsilon, epsilon_ceiling, epsilon_from_errors
+from safexplain.verdict.stats.bound_methods import BoundMethod
+
+__all__ = ["CanaryResult", "Errors", "judge"]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How often the adversary was wrong about the models after so many steps, at one threshold.
+
+    Args:
+        step: after which the models were looked at.
+        threshold: at and above which a run was said to be of world a; fixed without looking at the runs counted.
+        false_positives: runs of world b that were said to be of world a.
+        negatives: runs of world b that were counted.
+        false_negatives: runs of world a that were said to be of world b.
+        positives: runs of world a that were counted.
+    """
+
+    step: int
+    threshold: float
+    false_positives: int
+    negatives: int
+    false_negatives: int
+    positives: int
+
+    @classmethod
+    def of(cls, step: int, bound: LowerBound) -> Errors:
+        """The counts behind a bound."""
+        counts = (bound.false_positives, bound.negatives, bound.false_negatives, bound.positives)
+        return cls(step, bound.threshold, *counts)
+
+
+@dataclass(frozen=True)
+class CanaryResult(Finding):
+    """Errors of the adversary at each audited step, and what follows from them for the claim.
+
+    Bounds are computed from the counts, never stored beside them. Each holds at `confidence` by itself; the verdict
+    rests on the last step alone, the released model.
+
+    Args:
+        scenario: which canary.
+        claim: what was audited.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        confidence: of each bound.
+        errors: at each audited step, in order.
+        runs: that were trained, in both worlds together.
+        seconds: that they took.
+        setting: what was trained on what, for readers; plain values by name.
+
+    Raises:
+        ConfigurationError: a method that needs the mechanism, which the claim does not name.
+        InputError: no errors, or of more runs than there were.
+    """
+
+    scenario: ScenarioName
+    claim: Claim
+    method: BoundMethod
+    confidence: float
+    errors: tuple[Errors, ...]
+    runs: int
+    seconds: float
+    setting: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_method(self.method, self.claim)
+        if not self.errors or self.runs < max(at.negatives + at.positives for at in self.errors):
+            raise InputError(f"expected errors at one step or more, of at most the {self.runs} runs; got {self.errors}")
+
+    @cached_property
+    def epsilon_lower(self) -> float:
+        """Of the released model: what epsilon under substitution is at least."""
+        return self.lower(self.errors[-1])
+
+    @cached_property
+    def ceiling(self) -> float:
+        """The bound if the counted runs had been told apart without an error: more could not have been shown."""
+        at = self.errors[-1]
+        found = epsilon_ceiling(at.negatives, at.positives, self.claim.delta, self.method, **self._family(at.step))
+        return min(found, VACUOUS)
+
+    def lower(self, at: Errors) -> float:
+        """The lower bound at one audited step; at most 500, which promises nothing."""
+        counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
+        return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **self._family(at.step)), VACUOUS)
+
+    def _family(self, step: int) -> dict[str, Any]:
+        return {"confidence": self.confidence, **self.claim.after(step).sampled()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Finding`."""
+        return {
+            **self._stated(),
+            "scenario": self.scenario,
+            "method": self.method,
+            "claim": self.claim.to_dict(),
+            "errors": [{**asdict(at), "threshold": _number(at.threshold)} for at in self.errors],
+            "setting": dict(self.setting),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> CanaryResult:
+        """Read what `to_dict` gave; other fields are ignored.
+
+        Raises:
+            InputError: fields are missing, or a stated bound, epsilon or verdict does not follow from the counts.
+        """
+        try:
+            rows = [{**row, "threshold": float(row["threshold"])} for row in content["errors"]]
+            names = ("method", "confidence", "runs", "seconds", "setting")
+            found = cls(
+                scenario=scenario_of(content["scenario"]),
+                claim=Claim.from_dict(content["claim"]),
+                errors=tuple(Errors(**row) for row in rows),
+                **{name: content[name] for name in names},
+            )
+            found.check(content)
+        except InputError as error:
+            raise InputError(f"canary result: {error}") from None
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+            raise InputError(f"canary result: expected what `safexplain canaries --json` prints; {error!r}") from None
+        return found
+
+
+def judge(
+    scores: Scores,
+    claim: Claim,
+    *,
+    scenario: str,
+    method: BoundMethod = "pld",
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    seconds: float = 0.0,
+    seed: int = 0,
+    setting: Mapping[str, Any] | None = None,
+) -> CanaryResult:
+    """Bounds at every audited step.
+
+    Args:
+        scores: of both worlds.
+        claim: what they are measured against.
+        scenario: name or number of the canary.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        threshold: fixed before the scores were seen; None: chosen on 30 % of the runs, which then do not count.
+        confidence: of each bound.
+        seconds: that training and scoring took.
+        seed: of the split.
+        setting: what was trained on what, for readers.
+
+    Raises:
+        ConfigurationError: a method that needs the mechanism, which the claim does not name.
+        InputError: too few runs.
+    """
+    check_method(method, claim)
+    errors = []
+    for step, a, b in zip(scores.steps, scores.a, scores.b, strict=True):
+        bound = bound_epsilon(
+            a, b, claim.delta, method, threshold=threshold, confidence=confidence, seed=seed,
+            **claim.after(step).sampled(),
+        )  # fmt: skip
+        errors.append(Errors.of(step, bound))
+    name = scenario_of(scenario)
+    return CanaryResult(name, claim, method, confidence, tuple(errors), scores.runs, seconds, dict(setting or {}))
+
+
+def check_method(method: str, claim: Claim) -> None:
+    """Raise ConfigurationError if the method inverts the curve of a mechanism that the claim does not name."""
+    if method not in get_args(BoundMethod):
+        raise ConfigurationError(f"method: expected one of {', '.join(get_args(BoundMethod))}, got {method!r}")
+    check_mechanism("pld", method, claim, instead="clopper-pearson")
+
+
+def check_mechanism(curved: str, method: str, claim: Claim, *, instead: str) -> None:
+    """Raise ConfigurationError if `method` is the one that needs the mechanism, and the claim does not name it."""
+    if method == curved and claim.mechanism is None:
+        raise ConfigurationError(
+            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{instead}"'
+        )
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

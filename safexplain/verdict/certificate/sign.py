@@ -1,0 +1,156 @@
+"""Signed certificates: DSSE envelopes with ed25519, through securesystemslib (extra `sign`). No torch here.
+
+An envelope (https://github.com/secure-systems-lab/dsse, version 1.0.2) holds the statement's bytes in base64, so that
+what is verified is what is read. Only ed25519 (RFC 8032) is accepted: a file cannot choose a weaker algorithm.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from safexplain.errors import CertificateError, InputError, MissingExtraError
+from safexplain.verdict.certificate.strict_json import read_limited
+from safexplain.verdict.certificate.write import as_json
+
+__all__ = ["PAYLOAD_TYPE", "is_envelope", "payload_of", "sign_certificate", "verify_envelope"]
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+Key = str | Path | bytes
+"""The path of a PEM file, or its bytes."""
+
+
+def sign_certificate(statement: Mapping[str, Any], private_key: Key) -> dict[str, Any]:
+    """The statement in a signed envelope, as plain JSON types.
+
+    Args:
+        statement: as `certificate.statement` makes it.
+        private_key: ed25519, PEM (PKCS #8) without a password: `openssl genpkey -algorithm ed25519 -out key.pem`.
+
+    Raises:
+        InputError: the key cannot be read or is of another kind.
+        MissingExtraError: the extra `sign` is not installed.
+    """
+    library = _library("signing a certificate")
+    try:
+        key = library.load_private(_pem(private_key, "private key"), password=None)
+    except (ValueError, TypeError, library.Unsupported) as error:
+        raise InputError(
+            f"the private key {_name(private_key)} cannot be used ({_line(error)}); expected ed25519 in PEM without a"
+            " password: openssl genpkey -algorithm ed25519 -out key.pem"
+        ) from None
+    if not isinstance(key, library.Private):
+        raise InputError(f"the private key {_name(private_key)} is not ed25519, but {type(key).__name__}")
+    envelope = library.Envelope(as_json(statement), PAYLOAD_TYPE, {})
+    envelope.sign(library.Signer(key))
+    signed: dict[str, Any] = envelope.to_dict()
+    return signed
+
+
+def is_envelope(content: Mapping[str, Any]) -> bool:
+    """Whether parsed JSON claims to be an envelope."""
+    return "payload" in content and "signatures" in content
+
+
+def payload_of(content: Mapping[str, Any], where: str) -> bytes:
+    """The statement's bytes; nothing is verified.
+
+    Raises:
+        CertificateError: not an envelope of an in-toto statement.
+    """
+    if content.get("payloadType") != PAYLOAD_TYPE:
+        raise CertificateError(f"{where}: expected payloadType {PAYLOAD_TYPE}, got {content.get('payloadType')!r:.80}")
+    unknown = content.keys() - {"payload", "payloadType", "signatures"}
+    if unknown or not isinstance(content["signatures"], list) or not content["signatures"]:
+        raise CertificateError(f"{where} is not an envelope with payload, payloadType and signatures")
+    for signature in content["signatures"]:
+        if not isinstance(signature, dict) or not signature.keys() <= {"sig", "keyid"}:
+            raise CertificateError(f"{where}: expected signatures of sig and keyid, got {signature!r:.80}")
+        _decoded(signature.get("sig"), f"{where}: sig")
+    return _decoded(content["payload"], f"{where}: payload")
+
+
+def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> None:
+    """Check that one of the signatures over the payload was made with this key; key ids are hints and not looked at.
+
+    Raises:
+        CertificateError: none was.
+        InputError: the key cannot be read or is of another kind.
+        MissingExtraError: the extra `sign` is not installed.
+    """
+    library = _library("verifying a signature")
+    try:
+        public = library.load_public(_pem(public_key, "public key"))
+    except (ValueError, library.Unsupported) as error:
+        raise InputError(
+            f"the public key {_name(public_key)} cannot be used ({_line(error)}); expected ed25519 in PEM:"
+            " openssl pkey -in key.pem -pubout -out key.pub"
+        ) from None
+    if not isinstance(public, library.Public):
+        raise InputError(f"the public key {_name(public_key)} is not ed25519, but {type(public).__name__}")
+    key = library.SSlibKey.from_crypto(public)
+    payload = payload_of(content, where)
+    for signature in content["signatures"]:
+        made = library.Signature(key.keyid, _decoded(signature["sig"], where).hex())
+        try:
+            library.Envelope(payload, PAYLOAD_TYPE, {key.keyid: made}).verify([key], 1)
+        except library.VerificationError:
+            continue
+        return
+    raise CertificateError(f"{where} was not signed with the private key of {_name(public_key)}, or was changed since")
+
+
+def _decoded(text: Any, where: str) -> bytes:
+    try:
+        if not isinstance(text, str):
+            raise ValueError(f"got {type(text).__name__}")
+        return base64.b64decode(text.translate(_URL_SAFE).encode("ascii"), validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise CertificateError(f"{where} is not base64: {_line(error)}") from None
+
+
+_URL_SAFE = str.maketrans("-_", "+/")
+"""DSSE allows both alphabets."""
+
+
+def _pem(key: Key, what: str) -> bytes:
+    return key if isinstance(key, bytes) else read_limited(key, what)
+
+
+def _name(key: Key) -> str:
+    return "that was given" if isinstance(key, bytes) else str(key)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def _library(purpose: str) -> Any:
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from securesystemslib.dsse import Envelope
+        from securesystemslib.exceptions import VerificationError
+        from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{purpose} needs securesystemslib and cryptography ({error}): pip install "safexplain[sign]"'
+        ) from None
+    return SimpleNamespace(
+        Envelope=Envelope,
+        Private=Ed25519PrivateKey,
+        Public=Ed25519PublicKey,
+        SSlibKey=SSlibKey,
+        Signature=Signature,
+        Signer=CryptoSigner,
+        Unsupported=UnsupportedAlgorithm,
+        VerificationError=VerificationError,
+        load_private=load_pem_private_key,
+        load_public=load_pem_public_key,
+    )

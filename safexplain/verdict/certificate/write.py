@@ -1,0 +1,109 @@
+"""The machine-readable outcome of an audit: an in-toto Statement (v1) about one model and one configuration.
+
+No torch here, so that a gatekeeper can read certificates without it. `read_certificate` reads them back, `signature`
+signs them; `docs/schema/explanation-audit-v2.json` is their JSON Schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import InputError
+from safexplain.verdict.certificate.strict_json import canonical
+from safexplain.whole_file import whole_file
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+SCHEMA_VERSION = 2
+PREDICATE_TYPE = f"urn:safexplain:explanation-audit:v{SCHEMA_VERSION}"
+
+MODEL_DIGEST = "safexplainModelDigest"
+"""Name of `safexplain._digest.model_digest` among the digests of a subject."""
+
+CONFIGURATION = "configuration sha256"
+"""Material that names explainer, hardening and policy together."""
+
+
+def statement(
+    *,
+    subject: Mapping[str, Mapping[str, str]],
+    explainer: Mapping[str, Any],
+    hardening: Mapping[str, Any],
+    audit: Mapping[str, Any],
+    utility: Mapping[str, float] | None,
+    materials: Mapping[str, str],
+    environment: Mapping[str, str],
+    notes: Sequence[str] = (),
+    privacy: Mapping[str, Any] | None = None,
+    canaries: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The statement as plain JSON types.
+
+    Args:
+        subject: name -> {algorithm: hex digest} of each model that was audited.
+        explainer: method, output and options; and softmax, whether `Probability` was put over the model (missing: where
+            the output is the probability).
+        hardening: `Hardening.to_dict()`; it carries no key.
+        audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.
+        utility: `Utility.to_dict()` or None.
+        materials: name -> digest of data, signals and recipe.
+        environment: versions of safexplain, captum and torch, seed, device.
+        notes: caveats a reader must know.
+        privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
+        canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
+    """
+    content = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": dict(digest)} for name, digest in subject.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": audit["verdict"],
+            "explainer": dict(explainer),
+            "hardening": dict(hardening),
+            "audit": dict(audit),
+            "utility": None if utility is None else dict(utility),
+            "materials": {**materials, CONFIGURATION: configuration_digest(explainer, hardening, audit["policy"])},
+            "environment": dict(environment),
+            "notes": list(notes),
+        },
+    }
+    for name, block in (("privacy", privacy), ("canaries", canaries)):
+        if block is not None:
+            content["predicate"][name] = dict(block)  # type: ignore[index]
+    content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
+    return content
+
+
+def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
+    """Hexadecimal SHA-256 of what was judged, and by what."""
+    return hashlib.sha256(canonical([explainer, hardening, policy])).hexdigest()
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a statement without its checksum. It finds damage and careless edits; a forger computes it again."""
+    predicate = {name: value for name, value in content["predicate"].items() if name != "checksum"}
+    return "sha256:" + hashlib.sha256(canonical({**content, "predicate": predicate})).hexdigest()
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
+    """Write JSON, all or nothing.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = Path(path)
+    try:
+        with whole_file(path) as partial:
+            partial.write_bytes(as_json(content))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    return path
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """The text of a file, and of what is signed."""
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,270 @@
+"""From counts to a verdict. NumPy and SciPy only, so that whoever reads a certificate can compute it again.
+
+    leak          the lower bound of some judged attack lies above the limit
+    certified     the upper bounds of all judged attacks lie at or below the limit
+    inconclusive  otherwise, and whenever a control fired
+
+Of K judged attacks, each lower bound has a risk of (1 - confidence) / K (Bonferroni), because one of them is enough to
+call a leak. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it is wrong only if
+that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982). Half of every risk is
+spent on the threshold, half on the count, see `bounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from safexplain.errors import InputError
+from safexplain.verdict.evidence import (
+    EXIT_CODES,
+    ROLES,
+    Control,
+    Evidence,
+    Pair,
+    Ranks,
+    Verdict,
+    code,
+    is_judged,
+    ranks_of,
+)
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.thresholds import lower_bound, upper_bound
+from safexplain.verdict.wording import reasons, sentence
+
+__all__ = ["Judgement"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything that the verdict rests on.
+
+    Args:
+        policy: what counts as a leak.
+        evidence: of every attack, judged or not.
+        pairs: of every judged attack against the baseline, under the claim "excess".
+        baseline: name of the baseline attack of the pairs, or "".
+        controls: that were run, or could not be.
+        members, non_members: examples scored, each once.
+        references: models that stood in for the target; 0 when only thresholds could be tried.
+        split: "certification", or "selection": then nothing can be decided.
+        uses: which configuration this is that was judged on these examples; None: not counted.
+        forced: certify although it is not the first.
+    """
+
+    policy: Policy
+    evidence: tuple[Evidence, ...]
+    members: int
+    non_members: int
+    references: int
+    controls: tuple[Control, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    baseline: str = ""
+    split: str = "certification"
+    uses: int | None = None
+    forced: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.members, self.non_members) < 1:
+            raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
+        for e in self.evidence:
+            if e.role not in ROLES or not 0 <= e.tight <= self.members or not 0 <= e.loose <= self.members:
+                raise InputError(f"evidence out of range: {e} with {self.members} members")
+            if e.tight > e.loose:
+                raise InputError(
+                    f"evidence is impossible: {e.tight} members above the higher threshold, {e.loose} below"
+                )
+        if len({code(e) for e in self.evidence}) < len(self.evidence):
+            raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
+        for p in self.pairs:
+            if min(p.loose_only, p.loose_missed, p.tight_only, p.tight_missed) < 0 or self.members < max(
+                p.loose_only + p.loose_missed, p.tight_only + p.tight_missed
+            ):
+                raise InputError(f"pairs out of range: {p} with {self.members} members")
+
+    @property
+    def judged(self) -> tuple[Evidence, ...]:
+        """The attacks that the verdict rests on."""
+        return tuple(e for e in self.evidence if is_judged(e.role, self.policy))
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Where the thresholds lie."""
+        return ranks_of(self.policy, self.non_members, len(self.judged))
+
+    def bounds(self, e: Evidence) -> tuple[float, float]:
+        """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
+        r = self.ranks
+        low = lower_bound(e.tight, self.members, r.lower_risk / 2) * r.tight_share
+        return low, upper_bound(e.loose, self.members, r.upper_risk / 2)
+
+    def excess(self, pair: Pair) -> tuple[float, float]:
+        """Lower and upper bound of the attack's true-positive rate above the baseline's.
+
+        Each of the two thresholds and each of the two counts has a quarter of the risk.
+        """
+        n, upper, lower = self.members, self.policy.risk / 4, self.policy.risk / len(self.pairs) / 4
+        low = lower_bound(pair.tight_only, n, lower) - upper_bound(pair.tight_missed, n, lower)
+        high = upper_bound(pair.loose_only, n, upper) - lower_bound(pair.loose_missed, n, upper)
+        return low, high
+
+    @cached_property
+    def decisive(self) -> dict[str, tuple[float, float]]:
+        """Bounds that the limit is compared with, by attack: of the rate, or of the excess."""
+        if self.policy.claim == "excess":
+            return {code(p): self.excess(p) for p in self.pairs}
+        return {code(e): self.bounds(e) for e in self.judged}
+
+    def proven(self, e: Evidence | Pair) -> bool:
+        """Whether this attack alone proves a leak."""
+        bounds = self.decisive.get(code(e))
+        return bounds is not None and bounds[0] > self.policy.limit
+
+    @property
+    def reused(self) -> bool:
+        """Whether the examples were used for another configuration's verdict before, and that was not overruled."""
+        return self.uses is not None and self.uses > 1 and not self.forced
+
+    @property
+    def fired(self) -> tuple[Control, ...]:
+        """Controls that found what must not be there."""
+        return tuple(c for c in self.controls if c.fired)
+
+    @property
+    def verdict(self) -> Verdict:
+        """See the module."""
+        bounds = self.decisive.values()
+        if any(not c.spares_leaks for c in self.fired) or self.split != "certification" or not bounds:
+            return "inconclusive"
+        if any(low > self.policy.limit for low, _ in bounds):
+            return "leak"
+        if self.fired:
+            return "inconclusive"
+        if all(high <= self.policy.limit for _, high in bounds) and self.references > 0 and not self.reused:
+            return "certified"
+        return "inconclusive"
+
+    @property
+    def exit_code(self) -> int:
+        """0 certified, 1 leak, 3 inconclusive."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def bound(self) -> float:
+        """No judged attack finds more, with the policy's confidence (of the excess: adds more)."""
+        return max((high for _, high in self.decisive.values()), default=1.0)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the verdict is inconclusive; empty for the others."""
+        return reasons(self)
+
+    @cached_property
+    def strongest(self) -> Evidence:
+        """The attack that decides: of those that prove a leak the clearest, or else that with the highest bound."""
+        among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged)
+
+        def key(e: Evidence) -> tuple[float, float]:
+            low, high = self.decisive[code(e)] if code(e) in self.decisive else self.bounds(e)
+            return max(low - self.policy.limit, 0.0), high
+
+        return max(among, key=key)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in plain words."""
+        return sentence(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads the counts and computes everything else again."""
+        r = self.ranks
+        return {
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "reasons": list(self.reasons),
+            "policy": self.policy.to_dict(),
+            "split": self.split,
+            "uses": self.uses,
+            "forced": self.forced,
+            "members": self.members,
+            "non_members": self.non_members,
+            "references": self.references,
+            "bound": self.bound,
+            "judged_confidence": 1 - r.lower_risk,
+            "ranks": {"loose": r.loose, "tight": r.tight, "tight_share": r.tight_share},
+            "evidence": [
+                {
+                    **asdict(e),
+                    "judged": is_judged(e.role, self.policy),
+                    **dict(zip(("low", "high"), self.bounds(e), strict=True)),
+                    "proven": self.proven(e),
+                }
+                for e in self.evidence
+            ],
+            "baseline": self.baseline,
+            "excess": [
+                {**asdict(p), **dict(zip(("low", "high"), self.excess(p), strict=True)), "proven": self.proven(p)}
+                for p in self.pairs
+            ],
+            "controls": [c.to_dict() for c in self.controls],
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Judgement:
+        """From what `to_dict` wrote; derived fields are not read.
+
+        Raises:
+            InputError: a field is missing, of the wrong type, or impossible.
+        """
+        try:
+            counts = [_integer(content, k) for k in ("members", "non_members", "references")]
+            return cls(
+                Policy.from_dict({**content["policy"], "suite": tuple(content["policy"].get("suite", ()))}),
+                tuple(
+                    Evidence(str(e["attack"]), str(e["signal"]), e["role"], _integer(e, "loose"), _integer(e, "tight"))
+                    for e in content["evidence"]
+                ),
+                counts[0],
+                counts[1],
+                counts[2],
+                tuple(_control(c) for c in content["controls"]),
+                tuple(
+                    Pair(str(p["attack"]), str(p["signal"]), *(_integer(p, k) for k in _PAIR_COUNTS))
+                    for p in content["excess"]
+                ),
+                str(content["baseline"]),
+                str(content["split"]),
+                None if content["uses"] is None else _integer(content, "uses"),
+                _boolean(content, "forced"),
+            )
+        except InputError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise InputError(f"not the outcome of an audit: {type(error).__name__} {error!s:.80}") from None
+
+
+_PAIR_COUNTS = ("loose_only", "loose_missed", "tight_only", "tight_missed")
+
+
+def _integer(content: Mapping[str, Any], key: str) -> int:
+    value = content[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"not the outcome of an audit: {key} is a count, got {value!r:.60}")
+    return value
+
+
+def _boolean(content: Mapping[str, Any], key: str) -> bool:
+    value = content[key]
+    if not isinstance(value, bool):
+        raise InputError(f"not the outcome of an audit: {key} is true or false, got {value!r:.60}")
+    return value
+
+
+def _control(content: Mapping[str, Any]) -> Control:
+    fired = content["fired"]
+    if fired is not None and not isinstance(fired, bool):
+        raise InputError(f"not the outcome of an audit: fired is true, false or null, got {fired!r:.60}")
+    numbers = {str(k): float(v) for k, v in content["numbers"].items()}
+    return Control(str(content["name"]), fired, str(content["says"]), numbers)

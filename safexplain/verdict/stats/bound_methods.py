@@ -1,0 +1,162 @@
+"""The ways from error rates to a lower bound on epsilon, and how well thresholds do under each.
+
+| method | takes the mechanism to be | a bound with the stated confidence |
+|---|---|---|
+| pld | the sampled Gaussian of the stated rate, steps and sampling, with unknown noise | yes |
+| gdp | exactly mu-GDP | only for a full batch; too high with few steps or a small rate |
+| clopper-pearson | anything | yes, but far below the truth |
+| zanella-beguelin | anything | a Bayesian credible bound |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import betaincinv, ndtr
+
+from safexplain.verdict.stats.intervals import check_counts, clopper_pearson
+from safexplain.verdict.stats.inversion import Family, smallest_refuted
+from safexplain.verdict.stats.tradeoff import TradeOff, gaussian_distance, gaussian_epsilon
+
+Array = NDArray[np.float64]
+
+BoundMethod = Literal["pld", "gdp", "clopper-pearson", "zanella-beguelin"]
+
+COARSE = 0.03
+"""Relative distance in epsilon at which thresholds are compared."""
+
+SCORES = np.linspace(-8.0, 8.0, 801)
+"""Standard normal scores at which posterior distributions are kept."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of an attack at a threshold that was fixed without them.
+
+    Args:
+        false_positives, negatives: runs of world b that were called a, of so many.
+        false_negatives, positives: runs of world a that were called b, of so many.
+        confidence: of the bound; each rate is limited with half of what is left.
+    """
+
+    false_positives: int
+    negatives: int
+    false_negatives: int
+    positives: int
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_counts(self.false_positives, self.negatives)
+        check_counts(self.false_negatives, self.positives)
+
+    @property
+    def fpr(self) -> float:
+        """Upper Clopper-Pearson limit of the false-positive rate."""
+        return clopper_pearson(self.false_positives, self.negatives, self.confidence)[1]
+
+    @property
+    def fnr(self) -> float:
+        """Upper Clopper-Pearson limit of the false-negative rate."""
+        return clopper_pearson(self.false_negatives, self.positives, self.confidence)[1]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table.
+
+    Args:
+        bound: lower bound on epsilon, at least 0, from errors, at a delta, for a family.
+        merit: (k,) a number that is larger for better thresholds, from (k,) limits of both rates.
+        needs_delta: delta must be above 0.
+    """
+
+    bound: Callable[[Errors, float, Family], float]
+    merit: Callable[[Array, Array, float, Family], Array]
+    needs_delta: bool = False
+
+
+def pld_bound(errors: Errors, delta: float, family: Family) -> float:
+    """Largest epsilon of the family that the errors refute."""
+    if family.is_gaussian:
+        return gdp_bound(errors, delta, family)
+    fpr, fnr = errors.fpr, errors.fnr
+    if fpr + fnr >= 1:
+        return 0.0
+    return smallest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr)).epsilon
+
+
+def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
+    """How far rates are below the curve of the smallest noise multiplier that any of them refutes."""
+    distance = gaussian_distance(fpr, fnr)
+    if family.is_gaussian:
+        return distance
+
+    def refutes(curve: TradeOff) -> bool:
+        return bool((curve(fpr) > fnr).any())
+
+    curve = smallest_refuted(family, delta, refutes, COARSE).curve
+    return distance if curve is None else curve(fpr) - fnr
+
+
+def gdp_bound(errors: Errors, delta: float, family: Family) -> float:
+    """Epsilon of the Gaussian mechanism on which an attack can have just these error rates."""
+    return gaussian_epsilon(float(gaussian_distance(errors.fpr, errors.fnr)), delta)
+
+
+def gdp_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
+    """The mu of these rates."""
+    return gaussian_distance(fpr, fnr)
+
+
+def direct_bound(errors: Errors, delta: float, family: Family) -> float:
+    """From FPR + e^eps FNR >= 1 - delta and its mirror image (Kairouz, Oh and Viswanath, arXiv 1311.0776, Thm 2.1)."""
+    merit = direct_merit(np.array([errors.fpr]), np.array([errors.fnr]), delta, family)
+    return max(0.0, math.log(max(float(merit[0]), 1.0)))
+
+
+def direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
+    """The larger of both likelihood ratios."""
+    return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
+
+
+def credible_bound(errors: Errors, delta: float, family: Family) -> float:
+    """The (1 - confidence)-quantile of epsilon when both rates have the posterior of Jeffreys' prior.
+
+    P(epsilon <= e) is integrated over the false-positive rate, along its normal scores.
+    """
+    weight = np.exp(-SCORES * SCORES / 2) / math.sqrt(2 * math.pi) * (SCORES[1] - SCORES[0])
+    fpr = _posterior(errors.false_positives, errors.negatives)
+    log_fnr = np.log(_posterior(errors.false_negatives, errors.positives))
+
+    def excess(epsilon: float) -> float:
+        grown = math.exp(epsilon)
+        least = np.maximum(np.maximum(1 - delta - grown * fpr, (1 - delta - fpr) / grown), 1e-300)
+        return float(weight @ ndtr(-np.interp(np.log(least), log_fnr, SCORES))) - (1 - errors.confidence)
+
+    if excess(0.0) >= 0:
+        return 0.0
+    top = 1.0
+    while excess(top) < 0:
+        top *= 2
+    return float(brentq(excess, 0.0, top, xtol=1e-6))
+
+
+@lru_cache(maxsize=4096)
+def _posterior(errors: int, runs: int) -> Array:
+    """Quantiles of Beta(errors + 1/2, others + 1/2) at the normal scores."""
+    return np.asarray(betaincinv(errors + 0.5, runs - errors + 0.5, ndtr(SCORES)))
+
+
+METHODS: dict[str, Method] = {
+    "pld": Method(pld_bound, pld_merit, needs_delta=True),
+    "gdp": Method(gdp_bound, gdp_merit, needs_delta=True),
+    "clopper-pearson": Method(direct_bound, direct_merit),
+    "zanella-beguelin": Method(credible_bound, direct_merit),
+}

@@ -1,0 +1,165 @@
+"""Lower bounds on epsilon from one training run with many canaries.
+
+Each canary is a pair of opposite gradients, of which a fair coin puts one into the training set. An attacker guesses
+coins, of those canaries only of which he is most sure. How many he guesses must have been fixed before: the best of
+several numbers is no bound, unless each has its part of 1 - confidence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom
+
+from safexplain._privacy_loss import SMALLEST_DELTA
+from safexplain.adjacency import Sampling
+from safexplain.errors import InputError
+from safexplain.verdict.stats.inversion import Family, smallest_refuted
+from safexplain.verdict.stats.tradeoff import TradeOff
+
+OneRunMethod = Literal["f-dp", "steinke"]
+
+
+def one_run_lower_bound(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    delta: float,
+    method: OneRunMethod = "f-dp",
+    *,
+    confidence: float = 0.95,
+    sample_rate: float = 1.0,
+    steps: int = 1,
+    sampling: Sampling | None = None,
+) -> float:
+    """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
+
+    - "steinke": assumes nothing of the mechanism (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2).
+    - "f-dp": assumes the sampled Gaussian mechanism of this sampling rate, steps and sampling, with some noise
+      (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235, Algorithm 3), and finds more.
+
+    Args:
+        correct: guesses that were right.
+        guesses: how many coins were guessed, a number fixed before.
+        canaries: how many coins there were.
+        delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
+        method: one of these.
+        confidence: of the bound.
+        sample_rate: q of the claimed mechanism ("f-dp").
+        steps: of the claimed mechanism ("f-dp").
+        sampling: of the claimed mechanism ("f-dp"); None for "poisson", or a full batch where the sample rate is 1.
+
+    Raises:
+        InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
+        ConfigurationError: sample_rate, steps or sampling out of range.
+    """
+    _check(correct, guesses, canaries, delta, method, confidence)
+    family = Family(sample_rate, steps, sampling)
+    if 2 * correct <= guesses:
+        return 0.0
+    if method == "steinke":
+        return _steinke(correct, guesses, canaries, delta, 1 - confidence)
+
+    def refutes(curve: TradeOff) -> bool:
+        return _is_too_good(curve, correct, guesses, canaries, 1 - confidence)
+
+    return smallest_refuted(family, delta, refutes).epsilon
+
+
+def one_run_ceiling(
+    guesses: int,
+    canaries: int,
+    delta: float,
+    method: OneRunMethod = "f-dp",
+    *,
+    confidence: float = 0.95,
+    sample_rate: float = 1.0,
+    steps: int = 1,
+    sampling: Sampling | None = None,
+) -> float:
+    """The bound when all guesses are right: the most that so many guesses can show.
+
+    Args:
+        guesses: as for `one_run_lower_bound`, as are the others.
+        canaries: the same.
+        delta: the same.
+        method: the same.
+        confidence: the same.
+        sample_rate: the same.
+        steps: the same.
+        sampling: the same.
+
+    Raises:
+        InputError: as for `one_run_lower_bound`.
+        ConfigurationError: as there.
+    """
+    return one_run_lower_bound(
+        guesses,
+        guesses,
+        canaries,
+        delta,
+        method,
+        confidence=confidence,
+        sample_rate=sample_rate,
+        steps=steps,
+        sampling=sampling,
+    )
+
+
+def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
+    """Largest epsilon under which so many right guesses have at most this probability."""
+
+    def excess(epsilon: float) -> float:
+        return _probability(correct, guesses, canaries, epsilon, delta) - risk
+
+    if excess(0.0) >= 0:
+        return 0.0
+    top = 1.0
+    while excess(top) < 0:
+        top *= 2
+    return float(brentq(excess, 0.0, top, xtol=1e-6))
+
+
+def _probability(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of at least so many right guesses under (epsilon, delta)-DP.
+
+    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(guesses, e^eps / (1 + e^eps)).
+    """
+    right = 1 / (1 + np.exp(-epsilon))
+    just_below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))
+    excess = float((just_below / np.arange(1, correct + 1)).max(initial=0.0))
+    return float(binom.sf(correct - 1, guesses, right)) + 2 * canaries * delta * excess
+
+
+def _is_too_good(curve: TradeOff, correct: int, guesses: int, canaries: int, risk: float) -> bool:
+    """Whether a mechanism of this trade-off curve has so many right guesses with a probability below the risk.
+
+    Were they as likely as the risk, the guesser's wrong and right answers would have to amount to more than there are.
+    With a curve f that is its own mirror image, 1 - f turns the probability of an event under one world into the
+    largest under the other, and x -> f(1 - x) back.
+    """
+    share = guesses / canaries
+    right, wrong = risk * share * correct / guesses, risk * share * (guesses - correct) / guesses
+    for i in range(correct - 1, -1, -1):
+        more = max(wrong, float(curve(1 - right)))
+        right += i / (guesses - i) * (more - wrong)
+        wrong = more
+        if right + wrong > share:
+            return True
+    return False
+
+
+def _check(correct: int, guesses: int, canaries: int, delta: float, method: str, confidence: float) -> None:
+    if not 0 <= correct <= guesses <= canaries or guesses < 1:
+        raise InputError(
+            "expected 0 <= correct <= guesses <= canaries and at least one guess, got"
+            f" {correct} correct of {guesses} guesses of {canaries} canaries"
+        )
+    if method not in ("f-dp", "steinke"):
+        raise InputError(f"method: expected one of f-dp, steinke, got {method!r}")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+    if not 0 <= delta < 1 or (method == "f-dp" and delta < SMALLEST_DELTA):
+        raise InputError(f"delta lies in [0, 1), and from {SMALLEST_DELTA:g} for method f-dp; got {delta!r}")

@@ -1,0 +1,139 @@
+"""Trade-off curves: the least false-negative rate that any attack on a mechanism has at a false-positive rate.
+
+Dong, Roth and Su 2019 (arXiv 1905.02383). From the privacy profile delta(e), that is the hockey-stick divergence of the
+dominating pair under substitution, in either direction (Proposition 2.12 there),
+
+    f(alpha) = sup over e >= 0 of max{0, 1 - delta(e) - exp(e) alpha, exp(-e) (1 - delta(e) - alpha)}.
+
+A delta that is too large makes f too small, so an attack that does better than f here does so in truth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from dp_accounting import get_epsilon_gaussian
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr, ndtri
+
+from safexplain._privacy_loss import ROUNDING, VACUOUS, Steps
+from safexplain.pairs import ERROR, grid_interval, one_step
+
+Array = NDArray[np.float64]
+
+COARSER = 3.0
+"""Width of the privacy losses' grid over that of the accountant: three times as fast, nine times its error."""
+
+ORDERS = 400
+"""Orders e at which the privacy profile is read."""
+
+NEGLIGIBLE = 1e-11
+"""Orders whose delta is smaller than this are left out."""
+
+
+class TradeOff(Protocol):
+    """What one mechanism allows an attack."""
+
+    @property
+    def epsilon(self) -> float:
+        """A lower bound on its epsilon, at the delta that it was made for."""
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """Lower bounds on the false-negative rates at these false-positive rates."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The trade-off between N(0, 1) and N(mu, 1) (arXiv 1905.02383, equation 6).
+
+    Args:
+        mu: distance of the means.
+        epsilon: of `gaussian_epsilon`.
+    """
+
+    mu: float
+    epsilon: float
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """(n,) or () least false-negative rates."""
+        return np.asarray(ndtr(-ndtri(fpr) - self.mu))
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The largest of straight lines, each below the curve.
+
+    Args:
+        epsilon: lower bound on that of the mechanism.
+        slopes: (k,) decreasing, of the lines intercept - slope * fpr.
+        intercepts: (k,) of the same.
+        crossings: (k - 1,) false-positive rates, not decreasing, from which on the next line is taken.
+    """
+
+    epsilon: float
+    slopes: Array
+    intercepts: Array
+    crossings: Array
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """(n,) or () lower bounds on the least false-negative rates."""
+        at = self.crossings.searchsorted(fpr)
+        return np.asarray(np.maximum(0.0, self.intercepts[at] - self.slopes[at] * fpr))
+
+
+@lru_cache(maxsize=4096)
+def trade_off(mechanism: Steps, delta: float) -> TradeOff:
+    """The trade-off curve of the sampled Gaussian mechanism under substitution, from below.
+
+    With all records in every batch it is that of one Gaussian. Otherwise it comes from privacy loss distributions,
+    and the accountant's error, within which it may raise epsilon, is subtracted from the epsilon.
+
+    Args:
+        mechanism: with noise, and at least one step.
+        delta: of the epsilon, in (0, 1).
+    """
+    q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
+    if q == 1:
+        mu = 2 * math.sqrt(steps) / noise
+        return Gaussian(mu, gaussian_epsilon(mu, delta))
+    slack = ROUNDING * steps
+    interval = COARSER * grid_interval(noise, q, steps, mechanism.sampling)
+    with np.errstate(over="ignore"):  # of likelihood ratios that are then weighted by zero
+        loss = one_step(noise, q, "substitute", mechanism.sampling, interval).self_compose(steps)
+        epsilon = max(float(loss.get_epsilon_for_delta(delta + slack)), 0.0)
+        top = float(loss.get_epsilon_for_delta(max(NEGLIGIBLE, 10 * slack)))
+        orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
+        profile = np.minimum(np.asarray(loss.get_delta_for_epsilon(orders)) + slack, 1.0)
+    return Lines(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
+
+
+def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
+    """The mu between whose Gaussians an attack can have just these error rates; negative for worse than guessing."""
+    return np.asarray(-ndtri(fpr) - ndtri(fnr))
+
+
+@lru_cache(maxsize=65536)
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of mu-GDP at delta, exact (arXiv 1905.02383, Corollary 2.13); 0 for mu <= 0."""
+    if mu <= 0:
+        return 0.0
+    with np.errstate(divide="ignore"):  # a log delta of -inf, while an upper end is looked for
+        return float(get_epsilon_gaussian(1 / mu, delta))
+
+
+def _error(epsilon: float) -> float:
+    """By how much discretisation raised epsilon at most, about; it grows with the square of the grid's width."""
+    return COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
+
+
+def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
+    """Slopes, intercepts and crossings of the lines of both directions, the steepest first."""
+    shrink = np.exp(-orders[1:])
+    slopes = np.concatenate([np.exp(orders[::-1]), shrink])
+    intercepts = np.concatenate([1 - profile[::-1], shrink * (1 - profile[1:])])
+    crossings = np.maximum.accumulate(np.diff(intercepts) / np.diff(slopes))
+    return slopes, intercepts, crossings
