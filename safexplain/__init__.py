@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain._validate import Relative
 from safexplain.explain import (
     HardenedAnchors,
     HardenedDeconvolution,
@@ -24,10 +23,11 @@ from safexplain.explain import (
     harden,
     superpixels,
 )
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import Probability
 
 if TYPE_CHECKING:

@@ -4,16 +4,33 @@ The digest ties keyed noise, cached models and certificates to one trained model
 7693) of the names and classes of all submodules and of the name, dtype, shape and bytes of every parameter
 and persistent buffer: what a state_dict holds. Device, memory format, training mode and gradients do not
 enter.
+
+What something is made of, as one digest: plain values, arrays, modules, functions and all that these refer to.
+
+A digest of a fitted scikit-learn estimator that survives a restart, as `safexplain._digest` has it for modules.
+
+The digest is a BLAKE2b hash (RFC 7693) of what the estimator would be pickled as, read part by part: classes by name,
+numbers and arrays by value, mappings in the order of their keys. So a fitted estimator and one loaded from a file have
+the same digest, whichever objects they share inside. Nothing is pickled or loaded.
+
+A digest of trained weights that a privacy statement can be tied to, whatever file the model travels in.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import hashlib
+import inspect
+import logging
+import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path, PurePath
+from types import CodeType, EllipsisType, GenericAlias, UnionType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,9 +39,296 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import OpaqueModelWarning
-from safexplain.estimator_identity import estimator_digest, is_estimator
 
-__all__ = ["OPAQUE_DIGEST", "model_digest", "modules_of"]
+DEEPEST = 16
+"""Levels of nested values that are followed; an object within itself has no end."""
+
+_PLAIN = (str, bytes, int, float, complex, bool, np.generic, PurePath, range, slice, EllipsisType)
+_BY_REPR = (*_PLAIN, GenericAlias, UnionType, torch.device, torch.dtype)
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
+class Undigestable(Exception):
+    """A callable depends on something whose identity across runs cannot be told."""
+
+
+def sources_digest(paths: Iterable[Path]) -> str:
+    """SHA-256 of source files and of the torch version: what other code computed is not taken for this code's."""
+    h = hashlib.sha256(torch.__version__.encode())
+    for path in paths:
+        h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 over nested plain values, arrays, tensors, and functions and classes with all that they refer to.
+
+    Those of Python and of installed packages stand by their name; classes of safexplain by their own code.
+
+    Raises:
+        Undigestable: a part has no stable identity.
+    """
+    h = _Walk()
+    for part in parts:
+        _feed(h, part, 0)
+    for code in h.met:  # grows meanwhile
+        h.update(b"|")
+        (_feed_class if inspect.isclass(code) else _feed_function)(h, code)
+    return h.hash.hexdigest()
+
+
+class _Walk:
+    """A hash, and the functions and classes that were met: each is fed once, later, so that circles have an end."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self.update: Callable[[Any], None] = self.hash.update
+        self.met: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def refer(self, code: Any) -> None:
+        number = self._numbers.setdefault(id(code), len(self.met))
+        if number == len(self.met):
+            self.met.append(code)
+        self.update(f"code{number};".encode())
+
+
+def _feed(h: _Walk, value: Any, depth: int) -> None:
+    if depth > DEEPEST:
+        raise Undigestable("too deeply nested")
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:  # unknown to NumPy
+            h.update(b"bfloat16")
+            value = value.view(torch.int16)
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise Undigestable("an array of objects")
+        h.update(f"array{value.dtype}{value.shape}".encode())
+        h.update(np.ascontiguousarray(value))
+    elif value is None or isinstance(value, _BY_REPR) or type(value).__module__ == "typing":
+        h.update(f"{type(value).__name__}{value!r};".encode())
+    elif isinstance(value, logging.Logger):
+        h.update(f"logger {value.name};".encode())
+    elif isinstance(value, Mapping):
+        h.update(b"{")
+        for k in sorted(value, key=repr):
+            _feed(h, k, depth + 1)
+            _feed(h, value[k], depth + 1)
+        h.update(b"}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        h.update(b"[")
+        for v in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
+            _feed(h, v, depth + 1)
+        h.update(b"]")
+    elif isinstance(value, functools.partial):
+        _feed(h, [value.func, value.args, value.keywords], depth + 1)
+    elif isinstance(value, nn.Module):
+        _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
+    elif inspect.ismodule(value) or inspect.isbuiltin(value):
+        h.update(_qualified_name(value))
+    elif inspect.ismethod(value):
+        _feed(h, [value.__func__, value.__self__], depth + 1)
+    elif inspect.isfunction(value) and _installed(value.__module__):
+        h.update(_qualified_name(value))
+    elif inspect.isclass(value) or inspect.isfunction(value):
+        h.refer(value)
+    elif hasattr(value, "__dict__"):
+        _feed(h, [type(value), vars(value)], depth + 1)
+    else:
+        raise Undigestable(f"a {type(value).__name__}")
+
+
+def _feed_function(h: _Walk, function: Any) -> None:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        raise Undigestable(f"the source of {function!r} is not at hand") from None
+    h.update(source.encode())
+    _feed_references(h, function)
+
+
+def _feed_references(h: _Walk, function: Any, *, strict: bool = True) -> None:
+    """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
+    found = {"": [function.__defaults__, function.__kwdefaults__], **_refers_to(function)}
+    for name, value in sorted(found.items()):
+        h.update(name.encode())
+        try:
+            _feed(h, value, 0)
+        except Undigestable:
+            if strict:
+                raise
+            h.update(_qualified_name(type(value)))
+
+
+def _refers_to(function: Any) -> dict[str, Any]:
+    """Globals and closure variables that a function and its inner ones use, and numbers and functions of modules."""
+    codes = list(_codes(function.__code__))
+    names = {name for code in codes for name in code.co_names}
+    loaded = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname in _LOADS}
+    found = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
+    for module in [v for v in found.values() if inspect.ismodule(v)]:
+        members = {f"{module.__name__}.{name}": vars(module).get(name) for name in names}
+        found |= {k: v for k, v in members.items() if isinstance(v, str | bytes | int | float) or inspect.isfunction(v)}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            found[name] = None
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """That of a function and of its inner ones."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _qualified_name(value: Any) -> bytes:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
+
+
+def _feed_class(h: _Walk, kind: Any) -> None:
+    """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
+    h.update(_qualified_name(kind))
+    for one in inspect.getmro(kind):
+        own = one.__module__.partition(".")[0] == "safexplain"
+        for name, member in sorted(vars(one).items()) if not _installed(one.__module__) else ():
+            for inner in ("fget", "func", "__func__"):  # of a property, a cached one, a class method
+                member = getattr(member, inner, member)
+            if inspect.isfunction(member):
+                h.update(f"{name}{_code(member.__code__)}".encode())
+                if name != "__repr__" and not own and not _installed(member.__module__):
+                    _feed_references(h, member, strict=not issubclass(kind, nn.Module))
+        h.update(_constants(one))
+
+
+@functools.cache
+def _constants(kind: type) -> bytes:
+    """Numbers and texts of a class as they were first seen: a class may count its own calls."""
+    if _installed(kind.__module__):
+        return b""
+    found = {k: v for k, v in vars(kind).items() if isinstance(v, str | bytes | int | float) and not k.startswith("__")}
+    return repr(sorted(found.items())).encode()
+
+
+def _code(code: CodeType) -> str:
+    """What a function does, without where it stands."""
+    consts = [
+        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code!r}{code.co_names}{code.co_varnames}{consts}"
+
+
+def _installed(module: str | None) -> bool:
+    """Whether a module comes with Python or from site-packages: its name and version stand for its code."""
+    root = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+
+
+_ESTIMATOR_PERSON = b"sklearn digest"
+_ESTIMATOR_SAMPLES = 8
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+_estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], bytes | None]] = WeakKeyDictionary()
+_estimator_guard = threading.Lock()
+
+
+def is_estimator(value: object) -> bool:
+    """Whether an object is a scikit-learn estimator, found out without importing scikit-learn."""
+    return any(base.__name__ == "BaseEstimator" and base.__module__ == "sklearn.base" for base in type(value).__mro__)
+
+
+def estimator_digest(estimator: Any) -> bytes | None:
+    """32 bytes that name a fitted estimator, or None where a part of it could not be pickled.
+
+    Cached for each estimator; hashed anew when an attribute was assigned, as `fit` does, or a sample of 8 numbers of an
+    array in it has changed, as `partial_fit` does. A single number written into an array may be missed.
+
+    >>> from sklearn.linear_model import LinearRegression
+    >>> one, other = (LinearRegression().fit([[0.0], [1.0]], [0.0, slope]) for slope in (1.0, 2.0))
+    >>> estimator_digest(one) == estimator_digest(other)
+    False
+    """
+    kept, samples = tuple(_estimator_parts(estimator)), list(_samples(estimator))
+    with _estimator_guard:
+        known = _estimator_digests.get(estimator)
+    if known and len(known[0]) == len(kept) and all(map(_same, known[0], kept)) and known[1] == samples:
+        return known[2]
+    digest = hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON)
+    try:
+        _read(estimator, digest.update, ())
+        found: bytes | None = digest.digest()
+    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
+        found = None
+    with _estimator_guard:
+        _estimator_digests[estimator] = (kept, samples, found)
+    return found
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other
+
+
+def _estimator_parts(value: Any) -> Iterator[Any]:
+    """The attributes of an estimator, and of those inside it, in lists too."""
+    inside = vars(value).values() if is_estimator(value) else value.values() if isinstance(value, dict) else value
+    for part in inside:
+        yield part
+        if isinstance(part, dict | list | tuple) or is_estimator(part):
+            yield from _estimator_parts(part)
+
+
+def _samples(estimator: Any) -> Iterator[bytes]:
+    for part in _estimator_parts(estimator):
+        if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size:
+            yield part.reshape(-1)[:: max(1, part.size // _ESTIMATOR_SAMPLES)][:_ESTIMATOR_SAMPLES].tobytes()
+
+
+def _read(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
+    """Write an object part by part; an object within itself by its distance."""
+    if id(value) in above:
+        write(f"up {len(above) - above.index(id(value))};".encode())
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        plain = value.item() if isinstance(value, np.generic) else value
+        write(f"{type(plain).__name__} {plain!r};".encode("utf-8", "surrogatepass"))
+    elif isinstance(value, np.ndarray) and value.dtype.names:
+        write(f"record {value.shape};".encode())
+        for name in value.dtype.names:  # by field: the bytes between fields are anything
+            write(f"{name} ".encode())
+            _read(np.ascontiguousarray(value[name]), write, above)
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
+        write(f"array {value.dtype.str} {value.shape};".encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, np.dtype):
+        write(f"dtype {value.str};".encode())
+    elif isinstance(value, (*_NAMED, types.ModuleType)):
+        if "<locals>" in (name := getattr(value, "__qualname__", value.__name__)) or name == "<lambda>":
+            raise TypeError(f"{name} has no name to go by")
+        write(f"name {getattr(value, '__module__', '')} {name};".encode())
+    else:
+        _read_parts(value, write, (*above, id(value)))
+
+
+def _read_parts(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
+    write(f"{type(value).__module__} {type(value).__qualname__}(".encode())
+    if isinstance(value, dict):
+        for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
+            _read(key, write, above)
+            _read(value[key], write, above)
+    elif isinstance(value, set | frozenset):
+        write(" ".join(sorted(map(repr, value))).encode())
+    elif isinstance(value, list | tuple | np.ndarray):
+        for item in value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value:
+            _read(item, write, above)
+    else:
+        for part in value.__reduce_ex__(2):
+            _read(list(part) if isinstance(part, Iterator) else part, write, above)
+    write(b")")
+
 
 _PERSON = b"safexplain model"  # 16 bytes: BLAKE2b's personalisation field
 OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
@@ -268,3 +572,20 @@ def _dense_format(tensor: Tensor) -> torch.memory_format:
 
 def _gather(parts: Iterable[Tensor]) -> bytes:
     return bytes(_bytes(torch.cat(list(parts))))
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes.
+
+    Names and classes do not enter, so that a module, its state_dict in another class, and its `torch.export` archive
+    have the same digest; one changed weight changes it.
+
+    Args:
+        model: on any device.
+    """
+    each = []
+    for parameter in model.parameters():
+        found = hashlib.sha256(f"{parameter.dtype} {tuple(parameter.shape)} ".encode())
+        found.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        each.append(found.digest())
+    return hashlib.sha256(b"".join(sorted(each))).hexdigest()

@@ -1,9 +1,14 @@
-"""An .npz of plain arrays: written all or nothing, read without pickles."""
+"""An .npz of plain arrays: written all or nothing, read without pickles.
+
+Files that are written whole or not at all.
+"""
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -13,7 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import InputError
-from safexplain.whole_file import whole_file
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of `path` once the block is left without an error.
+
+    Args:
+        path: of the file; what is there stays until then.
+
+    Raises:
+        OSError: it cannot be written; nothing partial is left where it can be removed.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
 
 UNWRITABLE = ("file", "allow_pickle")
 """Names that no array can have: `numpy.savez` takes them for itself."""

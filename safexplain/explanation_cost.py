@@ -16,8 +16,9 @@ import math
 
 from safexplain._validate import check_whole
 from safexplain.errors import RefusedError
+from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.transforms import RangeClip, TopKMask
+from safexplain.hardening.masks import TopKMask
 from safexplain.ledger.releases import Gaussian
 
 

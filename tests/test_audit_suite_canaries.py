@@ -18,7 +18,7 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.special import ndtri
 
 from safexplain._privacy_loss import Steps, epsilons
-from safexplain.verdict.canaries.scenario import SCENARIOS
+from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats import clopper_pearson
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,9 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
-from safexplain._digest import OPAQUE_DIGEST, model_digest
+from safexplain._digest import OPAQUE_DIGEST, _estimator_digests, estimator_digest, is_estimator, model_digest
 from safexplain.errors import OpaqueModelWarning
-from safexplain.estimator_identity import _digests, estimator_digest, is_estimator
 
 X, Y = load_breast_cancer(return_X_y=True)
 MAKERS = {
@@ -45,7 +44,7 @@ def test_a_copy_from_a_file_and_another_look_have_the_same_digest(fitted):
     assert len(digest) == 32
     assert estimator_digest(pickle.loads(pickle.dumps(fitted))) == digest
     fitted.predict(X[:3])
-    _digests.clear()
+    _estimator_digests.clear()
     assert estimator_digest(fitted) == digest
 
 
@@ -74,7 +73,7 @@ def test_learning_on_in_place_is_seen(make):
 def test_another_process_gets_the_same_digest():
     code = (
         "from sklearn.datasets import load_breast_cancer as data; from sklearn.ensemble import RandomForestClassifier\n"
-        "from safexplain.estimator_identity import estimator_digest as digest\n"
+        "from safexplain._digest import estimator_digest as digest\n"
         "x, y = data(return_X_y=True)\n"
         "print(digest(RandomForestClassifier(5, random_state=0).fit(x[:200], y[:200])).hex())"
     )
@@ -110,7 +109,7 @@ def test_records_are_read_by_their_fields_not_by_the_bytes_between():
     models[0].table_, models[1].table_ = one, two
     assert estimator_digest(models[0]) == estimator_digest(models[1])
     two["a"][0] = 3
-    _digests.clear()
+    _estimator_digests.clear()
     assert estimator_digest(models[0]) != estimator_digest(models[1])
 
 

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from rank_oracle import slow_rank
 
 import safexplain
-from safexplain._validate import Relative
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import query_seeds, standard_normal
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.noise import GaussianNoise, query_seeds, standard_normal
 from safexplain.outputs import Probability
 from safexplain.verdict.stats import roc
 

@@ -14,14 +14,13 @@ import pytest
 import torch
 from scipy import stats as distributions
 
-from safexplain._validate import Relative
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
 from safexplain.hardening import noise
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import query_seeds, standard_normal
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.noise import GaussianNoise, query_seeds, standard_normal
 
 KEY = b"a secret of thirty-two bytes...."
 FINE = 2.0**-24
@@ -265,10 +264,10 @@ def test_the_noise_has_the_declared_standard_deviation(clip, std, expected):
 CHILD = """
 import json, os, warnings
 import torch
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.clips import RankNorm
-from safexplain._validate import Relative
+from safexplain.hardening.amounts import Relative
 x = torch.arange(12.0).reshape(3, 4)
 h = Hardening(noise=GaussianNoise(1.0))
 out = {"keyed": Hardening.recommended(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()}

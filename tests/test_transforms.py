@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from rank_oracle import slow_rank
 
-from safexplain._validate import Relative, absolute
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.hardening.clips import RankNorm
-from safexplain.hardening.transforms import Clip, Mask, NormClip, RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.hardening.amounts import Relative, absolute
+from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])

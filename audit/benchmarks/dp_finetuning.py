@@ -39,7 +39,7 @@ from torch import nn
 from safexplain.dp import FlatClipping
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.unsupported import Mode
-from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.steps import make_step
 from safexplain.dp.sgd.training import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))

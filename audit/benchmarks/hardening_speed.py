@@ -31,11 +31,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain._validate import Relative
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import RangeClip, ThresholdMask, TopKMask, UnitNorm
+from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.noise import GaussianNoise
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 

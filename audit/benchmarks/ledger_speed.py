@@ -37,9 +37,9 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from safexplain.ledger import Gaussian, Laplace, Ledger
+from safexplain.ledger.accounts import Standing, store
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
-from safexplain.ledger.standing import Standing, store
 from safexplain.ledger.storage.sqlite import SqliteStorage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))

@@ -49,8 +49,7 @@ from numpy.typing import NDArray
 from safexplain._privacy_loss import Steps
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.finding import Verdict
-from safexplain.verdict.canaries.result import CanaryResult, judge
-from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
 
 Array = NDArray[np.float64]

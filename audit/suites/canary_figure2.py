@@ -27,7 +27,7 @@ from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from safexplain._privacy_loss import Steps, epsilons, group_privacy_epsilon
-from safexplain.audit.canaries.worst_case import worst_case_scores
+from safexplain.audit.canaries.run import worst_case_scores
 from safexplain.verdict.stats import bound_epsilon
 
 STEPS, DELTA = 500, 1e-5

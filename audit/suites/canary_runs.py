@@ -28,10 +28,8 @@ from canary_tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
 from common import ROOT, Parts, concluded, destination, provenance, table, write_json
 from dp_attacks import earlier
 
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, judge
-from safexplain.verdict.canaries.scenario import SCENARIOS, ScenarioName
-from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName
+from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import epsilon_ceiling
 
 PILOT = 0.2

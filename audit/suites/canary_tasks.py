@@ -26,8 +26,7 @@ from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.scenario import ScenarioName
+from safexplain.verdict.canaries.claim import Claim, ScenarioName
 
 EPSILON, DELTA = 10.0, 1e-5
 """Under substitution, as in the paper."""

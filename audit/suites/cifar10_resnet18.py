@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import safexplain.explain
 from safexplain import Hardening, Probability
+from safexplain._files import whole_file
 from safexplain.audit import (
     AuditResult,
     ModelCache,
@@ -46,7 +47,6 @@ from safexplain.audit import (
     train_shadows,
 )
 from safexplain.explain import CATALOG
-from safexplain.whole_file import whole_file
 
 POLICY = Policy(fpr=0.01)
 EXPLAINERS = ("InputXGradient", "Saliency")

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import safexplain
+from safexplain._files import whole_file
 from safexplain.errors import SafexplainError
-from safexplain.whole_file import whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "audit" / "results"

@@ -29,26 +29,28 @@ from third_party import third_party
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import safexplain.audit.summaries
+import safexplain.audit.collect
 import safexplain.dp.heads.features
 from safexplain._digest import model_digest
+from safexplain._files import whole_file
 from safexplain._privacy_loss import epsilons
-from safexplain.audit.summaries import summarise
+from safexplain.audit.collect import summarise
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.heads import closed_form as head
-from safexplain.dp.heads import head_batches, head_optimizer, head_step
+from safexplain.dp.heads import closed_form as head_step
+from safexplain.dp.heads import recipe as head_batches
+from safexplain.dp.heads import recipe as head_optimizer
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping
-from safexplain.whole_file import whole_file
 
 Arrays = dict[str, NDArray[Any]]
 
 CLASSES = 10
 DELTA = 1e-5
 TRAINING = (sys.modules[__name__], head, head_batches, head_optimizer, head_step)
-EXPLAINING = (sys.modules[__name__], safexplain.audit.summaries, safexplain.dp.heads.features)
+EXPLAINING = (sys.modules[__name__], safexplain.audit.collect, safexplain.dp.heads.features)
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 

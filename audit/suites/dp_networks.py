@@ -34,9 +34,9 @@ from dp_released import released
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import safexplain.audit.summaries
+import safexplain.audit.collect
 from safexplain._digest import model_digest
-from safexplain.audit.summaries import summarise
+from safexplain.audit.collect import summarise
 from safexplain.dp.heads.closed_form import Heads
 
 FULL = Size(net="vit_tiny_patch16_224", side=SIDES["vit_tiny_patch16_224"])
@@ -45,7 +45,7 @@ QUICK = Size(models=3, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, 
 PARTS = ("batches", "clipping", "finetune", "gaussian", "ghost", "layer_rules", "loop", "make_step", "modules",
          "optimizers", "per_sample", "replacements", "training")  # fmt: skip
 TRAINING = (dp_nets, *(import_module(f"safexplain.dp.{name}") for name in PARTS))
-EXPLAINING = (sys.modules[__name__], dp_heads, safexplain.audit.summaries)
+EXPLAINING = (sys.modules[__name__], dp_heads, safexplain.audit.collect)
 """What decides the weights of a model; and, given these, what it releases."""
 
 NOTHING = Heads(torch.eye(CLASSES)[None], torch.zeros(1, CLASSES))

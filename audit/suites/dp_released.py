@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from safexplain.audit import Signals
-from safexplain.audit.summaries import SUMMARIES
+from safexplain.audit.collect import SUMMARIES
 
 if TYPE_CHECKING:
     from dp_heads import Arrays, Budget, Pool

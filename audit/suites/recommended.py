@@ -61,7 +61,7 @@ from safexplain.audit.attacks import (
     SharedVariance,
     Threshold,
 )
-from safexplain.audit.summaries import summarise
+from safexplain.audit.collect import summarise
 from safexplain.explain import CATALOG
 
 Floats = NDArray[np.floating[Any]]

@@ -12,13 +12,13 @@ from recourse_conditions import BASELINE, Condition, Native, ceiling
 from recourse_tasks import Floats, Plan, Task
 from scipy.stats import t as student
 
+from safexplain._progress import Progress
 from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
 from safexplain.audit.attacks.recourse.attacks import DirectionAttack
 from safexplain.audit.attacks.recourse.boundary import unit
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import Row, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
-from safexplain.audit.references.shadows import Progress
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 

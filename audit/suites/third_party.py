@@ -43,8 +43,8 @@ from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Si
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import Row, fitting
 from safexplain.audit.certify import certify
+from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls import blind_baseline
-from safexplain.audit.summaries import SUMMARIES
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]

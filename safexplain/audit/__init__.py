@@ -5,13 +5,12 @@
 
 from safexplain.audit.certify import audit, certify
 from safexplain.audit.collect import collect_signals
-from safexplain.audit.pools import side_by_side
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries
 from safexplain.audit.recipe import Recipe
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import EstimatorModule, Shadows, train_shadows
-from safexplain.audit.signals import Signals
+from safexplain.audit.signals import Signals, side_by_side
 from safexplain.audit.utility import Utility, utility
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import AttackResult, AuditResult

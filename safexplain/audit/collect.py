@@ -1,4 +1,11 @@
-"""Asking models: every model is asked about every example, and what an attacker would see is kept."""
+"""Asking models: every model is asked about every example, and what an attacker would see is kept.
+
+Summaries: numbers computed from one map, which an attack can compare between models.
+
+`l1`, `l2` and `variance` tell how large a map is. The others do not change when the map is multiplied by a positive
+number: they survive clipping to a norm and normalisation, and tell how a map is shaped. Each of these is 0 for a map of
+zeros.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,66 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.queries import NearDuplicates, Queries, averaged
-from safexplain.audit.references.shadows import Progress, Shadows, silent
+from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals
-from safexplain.audit.summaries import summarise
 from safexplain.errors import InputError
 from safexplain.outputs import are_probabilities
+
+
+def _l1(a: Tensor) -> Tensor:
+    return a.abs().sum(1)
+
+
+def _l2(a: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(a, dim=1)
+    return norm
+
+
+def _by_rms(numbers: Tensor, a: Tensor) -> Tensor:
+    rms = _l2(a) / a.shape[1] ** 0.5
+    return torch.where(rms > 0, numbers / rms, 0.0)
+
+
+SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "l1": _l1,
+    "l2": _l2,
+    "variance": lambda a: a.var(1, correction=0),
+    "mean": lambda a: _by_rms(a.mean(1), a),
+    "positive": lambda a: (a > 0).double().mean(1),
+    "support": lambda a: (a != 0).double().mean(1),
+    "sparsity": lambda a: _by_rms(a.abs().mean(1), a),
+    "peak": lambda a: _by_rms(a.abs().amax(1), a),
+}
+"""Name -> function of maps (batch, d), giving (batch,). With RMS = sqrt(mean a_j^2):
+
+    l1        sum |a_j|
+    l2        sqrt(sum a_j^2)
+    variance  mean (a_j - mean a)^2 over all entries (Huang et al., Algorithm 1)
+    mean      (mean a_j) / RMS, from -1 to 1
+    positive  share of entries above 0
+    support   share of entries that are not 0
+    sparsity  l1 / (l2 sqrt d) = (mean |a_j|) / RMS: 1 where all |a_j| are equal, 1 / sqrt(d) where one entry is not 0
+              (the ratio in Hoyer's measure, JMLR 5 (2004), section 3.1)
+    peak      (max |a_j|) / RMS, from 1 to sqrt(d)
+"""
+
+
+def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str, Tensor]:
+    """The summaries of each map.
+
+    Args:
+        maps: (batch, ...), flattened to (batch, d) and taken as float64.
+        names: which summaries, of `SUMMARIES`.
+
+    Returns:
+        Name -> (batch,) float64, on the device of the maps.
+    """
+    rows = maps.reshape(len(maps), -1).double()
+    return {name: SUMMARIES[name](rows) for name in names}
+
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """explain(model, x, target) -> attributions (batch, ...): native or hardened, from any library."""
@@ -46,7 +106,7 @@ def collect_signals(
 
     What is explained is the class predicted for the plain example, also where near-duplicates are asked about. Signals:
 
-        l1, l2, ...                  the summaries of the released map (`safexplain.audit.summaries`)
+        l1, l2, ...                  the summaries of the released map (`safexplain.audit.collect`)
         repeated_l1, ...             the same of the map averaged over the plain answer and `queries.repeats` more;
                                      not there if the first batch of every model got the same answers again
         near_l1, ...                 the same of the map averaged over the plain answer and `queries.near`

@@ -1,19 +1,25 @@
 """How often examples have been used for a verdict. Whoever tries configurations until one is certified certifies luck.
 
 A use is one configuration judged on one certification split. The same configuration again is the same use.
+
+Which verdicts count as uses of the certification examples.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sqlite3
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from safexplain.errors import InputError
+from safexplain.errors import InputError, UsesWarning
 
 VARIABLE = "SAFEXPLAIN_USES"
 """Environment variable that names the file in which uses are counted."""
@@ -85,3 +91,26 @@ class Uses:
                 f"cannot count uses of certification examples in {self.path}: {error}; name another"
                 f" file with {VARIABLE}"
             ) from None
+
+
+CONFIGURES = ("explainer", "output", "options", "hardening", "seed", "recipe", "references", "asked")
+"""Entries of the signals' meta data that make another configuration. The policy does not: a bound may be compared with
+any limit."""
+
+
+def uses_of(meta: Mapping[str, Any], force: bool) -> Uses | None:
+    """Where a verdict on signals with this meta data is counted.
+
+    None for signals that do not name their population, so that examples cannot be recognised, and for native
+    explanations: every audit shows what attacks find in those, so looking at them chooses nothing.
+    """
+    if "population" not in meta or "hardening" not in meta:
+        return None
+    text = json.dumps({name: meta.get(name) for name in CONFIGURES}, sort_keys=True)
+    uses = Uses(default_path(), hashlib.sha256(text.encode()).hexdigest(), force)
+    try:
+        uses.check()
+    except InputError as error:
+        warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
+        return None
+    return uses

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._progress import Progress, silent
 from safexplain.audit.ablation import CONFIDENCE, TOP, VERSIONS, Ablation, Maps, Version
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment
-from safexplain.audit.references.shadows import Progress, silent
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits
 from safexplain.errors import InputError

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import safexplain
 from safexplain.audit import Queries, Recipe, Signals, certify
-from safexplain.audit.uses import uses_of
+from safexplain.audit.holdout_uses import uses_of
 from safexplain.cli.audit import Effort, Source, audit_model
 from safexplain.cli.canaries import canaries_command
 from safexplain.cli.console import (

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from safexplain._digest import model_digest
+from safexplain._digest import model_digest, weights_digest
+from safexplain._progress import Progress, named
 from safexplain.audit import Policy, Population, Queries, Recipe, Shadows, train_shadows
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.references.cache import ModelCache
-from safexplain.audit.references.shadows import Progress, named
 from safexplain.cli.folders import make_folder
 from safexplain.cli.pipeline import run_pipeline
 from safexplain.cli.plan import QUERIES, Outcome, Plan, Pool
@@ -28,7 +28,6 @@ from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.read import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
-from safexplain.weights import weights_digest
 
 FEWEST_REFERENCES = 4
 """Fewer reference models leave many examples without one on each side."""

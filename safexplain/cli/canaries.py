@@ -1,27 +1,195 @@
-"""`safexplain canaries`: does a training with DP keep the epsilon that it claims, if one record is substituted?"""
+"""`safexplain canaries`: does a training with DP keep the epsilon that it claims, if one record is substituted?
+
+What `safexplain canaries` audits: a training that it computes itself, or a function that trains.
+
+What `safexplain canaries` writes and prints.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Protocol, cast, get_args
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from safexplain._progress import Progress
+from safexplain.audit.canaries.one_run import run_once
+from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.presets import PRESETS, preset
-from safexplain.audit.references.shadows import Progress
-from safexplain.cli.canary_audits import Auditor, FunctionAuditor, SettingAuditor
+from safexplain.audit.canaries.run import Threshold, run_canaries
+from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
-from safexplain.cli.canary_output import show
-from safexplain.cli.console import device_of, progress_bars, resumable
+from safexplain.cli.console import device_of, progress_bars, result_table, resumable
 from safexplain.cli.folders import choose_folder, make_folder
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.scenario import SCENARIOS, ScenarioName, scenario_of
+from safexplain.loading.models.architectures import importable_in_workers, imported
+from safexplain.verdict.canaries.claim import SCENARIOS, ScenarioName, scenario_of
+from safexplain.verdict.canaries.finding import Finding, Verdict
+from safexplain.verdict.canaries.one_run import OneRunResult
+from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["canaries_command"]
+__all__ = ["Auditor", "FunctionAuditor", "SettingAuditor", "canaries_command", "show"]
+
+
+class Auditor(Protocol):
+    """Audits one scenario after another."""
+
+    scenario: ScenarioName
+    """Where none is asked for."""
+    scenarios: tuple[ScenarioName, ...]
+    """All that can be."""
+
+    def audit(self, scenario: ScenarioName, confidence: float, **where: Any) -> Finding:
+        """Train and judge; `where` are seed, cache, progress and what the auditor takes."""
+
+
+class SettingAuditor:
+    """Of heads and MLPs, whose runs are computed side by side."""
+
+    scenario: ScenarioName = "gradient"
+
+    def __init__(self, setting: Setting, options: Options) -> None:
+        self.setting, self.options = setting, options
+        self.scenarios = tuple(name for name in SCENARIOS if name != "natural" or setting.auxiliary is not None)
+
+    def audit(self, scenario: ScenarioName, confidence: float, **where: Any) -> CanaryResult:
+        """With `device`."""
+        o = self.options
+        return run_canaries(
+            self.setting,
+            scenario,
+            runs=o.runs,
+            every=o.every or max(1, self.setting.recipe.steps // 10),
+            method=cast(BoundMethod, o.method),
+            threshold=_threshold(o.threshold),
+            confidence=confidence,
+            **where,
+        )
+
+    def once(self, canaries: int, **where: Any) -> OneRunResult:
+        """Many canaries in a single training."""
+        method = cast(OneRunMethod, self.options.method)
+        return run_once(self.setting, canaries, method=method, confidence=self.options.confidence, **where)
+
+
+class FunctionAuditor:
+    """Of a function of the user's."""
+
+    scenario: ScenarioName = "mislabelled"
+
+    def __init__(self, config: CanaryConfig, options: Options) -> None:
+        self.config, self.options = config, options
+        self.train = imported(config.training.function, "[training] function")
+        natural: tuple[ScenarioName, ...] = () if config.auxiliary is None else ("natural",)
+        self.scenarios: tuple[ScenarioName, ...] = ("crafted", "mislabelled", *natural)
+        if options.every:
+            raise ConfigurationError("--every: a training function returns its last model only; leave it out")
+
+    def audit(self, scenario: ScenarioName, confidence: float, **where: Any) -> CanaryResult:
+        """With `workers`."""
+        progress = where.pop("progress")
+        probe = CanaryProbe(
+            self.train,
+            (self.config.x, self.config.y),
+            claim=self.config.claim,
+            scenario=scenario,
+            auxiliary=self.config.auxiliary,
+            runs=self.options.runs,
+            method=cast(BoundMethod, self.options.method),
+            threshold=_threshold(self.options.threshold),
+            confidence=confidence,
+            **where,
+        )
+        with importable_in_workers():
+            return probe.run(progress=progress)
+
+
+def _threshold(value: str | float) -> Threshold:
+    if value in ("auto", "split"):
+        return cast(Threshold, value)
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigurationError(f"--threshold: expected auto, split or a number, got {value!r}") from None
+
+
+SHORT: dict[Verdict, str] = {
+    "consistent with substitute": "consistent",
+    "violates add/remove as a claim about records or attributes": "violates add/remove",
+    "violates the claim: a bug": "A BUG",
+    "inconclusive": "inconclusive",
+}
+"""Verdicts, for a column of the table."""
+
+COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
+
+
+def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bool, quiet: bool) -> int:
+    """Write the files, print the strongest finding or all, and return its exit code.
+
+    Args:
+        found: of one claim, each at its own confidence.
+        confidence: of all together.
+        folder: the run directory.
+        json_: one JSON object, of the strongest finding; `scenarios` has all where there are several.
+        quiet: the verdict alone.
+    """
+    strongest = max(judged_of(found), key=lambda finding: finding.epsilon_lower)
+    files = {"result": "canaries.json"}
+    content: dict[str, Any] = strongest.to_dict()
+    if len(found) > 1:
+        content["scenarios"] = {finding.scenario: finding.to_dict() for finding in found}
+    write_json(folder / files["result"], content)
+    steps = [finding for finding in found if isinstance(finding, CanaryResult)]
+    if steps and strongest.claim.mechanism is not None:
+        files["plot"] = "canaries.png"
+        plot_canaries(steps, path=folder / files["plot"])
+    if json_:
+        typer.echo(json.dumps({**content, "run_dir": str(folder), "files": files}, allow_nan=False))
+    elif quiet:
+        typer.echo(strongest.verdict)
+    else:
+        console = Console()
+        console.print(_table(found, confidence))
+        console.print(f"{strongest.scenario}: {strongest.sentence}", highlight=False)
+        if len(judged_of(found)) < len(found):
+            line = "The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here."
+            console.print(line, style="dim", highlight=False)
+        if len(judged_of(found)) > 1:
+            line = f"Each bound holds at {strongest.confidence:.1%}, so all of them together at {confidence:.0%}."
+            console.print(line, style="dim", highlight=False)
+        console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
+        for file in files.values():
+            console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
+    return strongest.exit_code
+
+
+def judged_of(found: Sequence[Finding]) -> list[Finding]:
+    """Those that decide: where something was trained, the worst case, which is drawn, is only shown."""
+    return [finding for finding in found if finding.scenario != "worst-case"] or list(found)
+
+
+def _table(found: Sequence[Finding], confidence: float) -> Table:
+    delta = found[0].claim.delta
+    title = f"Epsilon of a substituted record ({confidence:.0%} confidence, delta {delta:g})"
+    table = result_table(title, ("canary",), COLUMNS)
+    table.columns[0].no_wrap = True
+    table.add_column("verdict", overflow="fold")
+    for finding in found:
+        style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
+        numbers = (finding.epsilon_lower, finding.ceiling, finding.epsilon_substitute, finding.epsilon_add_remove)
+        shown = ["" if n is None else f"{n:.2f}" for n in numbers]
+        table.add_row(finding.scenario, *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
+    return table
 
 
 def canaries_command(

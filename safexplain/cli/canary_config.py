@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safexplain._privacy_loss import Steps
-from safexplain.adjacency import Adjacency, Sampling
+from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain.audit.canaries.batched.mlp import Activation
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated

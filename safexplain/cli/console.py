@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from safexplain.audit.references.shadows import Progress, silent
+from safexplain._progress import Progress, silent
 from safexplain.audit.report import Configuration
 from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import Verdict, is_judged

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from safexplain._progress import Progress, named
 from safexplain.audit import Policy, Population, Recipe, train_shadows
 from safexplain.audit.references.cache import ModelCache
-from safexplain.audit.references.shadows import Progress, named
 from safexplain.cli.folders import make_folder
 from safexplain.cli.pipeline import run_pipeline
 from safexplain.cli.plan import Outcome, Plan, Pool

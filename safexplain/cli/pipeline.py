@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 import safexplain
 from safexplain._digest import model_digest
+from safexplain._progress import Progress, named
 from safexplain.audit import Signals, certify, utility
-from safexplain.audit.references.shadows import Progress, named
+from safexplain.audit.holdout_uses import uses_of
 from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
-from safexplain.audit.uses import uses_of
 from safexplain.cli.collect import ask, find_cause
 from safexplain.cli.plan import Outcome, Plan, Pool
 from safexplain.verdict.certificate.write import MODEL_DIGEST, statement, write_json

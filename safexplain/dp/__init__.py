@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from safexplain.dp.sgd.make_private import BudgetSpent, make_private
 
 _LATER = {
-    "AutoSClipping": "clipping",
-    "BudgetSpent": "engine",
-    "DPFineTuned": "finetune",
-    "DPFineTuner": "finetune",
-    "DPLogisticRegression": "linear",
-    "FlatClipping": "clipping",
-    "PerLayerClipping": "clipping",
-    "make_private": "engine",
-    "plot_epsilons": "plot",
-    "prepare": "modules",
+    "AutoSClipping": "sgd.clipping",
+    "BudgetSpent": "sgd.make_private",
+    "DPFineTuned": "sgd.finetune",
+    "DPFineTuner": "sgd.finetune",
+    "DPLogisticRegression": "linear.classifier",
+    "FlatClipping": "sgd.clipping",
+    "PerLayerClipping": "sgd.clipping",
+    "make_private": "sgd.make_private",
+    "plot_epsilons": "accounting.plot",
+    "prepare": "models.prepare",
 }
 """Names that are imported when they are asked for: accounting alone needs neither torch nor Opacus."""
 

@@ -22,10 +22,9 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.clips import RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE
-from safexplain.hardening.transforms import UnitNorm
 from safexplain.outputs import Probability
 
 if TYPE_CHECKING:

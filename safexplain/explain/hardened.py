@@ -18,8 +18,7 @@ from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.explain.captum import model_checks as completeness
-from safexplain.explain.captum import relus
+from safexplain.explain.captum import model_checks
 from safexplain.explain.certified import Pinned, load_certified
 from safexplain.explain.feature_groups import find_groups, harden_groups, names_of
 from safexplain.explain.hardening_or_default import given_or
@@ -127,8 +126,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             if isinstance(explainer, Hardened):
                 refuse_inside(type(explainer), type(self).__name__)
         for explainer in (self, *explainers_in(vars(self))):
-            relus.check_modules(explainer)
-            completeness.check_modules(explainer)
+            model_checks.check_relus(explainer)
+            model_checks.check_deeplift(explainer)
 
     def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._pinned is not None:
@@ -208,14 +207,14 @@ class Hardened(Attribution):  # type: ignore[misc]
             args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
             with lend(self._native, state) as explainer:
                 self._check_sum(explainer, _flat(bound))
-                with relus.must_run(explainer), _reasons(self._row.name):
+                with model_checks.must_run(explainer), _reasons(self._row.name):
                     return getattr(explainer, self._entry)(*args, **kwargs)
 
     def _check_sum(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
-        """Once for each model that DeepLift explains, see `completeness`."""
+        """Once for each model that DeepLift explains, see `model_checks`."""
         originals = (self, *explainers_in(vars(self)))
         for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            completeness.check_sum(inner, own.forward_func, options)
+            model_checks.check_sum(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""

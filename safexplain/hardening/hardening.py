@@ -5,6 +5,8 @@
 The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
 treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
 None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
+
+The three slots of a hardening: what may stand in each, and how that is written as JSON.
 """
 
 from __future__ import annotations
@@ -12,21 +14,69 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from safexplain._validate import Relative, absolute, check_number
+from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import RankNorm
-from safexplain.hardening.noise import keyed_normal, query_seeds, resolve_key
-from safexplain.hardening.slots import SLOTS, GaussianNoise, from_plain, to_plain
-from safexplain.hardening.transforms import Clip, Mask, UnitNorm
-from safexplain.hardening.zeros import fill_zeros, vanishes
+from safexplain.hardening.amounts import Relative, absolute
+from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.masks import Mask, ThresholdMask, TopKMask
+from safexplain.hardening.noise import (
+    GaussianNoise,
+    fill_zeros,
+    keyed_normal,
+    query_seeds,
+    resolve_key,
+    vanishes,
+)
 
-__all__ = ["Hardening"]
+SLOTS: dict[str, tuple[type, ...]] = {
+    "clip": (RangeClip, NormClip, UnitNorm, RankNorm),
+    "mask": (ThresholdMask, TopKMask),
+    "noise": (GaussianNoise,),
+}
+
+
+def to_plain(step: Any) -> dict[str, Any] | None:
+    """What stands in a slot as plain JSON types, without the key."""
+    if step is None:
+        return None
+    values = {k: v for k, v in asdict(step).items() if k != "key"}
+    for name in values:
+        if isinstance(getattr(step, name), Relative):
+            values[name] = {"relative": getattr(step, name).factor}
+    return {"kind": type(step).__name__, **values}
+
+
+def from_plain(slot: str, plain: Any) -> Any:
+    """Read what `to_plain` wrote for a slot.
+
+    Raises:
+        ConfigurationError: an unknown kind or field, a key, or a value out of range.
+    """
+    if plain is None:
+        return None
+    kinds = {k.__name__: k for k in SLOTS[slot]}
+    if not isinstance(plain, dict) or str(plain.get("kind")) not in kinds:
+        raise ConfigurationError(f"{slot}: expected an object whose kind is one of {sorted(kinds)}, got {plain!r:.120}")
+    values = {
+        k: Relative(factor=v["relative"]) if isinstance(v, dict) and v.keys() == {"relative"} else v
+        for k, v in plain.items()
+        if k != "kind"
+    }
+    if "key" in values:
+        raise ConfigurationError("a noise key does not belong into JSON; give it with Hardening.with_key(key)")
+    try:
+        return kinds[plain["kind"]](**values)
+    except TypeError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{slot}: {plain['kind']} has no such fields ({error})") from None
+
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 

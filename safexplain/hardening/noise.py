@@ -7,6 +7,10 @@ Fresh noise on each call can be averaged away by asking again. Here the noise of
 and of nothing else: not of the batch around it, the process, the device, or the options that only re-estimate the same
 quantity (`n_steps`, `n_samples`, ...). The function is a keyed BLAKE2b hash (RFC 7693) of these fields, expanded with
 SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution function.
+
+The three slots of a hardening: what may stand in each, and how that is written as JSON.
+
+Exact zeros, which a clip to a fixed size cannot hide: they get keyed random values below all others.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +29,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
+from safexplain.hardening.amounts import Amount, keep_amount
 
 KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
 """Environment variable that supplies the noise key (as text) where the configuration carries none."""
@@ -171,3 +177,47 @@ def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
     if len(labels) != batch:
         raise InputError(f"expected one target for each of the {batch} examples, got {len(labels)}")
     return labels
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Keyed Gaussian noise on every coordinate; see `safexplain.hardening.noise` for what it is a function of.
+
+    Args:
+        std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
+        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
+            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
+
+    Raises:
+        ConfigurationError: std is negative or not finite, or the key is empty.
+    """
+
+    std: Amount
+    key: bytes | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        keep_amount(self, "std")
+        check_key(self.key)
+
+
+def vanishes(tensor: Tensor) -> Tensor:
+    """Where a value is zero, or NaN or infinite and so about to be."""
+    return (tensor == 0) | ~tensor.isfinite()
+
+
+def fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:
+    """Put keyed random numbers, smaller than all others, where a clip could not hide that a coordinate is zero."""
+    zero = rows == 0
+    concerned = zero.all(1) if whole_rows_only else zero.any(1)
+    for i in concerned.nonzero().flatten().tolist():
+        if seeds is None:
+            raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
+        drawn = keyed_normal([seeds[i]], rows.shape[1], b"direction", rows)[0]
+        if (negative := bool((rows[i] < 0).any())) != bool((rows[i] > 0).any()):  # a single sign, which they must share
+            drawn = -drawn.abs() if negative else drawn.abs()
+        smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
+        if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
+            rows[i] *= 2.0**80
+            smallest = smallest * 2.0**80
+        rows[i] = torch.where(zero[i], drawn * (smallest / 16), rows[i])
+    return rows

@@ -1,20 +1,255 @@
-"""Accounts inside a transaction: read and locked, charged, written back. Nothing here knows which database it is."""
+"""Accounts inside a transaction: read and locked, charged, written back. Nothing here knows which database it is.
+
+What was recorded, read back.
+
+What a ledger was made with: budgets and period, stored in its database.
+
+How an account stands: a row of the table of accounts, read and written.
+
+A ledger's first connection: tables are made or brought up to date, and settings compared.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any
 
-from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
-from safexplain.ledger.composition import Budget, Composition
-from safexplain.ledger.divergence import epsilon_alone
-from safexplain.ledger.periods import begins, renews
-from safexplain.ledger.records import CHARGE_COLUMNS, Account, Charge, charge_of
+from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
+from safexplain.ledger.arguments import number
+from safexplain.ledger.composition import Budget, Composition, epsilon_alone
+from safexplain.ledger.records import (
+    CHARGE_COLUMNS,
+    PERIODS,
+    Account,
+    Charge,
+    Grant,
+    begins,
+    charge_of,
+    instant,
+    microseconds,
+    renews,
+)
 from safexplain.ledger.releases import Gaussian, Release, to_json
-from safexplain.ledger.settings import Settings
-from safexplain.ledger.standing import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing, store
-from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.storage.schema import VERSION, Execute, check_version, identity_of, migrate, name_ledger
+from safexplain.ledger.storage.storage import Storage
+
+PAGE = 1000
+"""Rows read at once."""
+
+
+def charges(read: Execute, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
+    """Recorded releases, oldest first; no transaction stays open between pages.
+
+    Args:
+        read: runs a statement.
+        principal: only of this one.
+        since: only from this time on; without a time zone it is UTC.
+    """
+    where, values = "", list[Any]()
+    if principal is not None:
+        where, values = " AND principal = ?", [principal]
+    if since is not None:
+        if not isinstance(since, datetime):
+            raise ConfigurationTypeError(f"since: expected a datetime, got {since!r}")
+        since = since if since.tzinfo else since.replace(tzinfo=UTC)
+        where, values = where + " AND time >= ?", [*values, microseconds(since)]
+    query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE id > ?{where} ORDER BY id LIMIT {PAGE}"
+    last = 0
+    while rows := read(query, (last, *values)):
+        yield from map(charge_of, rows)
+        last = rows[-1][0]
+
+
+def grants(read: Execute) -> list[Grant]:
+    """Every budget that replaced another, oldest first."""
+    rows = read("SELECT principal, time, epsilon, delta, note FROM ledger_grants ORDER BY id", ())
+    return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Budgets of a ledger. What is None was not given.
+
+    Args:
+        epsilon: of each principal and period.
+        delta: the same.
+        period: "lifetime", "day", "week" or "month".
+        total_epsilon: of all principals together, for ever; None: no limit.
+        total_delta: the same; None: delta.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    period: str | None = None
+    total_epsilon: float | None = None
+    total_delta: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "total_epsilon"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checked_epsilon(name, getattr(self, name)))
+        for name in ("delta", "total_delta"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checked_delta(name, getattr(self, name)))
+        if self.period is not None and self.period not in PERIODS:
+            raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
+        if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
+            raise ConfigurationError("total_delta= needs total_epsilon=: without it there is no limit on the total")
+
+    def completed(self) -> Settings:
+        """With defaults in place of what was not given.
+
+        Raises:
+            ConfigurationError: no epsilon.
+        """
+        if self.epsilon is None:
+            raise ConfigurationError(
+                "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0, delta=1e-6)"
+            )
+        delta = self.delta or 0.0
+        total_delta = delta if self.total_delta is None else self.total_delta
+        return replace(
+            self,
+            delta=delta,
+            period=self.period or "lifetime",
+            total_delta=None if self.total_epsilon is None else total_delta,
+        )
+
+    def save(self, execute: Execute) -> None:
+        """Write them into a new ledger."""
+        for name, value in asdict(self).items():
+            execute("INSERT INTO ledger_settings VALUES (?, ?)", (name, json.dumps(value)))
+
+    @classmethod
+    def load(cls, rows: list[tuple[Any, ...]]) -> Settings:
+        """From the rows that `save` wrote.
+
+        Raises:
+            LedgerError: they are damaged.
+        """
+        try:
+            return cls(**{name: json.loads(value) for name, value in rows}).completed()
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"the ledger's settings are damaged ({error}); restore it from a backup") from None
+
+    def agree(self, stored: Settings) -> None:
+        """Raise ConfigurationError where what was given differs from what is stored."""
+        for field in fields(self):
+            given, found = getattr(self, field.name), getattr(stored, field.name)
+            if given is not None and given != found:
+                raise ConfigurationError(
+                    f"{field.name}: this ledger was made with {found!r}, not {given!r}; leave it out to take what is"
+                    " stored, and change what a principal may spend with `safexplain ledger grant`"
+                )
+
+    @property
+    def each(self) -> Budget:
+        """Of a principal to whom nothing else was granted."""
+        return Budget(self.epsilon or 0.0, self.delta or 0.0)
+
+    @property
+    def total(self) -> Budget:
+        """Of all principals together; epsilon may be infinite."""
+        if self.total_epsilon is None:
+            return Budget(math.inf, self.delta or 0.0)
+        return Budget(self.total_epsilon, self.total_delta or 0.0)
+
+
+def checked_epsilon(name: str, value: Any) -> float:
+    """A budget's epsilon.
+
+    Raises:
+        ConfigurationError: it is out of range.
+    """
+    found = number(name, value)
+    if not 0 < found < math.inf:
+        raise ConfigurationError(f"{name}: expected a finite number above 0, got {value!r}")
+    return found
+
+
+def checked_delta(name: str, value: Any) -> float:
+    """A budget's delta.
+
+    Raises:
+        ConfigurationError: it is out of range.
+    """
+    found = number(name, value)
+    if not 0 <= found < 1:
+        raise ConfigurationError(f"{name}: expected a number of at least 0 and below 1, got {value!r}")
+    return found
+
+
+NOTHING = Composition()
+TOTAL = ""
+"""The principal whose account is that of all together."""
+
+ACCOUNT_COLUMNS = (
+    "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, loss, unbounded, charges,"
+    " granted_epsilon, granted_delta"
+)
+_NAMES = ACCOUNT_COLUMNS.split(", ")
+_ROW = f"({', '.join('?' * len(_NAMES))})"
+_STORE = f"INSERT INTO ledger_accounts ({ACCOUNT_COLUMNS}) VALUES "
+_REPLACE = f" ON CONFLICT (principal) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _NAMES[1:])}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A row of accounts.
+
+    Args:
+        principal: whose.
+        period: when it began, microseconds; 0 for a lifetime.
+        time: of the last charge.
+        sums: of this period.
+        granted: a budget of its own, or None.
+    """
+
+    principal: str
+    period: int = 0
+    time: int = 0
+    sums: Composition = NOTHING
+    granted: Budget | None = None
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Standing:
+        """From a row of ACCOUNT_COLUMNS.
+
+        Raises:
+            LedgerError: its sums are not numbers.
+        """
+        principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta = row
+        try:
+            prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
+            losses = tuple(map(int, sums[4].split()))
+            found = Composition(rule, order, prefix_epsilon, prefix_delta, spent, failures, losses, unbounded, charges)
+            granted = None if epsilon is None else Budget(float(epsilon), float(delta))
+        except (TypeError, ValueError):
+            raise LedgerError(f"the account of {principal!r} is damaged; restore the ledger from a backup") from None
+        return cls(principal, period, time, found, granted)
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """Values of ACCOUNT_COLUMNS."""
+        s = self.sums
+        granted = (None, None) if self.granted is None else (self.granted.epsilon, self.granted.delta)
+        head = (self.principal, self.period, self.time, s.rule, s.order)
+        sums = map(str, (s.prefix_epsilon, s.prefix_delta, s.epsilon, s.delta))
+        return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted)
+
+
+def store(execute: Execute, *standings: Standing) -> None:
+    """Write rows of accounts."""
+    values = [value for standing in standings for value in standing.row]
+    execute(_STORE + ", ".join([_ROW] * len(standings)) + _REPLACE, values)
+
 
 _INSERT = (
     "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release, question, digest, repeated)"
@@ -164,3 +399,34 @@ class Book:
             standing.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
             budget.delta, standing.sums.charges, period, renews(period, self.time), standing.sums.rule,
         )  # fmt: skip
+
+
+def prepare(storage: Storage, given: Settings) -> Settings:
+    """The settings that hold for the ledger in a storage, which is made if it is not there.
+
+    Args:
+        storage: where the ledger is, or will be.
+        given: settings that the caller named.
+
+    Raises:
+        ConfigurationError: there is no ledger and no budget for one, or other settings are stored.
+        LedgerError: the database cannot be used, or is of a newer version.
+    """
+    at = storage.version() if storage.exists() else None
+    check_version(at)
+    if at is None:
+        given.completed()  # before a file is made
+        storage.make()
+    if at != VERSION:
+        with storage.transaction() as execute:
+            at = storage.version(execute)  # somebody may have been faster
+            if at != VERSION:
+                migrate(execute, storage.identity, at)
+                name_ledger(execute)
+            if at is None:
+                given.completed().save(execute)
+                store(execute, Standing(TOTAL))
+    storage.ledger = identity_of(storage.read)
+    stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
+    given.agree(stored)
+    return stored

@@ -54,18 +54,233 @@ P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too
 
 Periods: each has a filter of its own, and the proof holds given everything before it; k periods are together
 (k E, k D)-DP, which a limit on the total of all principals can cap.
+
+Amounts as whole numbers, so that sums are exact: ten charges of 0.1 are 1.0, in whatever order they are added.
+
+Epsilon and delta are counted in 1e-30 after being cut to 15 significant decimal digits, which is what a double is sure
+to hold: 0.1 + 0.2 counts as 0.3, and three charges of a third fill a budget of 1. Nothing above 0 counts as 0. Budgets
+are counted as they stand. What is promised thus holds up to a relative 1e-14 in epsilon and delta. Losses (of a Renyi
+or Gaussian rule) come from floating-point formulas; they are counted in 1e-18 and rounded up by more than the formulas'
+error.
+
+Releases as Renyi and as Gaussian differential privacy, and what either allows within (epsilon, delta).
+
+Renyi divergence of order alpha (Mironov 2017, arXiv 1702.07476), in both directions:
+
+* mu-GDP: alpha mu^2 / 2 (Corollary 3; post-processing does not raise it);
+* pure epsilon: log(p^alpha q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p:
+  that of randomised response, of which every epsilon-DP answer is a post-processing (Kairouz, Oh and Viswanath 2015,
+  arXiv 1311.0776, Theorem 3.2);
+* Laplace: log(a / (2 a - 1) e^((a - 1) eps) + (a - 1) / (2 a - 1) e^(-a eps)) / (a - 1), a = alpha (Proposition 6).
+
+The last two are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
+where the formulas would cancel.
+
+Gaussian differential privacy of a pure answer: mu = -2 Phi^-1(1 / (1 + e^eps)). Its trade-off curve is at least that of
+randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps); the Gaussian curve of this
+mu passes through the same three points and is convex, hence below the lines that join them, everywhere.
+
+Conditions of a rule on sums of losses, and the part of delta that each has; `composition` says why they hold.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
+from typing import Any
 
-from safexplain.ledger.amounts import amount, budgeted, charged, loss
-from safexplain.ledger.conditions import called_for, conditions, losses, losses_allowed
-from safexplain.ledger.divergence import gaussian_epsilon, renyi_epsilon
-from safexplain.ledger.releases import Approximate, Gaussian, Release
+import numpy as np
+from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+from numpy.typing import NDArray
+from scipy.special import ndtri_exp
+
+from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Release
+
+AMOUNT = 10**30
+LOSS = 10**18
+NEVER = 10**60
+"""An infinite loss."""
+
+_CUT = Context(prec=15, rounding=ROUND_FLOOR)
+_EXACT = Context(prec=60)
+_MARGIN = 1e-9
+
+
+@lru_cache(maxsize=4096)
+def charged(value: float) -> int:
+    """Epsilon or delta of a release, in units of 1e-30; at least one unit, but for 0."""
+    units = int(_EXACT.multiply(_CUT.create_decimal(repr(value)), Decimal(AMOUNT)))
+    return units or int(value > 0)
+
+
+@lru_cache(maxsize=4096)
+def budgeted(value: float) -> int:
+    """Epsilon or delta of a budget, in units of 1e-30."""
+    return int(_EXACT.multiply(Decimal(repr(value)), Decimal(AMOUNT)))
+
+
+def amount(units: int) -> float:
+    """Units of 1e-30 as a number."""
+    return units / AMOUNT
+
+
+def charged_loss(value: float) -> int:
+    """Loss of a release, in units of 1e-18, rounded up."""
+    units = value * (1 + _MARGIN) * LOSS
+    return min(NEVER, math.ceil(units)) if math.isfinite(units) else NEVER
+
+
+def budgeted_loss(value: float) -> int:
+    """Loss that a rule allows, in units of 1e-18."""
+    return max(0, math.floor(value * LOSS))
+
+
+def loss(units: int) -> float:
+    """Units of 1e-18 as a number."""
+    return units / LOSS if units < NEVER else math.inf
+
+
+ORDERS: NDArray[np.float64] = np.array([float(f"{1 + x:.5g}") for x in np.logspace(-1, 6, 700)])
+"""Renyi orders among which one is chosen."""
+
+LARGEST = 1e6
+"""Epsilon of a budget beyond which nothing more is allowed to Gaussian releases."""
+
+_SMALLEST_QUANTILE = 1e-4
+_SMALL = 0.01
+"""Below this alpha * epsilon the bound alpha epsilon^2 / 2 is used; it is at most a relative 1e-4 too large."""
+
+
+def renyi(release: Release, order: Any) -> Any:
+    """Renyi divergence of the order (a number or an array), failures of approximate releases left out."""
+    if isinstance(release, Gaussian):
+        return order * (release.mu * release.mu) / 2
+    if isinstance(release, Laplace):
+        return np.minimum(_pure(release.epsilon, order), _laplace(release.continuous_epsilon, order))
+    return _pure(release.epsilon, order)
+
+
+def _pure(epsilon: float, order: Any) -> Any:
+    whole = (np.logaddexp((order - 1) * epsilon, -order * epsilon) - math.log1p(math.exp(-epsilon))) / (order - 1)
+    return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(whole, epsilon))
+
+
+def _laplace(epsilon: float, order: Any) -> Any:
+    high = np.log(order / (2 * order - 1)) + (order - 1) * epsilon
+    low = np.log((order - 1) / (2 * order - 1)) - order * epsilon
+    whole = np.logaddexp(high, low) / (order - 1)
+    return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(whole, epsilon))
+
+
+def gaussian(release: Release) -> float:
+    """The mu of which the release is mu-GDP, failures of approximate releases left out.
+
+    Where the quantile would cancel, its tangent at 0, sqrt(pi / 2) epsilon, stands in: mu is concave in epsilon.
+    """
+    if isinstance(release, Gaussian):
+        return release.mu
+    if release.epsilon < _SMALLEST_QUANTILE:
+        return release.epsilon * math.sqrt(math.pi / 2)
+    return -2 * float(ndtri_exp(-np.logaddexp(0.0, release.epsilon)))
+
+
+def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:
+    """Renyi divergence of an order that implies (epsilon, delta); may be negative: none.
+
+    Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 12, solved for the divergence.
+    """
+    return epsilon - np.log1p(-1 / order) + np.log(delta * order) / (order - 1)
+
+
+def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
+    """The epsilon that a Renyi divergence of one order implies at delta."""
+    if divergence == 0 or math.isinf(divergence):
+        return divergence
+    return float(compute_epsilon([order], [divergence], delta)[0])
+
+
+@lru_cache(maxsize=1024)
+def best_order(release: Release, epsilon: float, delta: float) -> float:
+    """The order at which the most copies of a release fit into (epsilon, delta).
+
+    0 where their epsilons could be added up as often: that is simpler, and leaves all of delta to approximate releases.
+    """
+    with np.errstate(over="ignore"):
+        divergence = renyi(release, ORDERS)
+    copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
+    best = int(np.argmax(copies))
+    added = 0 if isinstance(release, Gaussian) else epsilon / release.epsilon
+    return float(ORDERS[best]) if math.floor(copies[best]) > math.floor(added * (1 + 1e-12)) else 0.0
+
+
+@lru_cache(maxsize=1024)
+def gaussian_allowed(epsilon: float, delta: float) -> float:
+    """The largest mu^2 that implies (epsilon, delta): Dong, Roth and Su 2019, arXiv 1905.02383, Corollary 2.13.
+
+    Larger epsilons count as 1e6.
+    """
+    if epsilon <= 0 or delta <= 0:
+        return 0.0
+    return float(1 / get_sigma_gaussian(min(epsilon, LARGEST), delta)) ** 2
+
+
+def gaussian_epsilon(squared_mu: float, delta: float) -> float:
+    """The epsilon that mu-GDP implies at delta."""
+    if squared_mu == 0 or math.isinf(squared_mu):
+        return squared_mu
+    with np.errstate(divide="ignore"):  # of a mu beyond all measure
+        return float(get_epsilon_gaussian(1 / math.sqrt(squared_mu), delta))
+
+
+def epsilon_alone(release: Release, delta: float) -> float:
+    """Epsilon of one release by itself at a delta, for messages."""
+    if isinstance(release, Gaussian):
+        return gaussian_epsilon(release.mu * release.mu, delta) if delta > 0 else math.inf
+    return release.epsilon
+
+
+OTHER_ORDERS = (1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
+MAIN, OTHER, WHOLE = 1 / 2, 1 / 32, 3 / 4
+"""Parts of delta for the order of an account, for each other order, and for the gaussian rule."""
+
+
+def conditions(rule: str, order: float) -> tuple[tuple[float, float], ...]:
+    """Order (0 for the sum of mu^2) and part of delta of every condition on a loss."""
+    if rule == "gaussian":
+        return ((0.0, WHOLE),)
+    return ((order, MAIN), *((other, OTHER) for other in OTHER_ORDERS)) if rule == "renyi" else ()
+
+
+def losses(rule: str, order: float, release: Release) -> tuple[int, ...]:
+    """What a release adds to the sum of each condition."""
+    squared_mu = gaussian(release) * gaussian(release)
+    return tuple(charged_loss(float(renyi(release, at)) if at else squared_mu) for at, _ in conditions(rule, order))
+
+
+@lru_cache(maxsize=4096)
+def losses_allowed(rule: str, order: float, epsilon: float, delta: float) -> tuple[int, ...]:
+    """The most that the sum of each condition may be."""
+    allowed = []
+    for at, share in conditions(rule, order):
+        part, limit = delta * share, 0.0
+        if part > 0 and epsilon >= 0:
+            limit = float(renyi_allowed(at, epsilon, part)) if at else gaussian_allowed(epsilon, part)
+        allowed.append(budgeted_loss(limit * (1 - 1e-9)) if limit > 0 else -1)
+    return tuple(allowed)
+
+
+def called_for(release: Release, epsilon: float, delta: float) -> tuple[str, float]:
+    """The rule, and its order, that this release calls for where so much is left."""
+    if delta <= 0 or isinstance(release, Approximate):
+        return "basic", 0.0
+    if isinstance(release, Gaussian):
+        return "gaussian", 0.0
+    order = best_order(release, epsilon, delta * MAIN) if epsilon > 0 else 0.0
+    return ("renyi", order) if order else ("basic", 0.0)
+
 
 FAILURES = 4
 """One part in so many of delta is for failures of approximate releases, unless the rule is basic."""

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import replace
 
 from safexplain.errors import LedgerError
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import from_json
-from safexplain.ledger.standing import ACCOUNT_COLUMNS, NOTHING, TOTAL, Standing
 from safexplain.ledger.storage.schema import Execute
 
 PAGE = 10_000

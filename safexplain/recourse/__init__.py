@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from safexplain.recourse.mechanisms.metered import MeteredRecourse
     from safexplain.recourse.mechanisms.perturbation import ObjectivePerturbation, OutputPerturbation
     from safexplain.recourse.mechanisms.public_direction import PublicDirection
-    from safexplain.recourse.networks.search import search_recourse
-    from safexplain.recourse.networks.search_options import SearchOptions
+    from safexplain.recourse.networks.search import SearchOptions, search_recourse
 
 _LATER = {
-    "AsPublishedLaplace": "as_published",
-    "DPModelRecourse": "dp_model",
-    "Guarantee": "guarantee",
+    "AsPublishedLaplace": "mechanisms.as_published",
+    "DPModelRecourse": "mechanisms.dp_model",
+    "Guarantee": "mechanisms.guarantee",
     "HardenedCounterfactual": "counterfactual",
-    "LaplaceScore": "laplace_score",
-    "MeteredRecourse": "metered",
-    "NoisyScores": "laplace_score",
-    "ObjectivePerturbation": "perturbation",
-    "OutputPerturbation": "perturbation",
-    "PublicDirection": "public_direction",
-    "SearchOptions": "search",
-    "search_recourse": "search",
+    "LaplaceScore": "mechanisms.laplace_score",
+    "MeteredRecourse": "mechanisms.metered",
+    "NoisyScores": "mechanisms.laplace_score",
+    "ObjectivePerturbation": "mechanisms.perturbation",
+    "OutputPerturbation": "mechanisms.perturbation",
+    "PublicDirection": "mechanisms.public_direction",
+    "SearchOptions": "networks.search",
+    "search_recourse": "networks.search",
 }
 """Names that are imported when they are asked for: geometry needs neither torch nor scikit-learn."""
 

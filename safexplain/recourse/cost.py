@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.real_numbers import real_numbers
 from safexplain.recourse.result import Floats
 
 Scale = Sequence[float] | NDArray[np.float64]

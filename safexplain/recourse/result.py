@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safexplain._validate import real_numbers
 from safexplain.errors import InfeasibleError, InputError
-from safexplain.real_numbers import real_numbers
 
 Floats = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from safexplain.errors import ConfigurationError
 from safexplain.explain.catalog import find_row
 from safexplain.explain.isolation import own_state
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.asking import Query, Skip, accepts, build, flat, seeded, take, tensors_of
 from safexplain.testing.compare import same
 

@@ -12,7 +12,7 @@ from captum.attr import Attribution, LayerAttribution, NoiseTunnel
 from torch import Tensor
 
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.asking import Skip, accepts, attempt, released_tensors
 from safexplain.testing.case import KEY, Case
 from safexplain.testing.markers import MARKER_NUMBER, find_markers, reachable_markers

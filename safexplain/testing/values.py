@@ -12,9 +12,10 @@ from torch import Tensor
 
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
+from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import RangeClip, ThresholdMask
+from safexplain.hardening.masks import ThresholdMask
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.asking import Skip, Untried, attempt, flat, released_tensors, tensors_of, untried_parts
 from safexplain.testing.case import KEY, Case
 from safexplain.testing.compare import same

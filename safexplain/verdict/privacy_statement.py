@@ -11,8 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safexplain._privacy_loss import Epsilons, Steps, check_delta, composed
-from safexplain.adjacency import PROTECTS
+from safexplain._privacy_loss import PROTECTS, Epsilons, Steps, check_delta, composed
 from safexplain.errors import ConfigurationError, InputError
 
 NOT_PROTECTED = (
@@ -64,7 +63,7 @@ class PrivacyStatement:
         seeded: whether batches and noise came from a seed that the user gave.
         count_noised: whether `records` is n with noise that the epsilons pay for, and nothing else depends on n: what
             hides whether a record was there at all. False: n is public.
-        weights: `safexplain.weights.weights_digest` of the trained model; "" before training.
+        weights: `safexplain._digest.weights_digest` of the trained model; "" before training.
 
     Raises:
         ConfigurationError: the parameters contradict each other.

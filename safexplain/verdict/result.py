@@ -13,7 +13,7 @@ from safexplain.verdict.evidence import Control, Evidence, Role, Verdict, code, 
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.names import title
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.sample_size import Needed, could_certify, needed
+from safexplain.verdict.power import Needed, could_certify, needed
 from safexplain.verdict.stats import RateAtFpr, RocCurve, auc_interval
 
 SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.learned.maps import CLIP, Standardisation, unit_maps
-from safexplain.audit.attacks.learned.pairs import Pairs
+from safexplain.audit.attacks.learned.attack import Pairs
+from safexplain.audit.attacks.learned.classifier import CLIP, Standardisation, unit_maps
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 

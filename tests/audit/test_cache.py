@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+from safexplain._digest import Undigestable, digest
 from safexplain.audit import ModelCache
 from safexplain.audit.references import cache as cache_module
 from safexplain.audit.references.cache import code_version
-from safexplain.digests import Undigestable, digest
 from safexplain.errors import InputError
 
 LR = 0.1

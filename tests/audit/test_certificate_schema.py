@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from test_certificate import CERTIFIED, EXCESS, UNDECIDED, audited, changed, made
 
-from safexplain._validate import Relative
 from safexplain.audit import Policy, Signals, audit
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import NormClip, RankNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, ThresholdMask, TopKMask
+from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.verdict.certificate.write import PREDICATE_TYPE
 from safexplain.verdict.judgement import Judgement
 

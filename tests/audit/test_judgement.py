@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
-from safexplain.audit import counting
+from safexplain.audit import certify as counting
 from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.suite import Row
 from safexplain.errors import InputError

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from safexplain.audit import Population, Queries, Shadows, collect_signals
+from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.queries import NearDuplicates, averaged, shifted
-from safexplain.audit.summaries import SUMMARIES
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.noise import query_seeds, standard_normal
 

@@ -23,10 +23,9 @@ from matplotlib.image import imread
 from safexplain.audit.ablation import Ablation
 from safexplain.audit.certify import audit
 from safexplain.audit.report import Configuration, Pictures, ReportData, figures, maps, render, write_report
-from safexplain.audit.report.bars import Scale
-from safexplain.audit.report.chances import Chances
 from safexplain.audit.report.comparisons import excess_over_baseline, excess_tables
-from safexplain.audit.report.tables import FIRST, attack_tables
+from safexplain.audit.report.figures import Chances
+from safexplain.audit.report.tables import FIRST, Scale, attack_tables
 from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError

@@ -11,7 +11,7 @@ from scipy import stats as distributions
 from safexplain.verdict.evidence import Evidence, ranks_of
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.sample_size import Needed, could_certify, needed
+from safexplain.verdict.power import Needed, could_certify, needed
 from safexplain.verdict.thresholds import found_above, ranked
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)

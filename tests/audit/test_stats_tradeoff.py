@@ -10,11 +10,9 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from safexplain._privacy_loss import Steps
+from safexplain._privacy_loss import Steps, grid_interval, one_step
 from safexplain.errors import ConfigurationError
-from safexplain.pairs import grid_interval, one_step
-from safexplain.verdict.stats.inversion import Family, smallest_refuted
-from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
+from safexplain.verdict.stats.tradeoff import Family, gaussian_distance, gaussian_epsilon, smallest_refuted, trade_off
 
 DELTA = 1e-5
 RATES = np.array([1e-6, 1e-4, 0.01, 0.1, 0.2, 0.4, 0.7, 0.95])

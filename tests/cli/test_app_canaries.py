@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safexplain.audit.canaries.batched import plan
+from safexplain.audit.canaries.batched import block_store as plan
 from safexplain.audit.canaries.batched.block_store import Store
 from safexplain.cli import _run
 from safexplain.cli.canary_config import load_canary_config

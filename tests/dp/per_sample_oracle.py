@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping, PerLayerClipping
-from safexplain.dp.sgd.make_step import make_step
-from safexplain.dp.sgd.steps import PerSampleStep
+from safexplain.dp.sgd.steps import PerSampleStep, make_step
 
 C = 0.7
 GAMMA = 0.05

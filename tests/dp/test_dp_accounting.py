@@ -12,9 +12,9 @@ from fft_oracle import bracket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from safexplain._privacy_loss import grid_interval, one_step
 from safexplain.dp import Steps, composed, epsilons, group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
-from safexplain.pairs import grid_interval, one_step
 
 NEIGHBORS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

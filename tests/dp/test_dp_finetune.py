@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
+from safexplain._digest import weights_digest
 from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
-from safexplain.dp.models.loss_checks import check_loss
+from safexplain.dp.models.checks import check_loss
 from safexplain.dp.sgd.sampling import Coins
 from safexplain.dp.sgd.train_loop import Moment
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
-from safexplain.weights import weights_digest
 
 
 def data(n=60, d=6, seed=0):

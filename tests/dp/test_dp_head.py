@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import safexplain.dp.heads.closed_form as head
-from safexplain.dp.heads.closed_form import Heads, train_heads
-from safexplain.dp.heads.head_batches import common_batches, own_batches
-from safexplain.dp.heads.head_step import Rows, clipped_sum, head_step
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.heads.closed_form import Heads, Rows, clipped_sum, head_step, train_heads
+from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 

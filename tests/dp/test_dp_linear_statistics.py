@@ -22,8 +22,8 @@ from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear import classifier as linear
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball
+from safexplain.dp.linear.mechanisms import ObjectivePerturbation, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.dp.linear.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
 from safexplain.errors import WeakDeltaWarning
 from safexplain.verdict.stats import epsilon_from_errors
 

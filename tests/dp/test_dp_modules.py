@@ -16,10 +16,9 @@ pytest.importorskip("torchvision")
 import timm
 from dp_zoo import awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients, watched
 
-from safexplain.dp.models.attention import PerSampleAttention
 from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients
 from safexplain.dp.models.prepare import prepare, train_mode, unfuse_attention
-from safexplain.dp.models.replacements import BatchNormReplacedWarning, group_count, restore
+from safexplain.dp.models.replacements import BatchNormReplacedWarning, PerSampleAttention, group_count, restore
 from safexplain.dp.models.unsupported import hooked_modules, unsupported
 from safexplain.errors import InputError
 

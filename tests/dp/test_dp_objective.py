@@ -10,9 +10,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest
 
-from safexplain.dp.linear import objective
+from safexplain.dp.linear import mechanisms as objective
 from safexplain.dp.linear import solver as newton_module
-from safexplain.dp.linear.objective import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.linear.mechanisms import ObjectivePerturbation, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.solver import minimise, rounding_bound
 from safexplain.errors import ConfigurationError, RefusedError
 

@@ -23,7 +23,7 @@ from per_sample_oracle import (
 from torch import Tensor, nn
 
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
-from safexplain.dp.sgd.make_step import make_step
+from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import ConfigurationError, RefusedError
 
 MODES = ["hooks", "functorch", "ghost"]

@@ -12,9 +12,8 @@ from dp_zoo import NETS, build, images, mlp
 from opacus.grad_sample import GradSampleModule, register_grad_sampler
 from test_dp_modules import Attention, Weighed, conv_net, used
 
-from safexplain.dp.models.checks import mixes_samples, wrong_gradients
+from safexplain.dp.models.checks import check_rows, mixes_samples, wrong_gradients
 from safexplain.dp.models.prepare import prepare
-from safexplain.dp.models.row_checks import check_rows
 from safexplain.errors import InputError
 
 pytestmark = [

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from safexplain.weights import weights_digest
+from safexplain._digest import weights_digest
 
 
 def net():

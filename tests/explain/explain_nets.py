@@ -10,7 +10,7 @@ from torch import nn
 import safexplain.explain
 from safexplain.explain import CATALOG, default_layer
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 
 KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)

@@ -12,7 +12,7 @@ from torch import nn
 from safexplain.explain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 
 pytestmark = quiet
 

@@ -19,7 +19,7 @@ from safexplain.explain import (
     anchor_hardening,
 )
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing import MARKER_NUMBER, MARKER_TEXT, ContractError, check_explainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")

@@ -11,7 +11,7 @@ from torch import nn
 from safexplain.errors import InputError
 from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, HardenedGradCAM, HardenedGradCAMPlusPlus, harden
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 
 pytestmark = quiet
 KINDS = [GradCAM, GradCAMPlusPlus]

@@ -28,7 +28,7 @@ from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
 from safexplain.explain.captum.layers import as_map, whole_layer
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 
 pytestmark = quiet
 INNER_ROWS = [row for row in CATALOG.values() if row.of != "input"]

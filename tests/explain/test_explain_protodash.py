@@ -16,7 +16,8 @@ from sklearn.metrics import roc_auc_score
 
 from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360, progress
+from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360
+from safexplain.explain.aix360 import protodash as progress
 from safexplain.explain.aix360.base import load_protodash
 
 for needed in ("aix360", "cvxpy", "osqp"):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import safexplain.explain
-from safexplain._validate import Relative
 from safexplain.errors import RefusedError
 from safexplain.explain import HardenedFeatureAblation, HardenedKernelShap, HardenedOcclusion, grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.amounts import Relative
+from safexplain.hardening.clips import NormClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, TopKMask, UnitNorm
+from safexplain.hardening.masks import TopKMask
+from safexplain.hardening.noise import GaussianNoise
 
 pytestmark = quiet
 STEPS = Hardening(clip=NormClip(0.01), mask=TopKMask(0.5))

@@ -20,7 +20,7 @@ from safexplain.explain import (
     harden,
 )
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.slots import GaussianNoise
+from safexplain.hardening.noise import GaussianNoise
 
 timm = pytest.importorskip("timm")
 pytestmark = [

@@ -8,8 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 
 from safexplain.ledger import Approximate, Budget, Gaussian, Laplace, Pure
-from safexplain.ledger.composition import Composition
-from safexplain.ledger.divergence import best_order
+from safexplain.ledger.composition import Composition, best_order
 
 
 def composed(releases, budget):

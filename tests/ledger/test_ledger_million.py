@@ -8,9 +8,9 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain.ledger import Gaussian, Laplace, Ledger
+from safexplain.ledger.accounts import Standing, store
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import to_json
-from safexplain.ledger.standing import Standing, store
 
 
 def fill(ledger, release, count):

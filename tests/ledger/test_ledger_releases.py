@@ -11,8 +11,7 @@ from scipy.special import ndtr
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
 from safexplain.ledger import Approximate, Gaussian, Laplace, Ledger, Pure
-from safexplain.ledger.amounts import AMOUNT, NEVER, budgeted, charged, charged_loss
-from safexplain.ledger.divergence import ORDERS, gaussian, renyi
+from safexplain.ledger.composition import AMOUNT, NEVER, ORDERS, budgeted, charged, charged_loss, gaussian, renyi
 from safexplain.ledger.releases import as_release, from_json, to_json
 
 EVERY = (Pure(0.1), Approximate(0.0, 1e-9), Approximate(2.0, 0.5), Gaussian(0.3), Laplace(0.2), Laplace(0.2, steps=7))

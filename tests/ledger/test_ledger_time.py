@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from safexplain.ledger import BudgetExhausted, Gaussian, Pure
-from safexplain.ledger.periods import begins, instant, microseconds, renews
-from safexplain.ledger.storage.clock import AnchoredClock
+from safexplain.ledger.records import begins, instant, microseconds, renews
+from safexplain.ledger.storage.sqlite import AnchoredClock
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, MAD, linear_recourse
-from safexplain.recourse.mechanisms.arguments import plain_classes, wanted_label
+from safexplain.recourse.mechanisms.mechanism import plain_classes, wanted_label
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from safexplain._digest import weights_digest
 from safexplain.dp import DPFineTuner, DPLogisticRegression, PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import (
@@ -27,7 +28,6 @@ from safexplain.recourse import (
     Recourse,
     linear_recourse,
 )
-from safexplain.weights import weights_digest
 
 BY_MODEL = {"dp": DPModelRecourse, "output": OutputPerturbation, "objective": ObjectivePerturbation}
 each_mechanism = pytest.mark.parametrize("name", BY_MODEL)

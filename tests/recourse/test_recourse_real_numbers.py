@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.real_numbers import real_numbers
 from safexplain.recourse.result import as_rows
 
 NUMBERS = {

@@ -14,8 +14,7 @@ from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.diverse import diverse
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.search import search_recourse
-from safexplain.recourse.networks.search_options import SearchOptions
+from safexplain.recourse.networks.search import SearchOptions, search_recourse
 
 COSTS = [L2(), L2(tuple(np.linspace(0.5, 2.0, 8))), L1(), MAD(tuple(np.linspace(2.0, 0.5, 8)))]
 

@@ -13,8 +13,7 @@ from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.one_run import OneRunResult
 from safexplain.verdict.canaries.read import load_finding
-from safexplain.verdict.canaries.result import CanaryResult, judge
-from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 
 __all__ = [
     "CanaryProbe",

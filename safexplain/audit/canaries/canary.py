@@ -2,6 +2,10 @@
 
 Two worlds differ in one record (substitute adjacency): the data of world a hold z, those of world b z' instead.
 Scenarios S2 to S5 of arXiv 2511.21804, table 1.
+
+What canaries are made for: one of the batched networks, or any module through `ModuleNetwork`.
+
+Checks of the data that canaries are made for.
 """
 
 from __future__ import annotations
@@ -9,13 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from safexplain.dp.heads.closed_form import Rows
+from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import InputError
 
-__all__ = ["Canary", "GradientCanary", "RecordCanary", "RecordScenario"]
+__all__ = [
+    "Canary",
+    "GradientCanary",
+    "Model",
+    "RecordCanary",
+    "RecordScenario",
+    "at_least_single",
+    "check_data",
+    "check_records",
+    "check_target",
+]
 
 RecordScenario = Literal["crafted", "mislabelled", "natural"]
 """Those in which z' is a record: S3 to S5."""
@@ -90,3 +107,71 @@ class RecordCanary:
 
 
 Canary = GradientCanary | RecordCanary
+
+
+class Model(Protocol):
+    """A classifier whose parameters are a row of a tensor, trained by cross-entropy; see `networks.Network`."""
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+
+    @property
+    def bias(self) -> bool:
+        """Whether the rows that `clipped_sum` takes end with a constant 1."""
+
+    def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """(runs, P) where training starts."""
+
+    def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
+        """Theta (1, P) -> (1, P) sum of clipped gradients over the batch."""
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
+
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Theta (P,), x (n, ...) and y (n,) -> (n, P), differentiable in x."""
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Half precision raised to float32, anything else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_data(network: Model, x: Tensor, y: Tensor) -> None:
+    """Raise InputError unless a network can be trained on the records x (n, ...), y (n,)."""
+    check_records("data", network, x, y)
+    if len(x) < 2 or bool((y == y[0]).all()):
+        raise InputError(f"data: expected records of at least two classes, got {len(x)} of class {int(y[0])} alone")
+
+
+def check_records(name: str, network: Model, x: Tensor, y: Tensor) -> None:
+    """Raise InputError unless these are records that a network takes: finite x (n, ...) and class indices y (n,)."""
+    if x.dim() < 2 or not x.numel():
+        raise InputError(f"{name}: expected x of shape (n, ...) with at least one record, got {tuple(x.shape)}")
+    features = getattr(network, "features", None)
+    if features is not None and (x.shape[1:] != (features,) or not x.is_floating_point()):
+        raise InputError(f"{name}: expected real x of shape (n, {features}), got {x.dtype} of {tuple(x.shape)}")
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        rows = (~x.flatten(1).isfinite().all(1)).nonzero()
+        raise InputError(
+            f"{name}: x must be finite, got NaN or infinity in {len(rows)} of {len(x)} records, the first is row"
+            f" {int(rows[0])}; remove or impute them"
+        )
+    if y.shape != x.shape[:1] or y.is_floating_point() or y.dtype == torch.bool:
+        raise InputError(
+            f"{name}: expected a class index for each of {len(x)} records, got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= network.classes:
+        raise InputError(f"{name}: expected labels 0 to {network.classes - 1}, got {low} to {high}")
+
+
+def check_target(target: int, n: int) -> None:
+    """Raise InputError unless it is a row."""
+    if not 0 <= target < n:
+        raise InputError(f"target: expected a row from 0 to {n - 1}, got {target}")

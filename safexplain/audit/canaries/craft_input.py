@@ -8,17 +8,165 @@ For a linear head the residuals p - y of two inputs under one label agree in sig
 (x, 1) and (x', 1) is. Where it can be negative, it is least on the path clamp(-a x) through the box for some a > 0: the
 inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
 features have one sign, corners of the box that share few features with x do best. The descent starts from both.
+
+Where a crafted input may lie, so that it could be a record: within each feature's range, or within a norm.
+
+How alike the gradients of two records are under one model: their cosine, and their norms.
+
+The gradient of a linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
+that of the residuals times that of the (x, 1), and no gradient has to be formed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.bounds import Ball, Box
-from safexplain.audit.canaries.similarity import Similarity, Target
+from safexplain._validate import check_number
+from safexplain.audit.canaries.batched.mlp import residual
+from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.canary import Model
+from safexplain.errors import InputError
 
-__all__ = ["as_published", "crafted", "loss"]
+__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "as_published", "crafted", "loss", "region"]
+
+Bounds = tuple[Tensor, Tensor] | float | None
+"""Lower and upper end of each feature, the largest 2-norm of an input, or None for the ranges of the data."""
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """Inputs between `low` and `high`, both of the shape of one input."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        """Of each feature."""
+        return self.high - self.low
+
+    def project(self, x: Tensor) -> Tensor:
+        """(n, ...) to the nearest inputs inside."""
+        return torch.minimum(torch.maximum(x, self.low), self.high)
+
+    def corners(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The corners that minimise x . c - w / 2 ||c||^2 for each weight w: (len(weights), ...).
+
+        From the corner opposite to x they lead to the one farthest from 0.
+        """
+        w = weights.view(-1, *[1] * x.dim()) / 2
+        return torch.where(x * self.low - w * self.low**2 <= x * self.high - w * self.high**2, self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Inputs of 2-norm at most `radius`."""
+
+    radius: float
+    numbers: int
+
+    @property
+    def width(self) -> Tensor:
+        """Of each feature, in an input on the sphere: twice the root mean square."""
+        return torch.tensor(2 * self.radius / self.numbers**0.5)
+
+    def project(self, x: Tensor) -> Tensor:
+        """(n, ...) to the nearest inputs inside."""
+        norms = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, *[1] * (x.dim() - 1))
+        inside: Tensor = x * (self.radius / norms).clamp(max=1.0)
+        return inside
+
+    def corners(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The one that is opposite to x."""
+        return self.project(-x[None] * (self.radius / torch.linalg.vector_norm(x)))
+
+
+def region(bounds: Bounds, x: Tensor) -> Box | Ball:
+    """The region that bounds stand for, with data x (n, ...).
+
+    Raises:
+        InputError: bounds of another shape, not finite, or empty.
+    """
+    if bounds is None:
+        return Box(x.amin(0), x.amax(0))
+    if not isinstance(bounds, tuple):
+        return Ball(check_number("bounds", bounds, above=0.0), x[0].numel())
+    if len(bounds) != 2:
+        raise InputError(f"bounds: expected (low, high), one number for the norm, or None, got {len(bounds)} values")
+    low, high = (torch.as_tensor(b).to(x).expand(x.shape[1:]) for b in bounds)
+    if not bool((low <= high).all()) or not bool((low.isfinite() & high.isfinite()).all()):
+        raise InputError("bounds: expected finite ends with low <= high for every feature")
+    return Box(low, high)
+
+
+_NUMBERS = 2**24
+"""Numbers of gradients, or of the data for a linear head, that are held together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """Of the gradients of n records to that of the target.
+
+    Args:
+        cosine: (n,); 0 where a gradient is 0.
+        norm: (n,) of the gradients of the n records.
+    """
+
+    cosine: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A record z under one model.
+
+    Args:
+        network: the shape of the model.
+        theta: (P,) its parameters.
+        x: (...) input of z.
+        y: label of z.
+    """
+
+    network: Model
+    theta: Tensor
+    x: Tensor
+    y: int
+
+    @property
+    def norm(self) -> float:
+        """Of the gradient of z."""
+        return float(self.to_all(self.x[None], self.label[None]).norm)
+
+    @property
+    def label(self) -> Tensor:
+        """() long."""
+        return torch.tensor(self.y, device=self.x.device)
+
+    def to(self, x: Tensor, y: Tensor) -> Similarity:
+        """Similarity to records x (n, ...), y (n,), differentiable in `x`."""
+        both = torch.cat([self.x[None], x]), torch.cat([self.label[None], y])
+        if isinstance(self.network, LinearHead):
+            delta = residual(self.network.logits(self.theta[None], both[0])[0], both[1])
+            dots = (delta @ delta[0]) * (both[0] @ self.x + self.network.bias)
+            squares = delta.square().sum(1) * (both[0].square().sum(1) + self.network.bias)
+            norms = (squares + torch.finfo(squares.dtype).tiny).sqrt()
+        else:
+            gradients = self.network.gradients(self.theta, *both)
+            dots = gradients @ gradients[0]
+            norms = (gradients.square().sum(1) + torch.finfo(gradients.dtype).tiny).sqrt()
+        return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
+
+    def to_all(self, x: Tensor, y: Tensor) -> Similarity:
+        """The same in pieces, for many records; not differentiable."""
+        numbers = x[0].numel() if isinstance(self.network, LinearHead) else self.network.parameters
+        size = max(1, _NUMBERS // numbers)
+        with torch.no_grad():
+            pieces = [self.to(*piece) for piece in zip(torch.split(x, size), torch.split(y, size), strict=True)]
+        return Similarity(torch.cat([p.cosine for p in pieces]), torch.cat([p.norm for p in pieces]))
+
 
 _SCALES = 64
 _RECORDS = 128

@@ -7,15 +7,20 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.bounds import Bounds, region
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, RecordScenario
-from safexplain.audit.canaries.checks import at_least_single, check_records, check_target
-from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, as_published, crafted
-from safexplain.audit.canaries.model import Model
+from safexplain.audit.canaries.canary import (
+    Canary,
+    GradientCanary,
+    Model,
+    RecordCanary,
+    RecordScenario,
+    at_least_single,
+    check_records,
+    check_target,
+)
+from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, Bounds, Target, as_published, crafted, region
 from safexplain.audit.canaries.reference import Reference
-from safexplain.audit.canaries.similarity import Target
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.scenario import ScenarioName
+from safexplain.verdict.canaries.claim import ScenarioName
 
 __all__ = ["craft"]
 

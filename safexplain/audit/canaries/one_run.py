@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.many_canaries import train_one_run
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.run import generator_of
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.references.shadows import Progress, silent
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.one_run import OneRunResult
 from safexplain.verdict.canaries.result import check_mechanism

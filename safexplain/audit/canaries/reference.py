@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.checks import at_least_single, check_data, check_target
-from safexplain.audit.canaries.model import Model
-from safexplain.audit.references.shadows import Progress, silent
-from safexplain.dp.heads.head_batches import common_batches
-from safexplain.dp.heads.head_step import Rows
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain._progress import Progress, silent
+from safexplain.audit.canaries.canary import Model, at_least_single, check_data, check_target
+from safexplain.dp.heads.closed_form import Rows
+from safexplain.dp.heads.recipe import HeadRecipe, common_batches
 from safexplain.errors import ConfigurationError, InputError
 
 __all__ = ["Reference", "reference", "true_class_probability"]

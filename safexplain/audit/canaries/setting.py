@@ -13,7 +13,7 @@ from torch import Tensor
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.batched.mlp import MLP, Activation
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.checks import check_data, check_records
+from safexplain.audit.canaries.canary import check_data, check_records
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from safexplain.digests import sources_digest
+from safexplain._digest import sources_digest
 from safexplain.errors import InputError
 
 _TRAINING_CODE = ("cache.py", "digests.py", "recipe.py", "shadows.py", "training.py")

@@ -8,18 +8,19 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._digest import Undigestable, digest
+from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache, code_version
 from safexplain.audit.references.training import is_batchable, train_one, train_together
-from safexplain.digests import Undigestable, digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
@@ -27,22 +28,6 @@ Build = Callable[[int], nn.Module]
 
 TOGETHER = 32
 """Most models in one batched computation; what is finished is stored after each."""
-
-
-class Progress(Protocol):
-    """Told about long work."""
-
-    def __call__(self, stage: str, done: float, total: float) -> None:
-        """`done` of `total` units of `stage` are finished."""
-
-
-def silent(stage: str, done: float, total: float) -> None:
-    """Progress that goes nowhere."""
-
-
-def named(progress: Progress, stage: str) -> Progress:
-    """The same progress under another stage's name."""
-    return lambda _, done, total: progress(stage, done, total)
 
 
 @dataclass(frozen=True, eq=False)

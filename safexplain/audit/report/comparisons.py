@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from safexplain.audit.report import words
-from safexplain.audit.report.bars import Scale
 from safexplain.audit.report.model import Configuration
-from safexplain.audit.report.tables import standing
+from safexplain.audit.report.tables import Scale, standing
 
 if TYPE_CHECKING:
     from safexplain.audit.ablation import Ablation

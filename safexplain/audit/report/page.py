@@ -9,12 +9,13 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from safexplain._files import whole_file
 from safexplain.audit.ablation import sentence
-from safexplain.audit.report import chances, comparisons, figures, maps, tables, verdict, words
-from safexplain.audit.report.limits import limits
+from safexplain.audit.report import comparisons, figures, maps, tables, verdict, words
+from safexplain.audit.report import figures as chances
 from safexplain.audit.report.model import NATIVE, ReportData
+from safexplain.audit.report.words import limits
 from safexplain.errors import InputError
-from safexplain.whole_file import whole_file
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""

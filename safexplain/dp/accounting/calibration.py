@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dp_accounting import get_sigma_gaussian
 from scipy.optimize import brentq
 
-from safexplain._privacy_loss import Steps, check_delta, epsilon_of
-from safexplain.adjacency import Adjacency, Sampling, check_adjacency
+from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 LARGEST_SIGMA = 1e7

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from safexplain._privacy_loss import Steps, epsilon_of, group_privacy_epsilon
-from safexplain.adjacency import Adjacency, Sampling
+from safexplain._privacy_loss import Adjacency, Sampling, Steps, epsilon_of, group_privacy_epsilon
 
 POINTS = 24
 

@@ -3,6 +3,8 @@
 Training a head on features has the guarantee of DP-SGD only where a row's features depend on that row and on public
 weights. That is checked here on a few rows: a backbone with dropout that is always on, or with normalisation over the
 batch, is refused. The weights of the backbone are not covered by the guarantee: they must come from public data.
+
+Arrays on disk that are computed in pieces: each appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,14 +14,69 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest
-from safexplain.dp.heads.feature_store import FeatureStore
+from safexplain._files import whole_file
 from safexplain.errors import InputError
 
-__all__ = ["features", "head_input", "linear_head"]
+__all__ = ["FeatureStore", "features", "head_input", "linear_head"]
+
+
+class FeatureStore:
+    """One array of shape (n, d) as KEY.npy, and until it is complete as KEY.START.npy for rows from START on.
+
+    Args:
+        folder: made when missing.
+        key: names what made the array.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key = folder, key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the cache folder {folder}: {error.strerror or error}") from None
+
+    def whole(self, rows: int) -> Tensor | None:
+        """The complete array; None where there is none, or it is damaged."""
+        return _read(self.folder / f"{self.key}.npy", rows)
+
+    def piece(self, start: int, rows: int) -> Tensor | None:
+        """The rows from `start` on; None where they are not there, or damaged."""
+        return _read(self._piece(start), rows)
+
+    def keep(self, start: int, rows: Tensor) -> None:
+        """Store a piece."""
+        _write(self._piece(start), rows)
+
+    def finish(self, whole: Tensor) -> None:
+        """Store the complete array and remove its pieces."""
+        _write(self.folder / f"{self.key}.npy", whole)
+        for path in self.folder.glob(f"{self.key}.*.npy"):
+            path.unlink(missing_ok=True)
+
+    def _piece(self, start: int) -> Path:
+        return self.folder / f"{self.key}.{start}.npy"
+
+
+def _read(path: Path, rows: int) -> Tensor | None:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return torch.from_numpy(found) if found.ndim == 2 and len(found) == rows else None
+
+
+def _write(path: Path, rows: Tensor) -> None:
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.save(file, rows.numpy())
+
 
 Progress = Callable[[str, float, float], None]
 """Called with what is done, how much of it, and out of how much."""

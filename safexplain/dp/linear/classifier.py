@@ -13,8 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from safexplain._privacy_loss import Steps, check_delta
-from safexplain.adjacency import Adjacency, check_adjacency
+from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear.inputs import (
     check_bound,
@@ -45,7 +44,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss, see
       `safexplain.dp.linear.noisy_gd`. The better one from some twenty features on.
-    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.linear.objective`. Two
+    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.linear.mechanisms`. Two
       classes, or k of them one against the rest, each with epsilon / k (basic composition). `delta`, `steps` and
       `max_grad_norm` are not used.
     - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: with `delta=0` epsilon by

@@ -11,12 +11,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._privacy_loss import Steps
-from safexplain.adjacency import Adjacency
+from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.dp.accounting.calibration import noise_multiplier
-from safexplain.dp.linear.mechanisms import OutputPerturbation, perturbed_output
+from safexplain.dp.linear.mechanisms import (
+    ObjectivePerturbation,
+    OutputPerturbation,
+    perturbed_minimiser,
+    perturbed_output,
+)
 from safexplain.dp.linear.noisy_gd import float_safe_normal
-from safexplain.dp.linear.objective import ObjectivePerturbation, perturbed_minimiser
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 Released = tuple[NDArray[np.float64], PrivacyStatement]
@@ -35,7 +38,7 @@ def by_objective(
     logit_noise: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Objective perturbation, each problem with epsilon / (number of problems); see `safexplain.dp.linear.objective`."""
+    """Objective perturbation, each problem with epsilon / (number of problems); see `safexplain.dp.linear.mechanisms`."""
     each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
     mechanism = ObjectivePerturbation.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))

@@ -1,22 +1,33 @@
-"""What a few rows show of a model: whether it mixes samples, and whether its per-sample gradients are right."""
+"""What a few rows show of a model: whether it mixes samples, and whether its per-sample gradients are right.
+
+Checks of a model and its loss on a few rows: what a guarantee needs of a loss.
+
+A check of a prepared model on a few rows: what only a forward pass shows.
+
+A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. Layers that
+reshape samples away, use each other's weights or compute statistics over the batch break one or the other, often
+without an error.
+"""
 
 from __future__ import annotations
 
 import copy
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 
+from safexplain.dp.models.parameters import has_rule
 from safexplain.dp.models.prepare import train_mode
-from safexplain.dp.models.unsupported import hooked_modules
+from safexplain.dp.models.unsupported import Mode, hooked_modules
 from safexplain.dp.sgd.records import Inputs
-from safexplain.errors import InputError
-
-__all__ = ["awake", "few", "mixes_samples", "run", "wrong_gradients"]
+from safexplain.dp.sgd.steps import Loss
+from safexplain.errors import ConfigurationError, InputError
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:
@@ -142,3 +153,163 @@ def _loss(outputs: list[Tensor]) -> Tensor:
 def _changed(rows: Tensor, other: Tensor) -> Tensor:
     """Other rows, far from these."""
     return rows * -3 + 1 if rows.is_floating_point() else other.expand_as(rows)
+
+
+def outputs_of(model: nn.Module, rows: tuple[Tensor, ...]) -> object:
+    """What the model gives for these rows.
+
+    Raises:
+        InputError: it cannot take them.
+    """
+    try:
+        with torch.no_grad():
+            return model(*rows)
+    except Exception as error:
+        shapes = ", ".join(f"{row.dtype} {tuple(row.shape[1:])}" for row in rows)
+        kind = next((p.dtype for p in model.parameters()), torch.float32)
+        raise InputError(
+            f"data: the model cannot take rows of {shapes} ({str(error).splitlines()[0]}); expected what it was trained"
+            f" on, its parameters are {kind}"
+        ) from error
+
+
+def check_classes(outputs: object, y: Tensor) -> None:
+    """Raise unless targets are indices of classes that the model has an output for.
+
+    Raises:
+        InputError: they are not.
+    """
+    classes = outputs.shape[-1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+    if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0 or int(y.max()) >= classes:
+        raise InputError(
+            f"y: expected class indices (rows,) from 0 to {classes - 1}, the model's outputs, got {y.dtype}"
+            f" {tuple(y.shape)} from {y.min().item():g} to {y.max().item():g}; for another task pass loss="
+        )
+
+
+def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise unless the loss of a row depends on that row's output and target alone.
+
+    Args:
+        loss: outputs and targets -> the loss of each row.
+        outputs: of the model, for at least 2 rows; nothing is checked where they are not one tensor.
+        targets: as many.
+        parameters: that train.
+
+    Raises:
+        ConfigurationError: it mixes rows, or uses the parameters.
+    """
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or len(outputs) != len(targets):
+        return
+    given = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        together = loss(given, targets)
+    if together.shape != (len(targets),):
+        raise ConfigurationError(
+            f"the loss must be one number for each of the {len(targets)} examples, got shape {tuple(together.shape)};"
+            ' with torch.nn losses use reduction="none"'
+        )
+    alone = torch.cat([loss(given[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+    if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ConfigurationError(
+            "the loss of an example depends on the other examples of its batch, so that its influence has no bound;"
+            " compute it from that example's output and target alone"
+        )
+    if together.requires_grad:
+        used = torch.autograd.grad(together.sum(), list(parameters), allow_unused=True)
+        if any(gradient is not None for gradient in used):
+            raise ConfigurationError(
+                "the loss uses the model's parameters, which is not part of any example's gradient; for a penalty use"
+                " the optimizer's weight_decay"
+            )
+
+
+def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
+    """Raise unless the per-sample gradients of a prepared model can be had and are right, tried on a few rows.
+
+    Args:
+        model: from `safexplain.dp.models.prepare.prepare`; left as it is.
+        x: at least 2 rows, better 3; use rows that may be seen, such as noise or public data.
+        mode: how per-sample gradients will be had.
+
+    Raises:
+        InputError: all that was found, one line each.
+    """
+    x, model = few(x), train_mode(awake(model))
+    problems = ["- outputs of one row depend on other rows: no bound for a sample"] if mixes_samples(model, x) else []
+    problems += _seen(model, x, mode)
+    if not problems:
+        problems = [
+            f"- {name}: per-sample gradients differ from those of one row at a time by {error:.0%}; freeze it"
+            for name, error in wrong_gradients(model, x, force_functorch=mode == "functorch").items()
+        ]
+    if problems:
+        raise InputError(f"cannot train with differential privacy, {len(problems)} found:\n" + "\n".join(problems))
+
+
+def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
+    """Problems with what the hooks get to see in forward passes over 2 rows and over all."""
+    reasons: dict[tuple[str, str], None] = {}
+    hooked = dict(hooked_modules(model))
+    layers = {name: module for name, module in hooked.items() if _is_called(module)}
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    calls: Counter[str] = Counter()
+    rows = 2
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+            calls[name] += 1
+            if not has_rule(module) and (len(args) > 1 or kwargs):
+                reasons[name, _SEVERAL] = None
+            if args and isinstance(args[0], Tensor) and args[0].shape[:1] != (rows,):
+                reasons[name, _AXIS] = None
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in layers.items()]
+    handles += [module.register_full_backward_hook(_nothing) for module in hooked.values()]
+    try:
+        for rows in sorted({2, len(x[0])}):
+            calls.clear()
+            run(model, tuple(t[:rows] for t in x))
+    except RuntimeError as error:
+        if "modified inplace" not in str(error):
+            raise
+        return [_in_place(error)]
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, module in layers.items():
+        if not calls[name]:
+            reasons[name, _UNCALLED] = None
+        if calls[name] > 1 and mode == "ghost" and type(module) in GradSampleModuleFastGradientClipping.NORM_SAMPLERS:
+            reasons[name, _REPEATED] = None
+    for name, buffer in model.named_buffers():
+        if name not in before or not torch.equal(before[name], buffer):
+            reasons[name, _BUFFER] = None
+    return [f"- {name or 'the model'}: {reason}" for name, reason in reasons]
+
+
+_AXIS = (
+    "the first axis of its input is not that of the rows, so that a part of a sample would pass for a sample; keep"
+    " samples on the first axis, or freeze it"
+)
+_SEVERAL = "it takes several inputs, of which Opacus sees one; freeze the parameters that it holds itself"
+_UNCALLED = "it is never called: its weights are used from outside, which no hook sees; call it, or freeze it"
+_REPEATED = 'it is called several times; mode "ghost" needs one call, use mode="hooks"'
+_BUFFER = "a forward pass changes this buffer from private data without noise; remove it, or freeze its module"
+
+
+def _nothing(*_: Any) -> None:
+    """A backward hook, with which torch forbids changes in place as it will with Opacus'."""
+
+
+def _in_place(error: RuntimeError) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    at = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    return f"- a layer's output is changed in place at {at}\n  write out = out + x for out += x"
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it is called as a layer with rows on the first axis: recurrent layers are watched inside."""
+    return not (has_rule(module) and any(True for _ in module.children()))

@@ -1,21 +1,76 @@
 """Rules for per-sample gradients that Opacus 1.6 lacks or has wrong, entered in its registry on import.
 
 They hold for every user of Opacus in the process, by its public `register_grad_sampler`.
+
+Norms of per-example gradients without the gradients: Opacus' mode ghost, with exact rules for `nn.Linear`.
+
+A linear layer's gradient for one example with t positions is G^T A, from its inputs A (t, in) and the gradients of its
+outputs G (t, out). Its squared norm is the sum of the elements of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679,
+section 4), which takes t^2 numbers instead of in * out; the smaller of both is made (Bu et al. 2022, arXiv 2205.10683).
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+import torch
 from opacus.grad_sample import GradSampleModule, register_grad_sampler, register_norm_sampler
 from opacus.grad_sample.conv import compute_conv_grad_sample
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleHooksFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from safexplain.dp.models.ghost import linear_norms
+from safexplain.dp.sgd.optimizers import sample_norms
 
-__all__ = ["FreshGroupNorm", "FreshLinear", "convolution_gradients"]
+
+def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:
+    """Norms of shape (batch,) of the per-example gradients of a linear layer's trainable parameters.
+
+    Products that nearly cancel are lost to rounding in the sum of (A A^T) * (G G^T), and a norm that comes out too
+    small lets an example contribute more than the bound. Those examples' gradients are made after all.
+
+    Args:
+        layer: the layer.
+        activations: its input, in a list; shape (batch, ..., in).
+        backprops: gradient with respect to its output; shape (batch, ..., out).
+    """
+    gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
+    inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
+    norms: dict[Tensor, Tensor] = {}
+    if layer.bias is not None and layer.bias.requires_grad:
+        norms[layer.bias] = torch.linalg.vector_norm(gradients.sum(dim=1), dim=1)
+    if layer.weight.requires_grad:
+        norms[layer.weight] = _weight_norms(gradients, inputs)
+    return norms
+
+
+def _weight_norms(gradients: Tensor, inputs: Tensor) -> Tensor:
+    """Norms of G^T A for each example, from (batch, t, out) and (batch, t, in)."""
+    positions = gradients.shape[1]
+    sizes = [torch.linalg.vector_norm(t, dim=2) for t in (gradients, inputs)]
+    if positions == 1:
+        only: Tensor = sizes[0] * sizes[1]
+        return only[:, 0]
+    if 2 * positions**2 > gradients.shape[2] * inputs.shape[2]:
+        return sample_norms(gradients.mT @ inputs)
+    squares = ((gradients @ gradients.mT) * (inputs @ inputs.mT)).sum(dim=(1, 2))
+    most = (sizes[0] * sizes[1]).sum(dim=1).square()
+    norms = squares.clamp(min=0).sqrt()
+    cancelled = squares < torch.finfo(squares.dtype).eps ** 0.5 * most
+    if cancelled.any():
+        norms[cancelled] = sample_norms(gradients[cancelled].mT @ inputs[cancelled])
+    return norms
+
+
+class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
+    """Opacus' hooks for norms without gradients, with `linear_norms` for layers of type `nn.Linear`."""
+
+    NORM_SAMPLERS: ClassVar[Mapping[type[nn.Module], Callable[..., Any]]] = ChainMap(
+        {nn.Linear: linear_norms}, GradSampleHooksFastGradientClipping.NORM_SAMPLERS
+    )
 
 
 class _FreshOutput(nn.Module):

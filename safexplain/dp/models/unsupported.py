@@ -43,7 +43,7 @@ def unsupported(model: nn.Module, mode: Mode = "hooks") -> list[str]:
 
     Returns:
         One line each: name, type, reason, what to do. What only a forward pass shows is found by
-        `safexplain.dp.models.row_checks`.
+        `safexplain.dp.models.checks`.
     """
     lines = []
     hooked = list(hooked_modules(model))

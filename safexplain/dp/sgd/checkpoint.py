@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safexplain._files import whole_file
 from safexplain.errors import InputError
-from safexplain.whole_file import whole_file
 
 FORMAT = 1
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from safexplain._digest import model_digest
-from safexplain.adjacency import Adjacency
+from safexplain._digest import model_digest, weights_digest
+from safexplain._privacy_loss import Adjacency
 from safexplain.dp.heads.finetune_head import has_closed_form, train_head
-from safexplain.dp.models.loss_checks import check_classes, check_loss, outputs_of
+from safexplain.dp.models.checks import check_classes, check_loss, check_rows, outputs_of
 from safexplain.dp.models.parameters import Trainable, select
 from safexplain.dp.models.prepare import prepare, train_mode
 from safexplain.dp.models.replacements import restore
-from safexplain.dp.models.row_checks import check_rows
 from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.plan import Budget, plan
@@ -31,7 +30,6 @@ from safexplain.dp.sgd.train_loop import Progress, progress_bar
 from safexplain.dp.sgd.training import OptimizerChoice, Training, cross_entropy, train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
-from safexplain.weights import weights_digest
 
 if TYPE_CHECKING:
     from safexplain.verdict.canaries.result import CanaryResult

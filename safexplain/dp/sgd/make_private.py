@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from safexplain.adjacency import Adjacency
+from safexplain._digest import weights_digest
+from safexplain._privacy_loss import Adjacency
+from safexplain.dp.models.checks import check_rows
 from safexplain.dp.models.prepare import is_pinned
 from safexplain.dp.models.replacements import trains
-from safexplain.dp.models.row_checks import check_rows
 from safexplain.dp.models.unsupported import unsupported
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
@@ -27,7 +28,6 @@ from safexplain.dp.sgd.plan import Budget, Plan, plan
 from safexplain.dp.sgd.sampling import Coins, PoissonBatchSampler, seed_of, shared_coins
 from safexplain.errors import InputError, PrivacyWarning, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
-from safexplain.weights import weights_digest
 
 
 class BudgetSpent(RefusedError):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safexplain._privacy_loss import Steps, check_delta, epsilon_of
+from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
 from safexplain._validate import check_number
-from safexplain.adjacency import Adjacency, Sampling, check_adjacency
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.accounting.calibration import steps_within
 from safexplain.dp.sgd.clipping import Clipping

@@ -16,12 +16,11 @@ from safexplain._validate import check_number
 from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.checkpoint import Saver
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
-from safexplain.dp.sgd.make_step import make_step
 from safexplain.dp.sgd.noise import fresh_generator
 from safexplain.dp.sgd.plan import Plan
 from safexplain.dp.sgd.records import Records
 from safexplain.dp.sgd.sampling import Coins, shared_coins
-from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.sgd.steps import Loss, make_step
 from safexplain.dp.sgd.train_loop import Progress, Share, run
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from safexplain.errors import ConfigurationTypeError
 from safexplain.explain.alibi.base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
-from safexplain.explain.alibi.isolation import draw_from
-from safexplain.explain.alibi.library import AlibiLicenceWarning
+from safexplain.explain.alibi.library import AlibiLicenceWarning, draw_from
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening.hardening import Hardening
 

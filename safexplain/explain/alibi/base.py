@@ -15,17 +15,14 @@ import numpy as np
 
 from safexplain._digest import model_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, RefusedError
-from safexplain.explain.alibi.isolation import ONE_AT_A_TIME, draw_from, private_copy
-from safexplain.explain.alibi.library import load_alibi
-from safexplain.explain.alibi.query import Query, query_tensors, selection
-from safexplain.explain.alibi.release import release
+from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
+from safexplain.explain.alibi.release import Query, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
 from safexplain.explain.hardening_or_default import given_or, refuse_twice, with_hardening
-from safexplain.hardening.clips import RankNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import query_seeds, resolve_key
-from safexplain.hardening.slots import GaussianNoise
-from safexplain.hardening.transforms import NormClip, RangeClip, TopKMask, UnitNorm
+from safexplain.hardening.masks import TopKMask
+from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
 
 __all__ = ["AsNative", "HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
 

@@ -4,22 +4,35 @@ Captum gives DeepLift's rescale rule to the activation modules that it knows. On
 layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
 else under DeepLift's name. Known modules are looked for when an explainer is made; the rest shows in the sum (arXiv
 1704.02685, "summation-to-delta"), which is looked at once for each model, at the first call.
+
+GuidedBackprop and Deconvolution change what nn.ReLU modules pass back; without any they are the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from captum.attr import Attribution, DeepLift, LayerDeepLift, NeuronAttribution, NeuronDeepLift, NeuronDeepLiftShap
+from captum.attr import (
+    Attribution,
+    Deconvolution,
+    DeepLift,
+    GuidedBackprop,
+    LayerDeepLift,
+    NeuronAttribution,
+    NeuronDeepLift,
+    NeuronDeepLiftShap,
+)
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from safexplain.errors import RefusedError
+from safexplain.explain.isolation import explainers_in
 
-__all__ = ["check_modules", "check_sum"]
+__all__ = ["check_deeplift", "check_relus", "check_sum", "must_run"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
@@ -61,7 +74,7 @@ _complete: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
 """Model -> whether baselines were given, for the cases that were looked at and add up."""
 
 
-def check_modules(explainer: Attribution) -> None:
+def check_deeplift(explainer: Attribution) -> None:
     """Look for modules that the rule does not reach.
 
     Raises:
@@ -146,3 +159,45 @@ def _first_output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) ->
     extra = arguments if isinstance(arguments, tuple) else () if arguments is None else (arguments,)
     with torch.no_grad():
         return (0,) * (model(*rows, *extra).dim() - 1) or None
+
+
+_RELU_KINDS = (GuidedBackprop, Deconvolution)
+
+
+def check_relus(explainer: Attribution) -> None:
+    """Look for ReLU modules.
+
+    Raises:
+        RefusedError: the method needs some and the model has none.
+    """
+    if isinstance(explainer, _RELU_KINDS) and not _relus(explainer.model):
+        raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
+
+
+@contextmanager
+def must_run(explainer: Attribution) -> Iterator[None]:
+    """Raise unless a ReLU module runs within, for the methods that are nothing without one."""
+    concerned = [e for e in (explainer, *explainers_in(vars(explainer))) if isinstance(e, _RELU_KINDS)]
+    ran: list[int] = []
+    relus = {id(relu): relu for e in concerned for relu in _relus(e.model)}
+    handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in relus.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if concerned and not ran:
+        raise RefusedError(_nothing_to_change(concerned[0], "called none of its nn.ReLU modules"))
+
+
+def _relus(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, nn.ReLU)]
+
+
+def _nothing_to_change(explainer: Attribution, fact: str) -> str:
+    kind = next(kind for kind in _RELU_KINDS if isinstance(explainer, kind))
+    return (
+        f"{kind.__name__} changes the gradient of nn.ReLU modules, and {type(explainer.model).__name__} {fact} (ReLU6,"
+        " GELU and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
+        " Use HardenedSaliency, or give the model nn.ReLU modules"
+    )

@@ -17,8 +17,7 @@ from typing import Any
 
 from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
 from safexplain.ledger.storage.forks import abandon, watch
-from safexplain.ledger.storage.ledger_identity import check_identity
-from safexplain.ledger.storage.schema import Execute, version_of
+from safexplain.ledger.storage.schema import Execute, check_identity, version_of
 from safexplain.ledger.storage.storage import Rows
 
 try:

@@ -4,6 +4,17 @@ SQLite syncs its log while it holds the lock on writing (synchronous = FULL), so
 Here it does not (NORMAL); whoever committed lets the next one in, then syncs the log, and only then is the transaction
 acknowledged. The kernel serves syncs that wait together by one, and a synced log holds every commit before, so what was
 acknowledged survives a power failure as under FULL.
+
+Time that a jump of the wall clock does not move: read once, then counted by a clock that only goes forward.
+
+Time of a ledger is the later of this and of the last time that it recorded, so a clock that is set back never opens a
+period again. A wall clock that is set forward goes unnoticed by running processes, but one that starts then opens the
+period of that date early; the ledger stays at that time until the date is reached, and renews nothing before.
+
+Whether an open file is still the one at its path: who deletes or replaces it leaves the process that holds it alone
+with what it goes on writing, while everybody else counts from another file.
+
+Errors of SQLite, said so that one knows what to do.
 """
 
 from __future__ import annotations
@@ -14,19 +25,104 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safexplain.errors import InputError, LedgerError
-from safexplain.ledger.storage.clock import PROCESS_CLOCK
 from safexplain.ledger.storage.forks import watch
-from safexplain.ledger.storage.ledger_identity import check_identity
-from safexplain.ledger.storage.open_file import OpenFile
-from safexplain.ledger.storage.schema import Execute, version_of
-from safexplain.ledger.storage.sqlite_errors import explained
+from safexplain.ledger.storage.schema import Execute, check_identity, version_of
 from safexplain.ledger.storage.storage import Rows
 from safexplain.ledger.storage.write_queue import FileQueue
+
+_STEADY = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC  # the first also counts while suspended
+
+
+def steady() -> int:
+    """Nanoseconds since some point in the past."""
+    return time.clock_gettime_ns(_STEADY)
+
+
+@dataclass
+class AnchoredClock:
+    """Microseconds since 1970: the wall clock at the first call, a steady clock from there.
+
+    Args:
+        wall: nanoseconds since 1970.
+        steady: nanoseconds that only go forward.
+    """
+
+    wall: Callable[[], int] = time.time_ns
+    steady: Callable[[], int] = steady
+    _anchor: int | None = field(default=None, init=False)
+
+    def __call__(self) -> int:
+        """Now."""
+        if self._anchor is None:
+            self._anchor = self.wall() - self.steady()
+        return (self._anchor + self.steady()) // 1000
+
+
+PROCESS_CLOCK = AnchoredClock()
+"""One anchor for all ledgers of a process."""
+
+
+class OpenFile:
+    """A file, as it is when this is made.
+
+    Args:
+        path: of the file, which is there.
+
+    Raises:
+        OSError: it is not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity = _identity(path)
+
+    def stands(self) -> bool:
+        """Whether the path still leads to it."""
+        try:
+            return _identity(self.path) == self._identity
+        except FileNotFoundError:
+            return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+ADVICE = {
+    sqlite3.SQLITE_BUSY: "is locked by another program; close it, or raise timeout=",
+    sqlite3.SQLITE_LOCKED: "is locked by another program; close it, or raise timeout=",
+    sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and of its folder",
+    sqlite3.SQLITE_PERM: "cannot be opened: look at the permissions of the file and of its folder",
+    sqlite3.SQLITE_NOTADB: "is not an SQLite database; name another file, or restore it from a backup",
+    sqlite3.SQLITE_CORRUPT: "is damaged; restore it from a backup",
+    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
+    sqlite3.SQLITE_IOERR: "could not be read or written: the disk reported an error",
+}
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn errors of the database, and of the files beside it, into LedgerErrors.
+
+    Args:
+        name: of the ledger.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        advice = ADVICE.get(code & 0xFF if code is not None else -1, "could not be used")
+        raise LedgerError(f"ledger {name} {advice} ({error})") from error
+    except OSError as error:
+        raise LedgerError(f"ledger {name}: {error}; look at the permissions there") from error
 
 
 class SqliteStorage:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line
-from safexplain.loading.models.exported_graph import embeddings, inference_operation
+from safexplain.loading.models.exported import embeddings, inference_operation
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
 

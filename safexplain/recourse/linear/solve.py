@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.real_numbers import real_numbers
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.feature_names import check_columns

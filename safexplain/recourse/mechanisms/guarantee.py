@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from safexplain.adjacency import PROTECTS, Adjacency, check_adjacency
+from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.privacy_statement import PUBLIC, RANDOMNESS, SEEDED, PrivacyStatement
 

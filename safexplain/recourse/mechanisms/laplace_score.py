@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from safexplain._validate import readable
 from safexplain.dp.linear.inputs import check_positive
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.real_numbers import readable
+from safexplain.recourse.feature_names import check_length, public_vector
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.guarantee import Guarantee
 from safexplain.recourse.mechanisms.laplace import laplace_release
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
 from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
-from safexplain.recourse.public_vector import check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 
 

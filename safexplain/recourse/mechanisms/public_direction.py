@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 
 from safexplain.dp.linear.inputs import check_positive
 from safexplain.errors import ConfigurationError
+from safexplain.recourse.feature_names import check_length, public_vector
 from safexplain.recourse.mechanisms.guarantee import Guarantee
 from safexplain.recourse.mechanisms.laplace import laplace_release
 from safexplain.recourse.mechanisms.mechanism import Frozen
 from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
-from safexplain.recourse.public_vector import check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 
 ENDS = 1e-9

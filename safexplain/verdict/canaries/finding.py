@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from safexplain.errors import InputError
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.scenario import ScenarioName
+from safexplain.verdict.canaries.claim import Claim, ScenarioName
 
 __all__ = ["Finding", "Verdict"]
 

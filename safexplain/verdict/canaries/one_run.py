@@ -9,10 +9,9 @@ from typing import Any
 
 from safexplain._privacy_loss import VACUOUS
 from safexplain.errors import InputError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import check_mechanism
-from safexplain.verdict.canaries.scenario import ScenarioName
 from safexplain.verdict.stats import one_run_ceiling, one_run_lower_bound
 from safexplain.verdict.stats.one_run import OneRunMethod
 

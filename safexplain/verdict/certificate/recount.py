@@ -13,7 +13,7 @@ from typing import Any
 from safexplain.errors import CertificateError, SafexplainError
 from safexplain.verdict.evidence import code
 from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.sample_size import could_certify
+from safexplain.verdict.power import could_certify
 
 __all__ = ["recount"]
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safexplain._files import whole_file
 from safexplain.errors import InputError
 from safexplain.verdict.certificate.strict_json import canonical
-from safexplain.whole_file import whole_file
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SCHEMA_VERSION = 2

@@ -22,8 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr
 
 from safexplain.verdict.stats.intervals import check_counts, clopper_pearson
-from safexplain.verdict.stats.inversion import Family, smallest_refuted
-from safexplain.verdict.stats.tradeoff import TradeOff, gaussian_distance, gaussian_epsilon
+from safexplain.verdict.stats.tradeoff import Family, TradeOff, gaussian_distance, gaussian_epsilon, smallest_refuted
 
 Array = NDArray[np.float64]
 

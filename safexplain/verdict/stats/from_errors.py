@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from safexplain._privacy_loss import SMALLEST_DELTA
-from safexplain.adjacency import Sampling
+from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, Errors, Method
-from safexplain.verdict.stats.inversion import Family
+from safexplain.verdict.stats.tradeoff import Family
 
 
 def epsilon_from_errors(

@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain.adjacency import Sampling
+from safexplain._privacy_loss import Sampling
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, Errors, Method
 from safexplain.verdict.stats.from_errors import checked_method
 from safexplain.verdict.stats.intervals import upper_limits
-from safexplain.verdict.stats.inversion import Family
+from safexplain.verdict.stats.tradeoff import Family
 
 Array = NDArray[np.float64]
 

@@ -13,11 +13,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from safexplain._privacy_loss import SMALLEST_DELTA
-from safexplain.adjacency import Sampling
+from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
-from safexplain.verdict.stats.inversion import Family, smallest_refuted
-from safexplain.verdict.stats.tradeoff import TradeOff
+from safexplain.verdict.stats.tradeoff import Family, TradeOff, smallest_refuted
 
 OneRunMethod = Literal["f-dp", "steinke"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from safexplain._privacy_loss import Steps
+from safexplain._progress import silent
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.audit.references.shadows import silent
 from safexplain.verdict.canaries.claim import Claim
 
 ROOT = Path(__file__).resolve().parents[3]

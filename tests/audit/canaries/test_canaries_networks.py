@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from safexplain.audit.canaries.batched.mlp import MLP
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.dp.heads.head_step import Rows
+from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError
 

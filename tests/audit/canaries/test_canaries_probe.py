@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from safexplain._privacy_loss import Steps
+from safexplain._progress import silent
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.audit.references.shadows import silent
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.finding import Verdict

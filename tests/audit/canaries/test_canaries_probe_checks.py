@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from safexplain._privacy_loss import Steps
+from safexplain._progress import silent
 from safexplain.audit.canaries.canary import RecordCanary
 from safexplain.audit.canaries.trainer.data import World, records
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.audit.references.shadows import silent
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 

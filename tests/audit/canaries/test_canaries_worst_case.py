@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from safexplain.audit.canaries.worst_case import audited_steps, worst_case_scores
+from safexplain.audit.canaries.run import audited_steps, worst_case_scores
 from safexplain.dp import Steps
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import Claim

@@ -1,7 +1,13 @@
-"""A trained classifier of maps, and how maps reach it: on its device, a part at a time."""
+"""A trained classifier of maps, and how maps reach it: on its device, a part at a time.
+
+Attributions as inputs of a classifier: every map at unit size, and its size and shape in a few numbers beside it.
+
+The classifier of attribution maps: one hidden vector from the map, joined by its scalars, to one logit.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +16,69 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit.attacks.base import Floats
-from safexplain.audit.attacks.learned.maps import SCALARS, Standardisation, unit_maps
 from safexplain.audit.attacks.likelihood.moments import parts
 from safexplain.errors import InputError
+
+SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
+"""What `unit_maps` says about each map beside the map itself."""
+
+CLIP = 10.0
+"""Largest standardised scalar."""
+
+
+def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Maps divided by their root mean square, and what this took away.
+
+    Args:
+        maps: (p, d) double precision; all-zero maps stay zero.
+
+    Returns:
+        (p, d) float32 maps and (p, 6) `SCALARS` in double precision, -inf for the logarithm of zero.
+    """
+    largest = maps.abs().amax(1, keepdim=True)
+    part = maps / torch.where(largest > 0, largest, 1.0)  # squares of what is at most 1 neither overflow nor vanish
+    mean = part.mean(1, keepdim=True)
+    rms = part.square().mean(1, keepdim=True).sqrt()
+    safe = torch.where(rms > 0, rms, 1.0)
+    scale = largest.log()
+    scalars = [
+        rms.log() + scale,
+        part.abs().sum(1, keepdim=True).log() + scale,
+        (part - mean).square().mean(1, keepdim=True).log() + 2 * scale,
+        mean / safe,
+        (part > 0).double().mean(1, keepdim=True),
+        scale,
+    ]
+    return (part / safe).float(), torch.cat(scalars, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Standardisation:
+    """Shift and scale of the scalars over the training rows.
+
+    Args:
+        floor: (6,) what stands for the logarithm of zero: half of the smallest positive value.
+        mean: (6,) after that.
+        deviation: (6,) 1 for scalars that never change.
+    """
+
+    floor: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, scalars: Tensor) -> Standardisation:
+        """Fitted to (p, 6) scalars."""
+        lowest = torch.where(scalars.isinf(), torch.inf, scalars).amin(0)
+        floor = torch.where(lowest.isinf(), 0.0, lowest) - math.log(2)
+        filled = torch.where(scalars.isinf(), floor, scalars)
+        deviation = filled.std(0, correction=0)
+        return cls(floor, filled.mean(0), torch.where(deviation > 0, deviation, 1.0))
+
+    def __call__(self, scalars: Tensor) -> Tensor:
+        """(p, 6) float32 standardised scalars."""
+        filled = torch.where(scalars.isinf(), self.floor, scalars)
+        return ((filled - self.mean) / self.deviation).clamp(-CLIP, CLIP).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +136,50 @@ def logits_of(network: nn.Module, maps: Tensor, scalars: Tensor) -> NDArray[np.f
     for part in parts(*maps.shape):
         logits[part] = network(maps[part], scalars[part])
     return logits.cpu().numpy()
+
+
+WIDTH = 64
+"""Numbers of the hidden vectors."""
+
+F32 = torch.float32  # whatever the default is: another precision would draw other initial weights
+
+
+class MapClassifier(nn.Module):
+    """A dense branch for patterns at fixed places; for images also a convolutional one for patterns anywhere.
+
+    Args:
+        features: entries of a map.
+        shape: (c, h, w) of image maps, else None.
+        dropout: of the hidden vectors.
+    """
+
+    def __init__(self, features: int, shape: tuple[int, ...] | None, dropout: float) -> None:
+        super().__init__()
+        self.shape = shape
+        self.dense = nn.Sequential(nn.Linear(features, WIDTH, dtype=F32), nn.ReLU(), nn.Dropout(dropout))
+        hidden = WIDTH + len(SCALARS)
+        self.local: nn.Module | None = None
+        if shape is not None:
+            self.local = nn.Sequential(
+                nn.Conv2d(shape[0], 16, 3, stride=2, padding=1, dtype=F32),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, dtype=F32),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(4),
+                nn.Flatten(),
+                nn.Linear(32 * 16, WIDTH, dtype=F32),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+            )
+            hidden += WIDTH
+        self.joint = nn.Sequential(
+            nn.Linear(hidden, WIDTH, dtype=F32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(WIDTH, 1, dtype=F32)
+        )
+
+    def forward(self, maps: Tensor, scalars: Tensor) -> Tensor:
+        """(p,) logits from (p, features) maps and (p, 6) scalars."""
+        parts = [self.dense(maps), scalars]
+        if self.local is not None and self.shape is not None:
+            parts.append(self.local(maps.reshape(-1, *self.shape)))
+        logits: Tensor = self.joint(torch.cat(parts, 1))[:, 0]
+        return logits

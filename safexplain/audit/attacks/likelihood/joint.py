@@ -17,8 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.moments import parts, shrunk, two_sided
-from safexplain.audit.attacks.likelihood.transform import Transform, check_transform, transformed
+from safexplain.audit.attacks.likelihood.moments import (
+    Transform,
+    check_transform,
+    parts,
+    shrunk,
+    transformed,
+    two_sided,
+)
 from safexplain.errors import ConfigurationError, InputError
 
 MOST_NUMBERS = 32

@@ -14,8 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.moments import Moments, parts, shrunk, two_sided
-from safexplain.audit.attacks.likelihood.transform import Transform, check_transform, transformed
+from safexplain.audit.attacks.likelihood.moments import (
+    Moments,
+    Transform,
+    check_transform,
+    parts,
+    shrunk,
+    transformed,
+    two_sided,
+)
 from safexplain.errors import ConfigurationError, InputError
 
 

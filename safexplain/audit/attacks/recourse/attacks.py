@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from safexplain.audit.attacks.base import Attack, Bools, Floats, check_signals
-from safexplain.audit.attacks.likelihood.transform import transformed
+from safexplain.audit.attacks.likelihood.moments import transformed
 from safexplain.audit.attacks.recourse.boundary import margins, read_boundary
 from safexplain.audit.attacks.threshold import Threshold
 from safexplain.errors import ConfigurationError, InputError

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.canaries.batched.block_store import Tick
+from safexplain._progress import Progress
+from safexplain.audit.canaries.batched.block_store import Block, Place, Tick
 from safexplain.audit.canaries.batched.canary_gradients import Directions
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.networks import Network
-from safexplain.audit.canaries.batched.plan import Block, Place
-from safexplain.audit.references.shadows import Progress
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import InputError
 

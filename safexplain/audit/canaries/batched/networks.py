@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.batched.dense import affine, check_sizes, outer, residual
-from safexplain.dp.heads.head_step import Rows, clipped_sum
+from safexplain.audit.canaries.batched.mlp import affine, check_sizes, outer, residual
+from safexplain.dp.heads.closed_form import Rows, clipped_sum
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.dp.heads.head_batches import Batch, own_batches
+from safexplain.dp.heads.recipe import Batch, own_batches
 from safexplain.dp.sgd.noise import gaussian
 
 __all__ = ["Draws", "KeyedDraws", "stream"]
@@ -59,7 +59,7 @@ class KeyedDraws:
         self._noise = stream(device, seed, _NOISE, block)
 
     def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
-        """As `safexplain.dp.heads.head_batches.own_batches` gives them: (index, weight) of each step."""
+        """As `safexplain.dp.heads.recipe.own_batches` gives them: (index, weight) of each step."""
         q, generator = self.sample_rate, self._batches
         if not records:
             yield from ((None, None) for _ in range(self.steps))

@@ -13,18 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.canaries.batched.block_store import Tick
+from safexplain._progress import Progress
+from safexplain.audit.canaries.batched.block_store import Block, Place, Tick
 from safexplain.audit.canaries.batched.canary_gradients import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.networks import Network
-from safexplain.audit.canaries.batched.plan import Block, Place
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
-from safexplain.audit.canaries.checks import check_records
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, check_records
 from safexplain.audit.canaries.score import gradient_scores, record_scores
-from safexplain.audit.references.shadows import Progress
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.canaries.result import Scores
 
 __all__ = ["train_runs"]
 

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
-from safexplain.audit.canaries.checks import check_target
+from safexplain._files import whole_file
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, check_target
 from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import Reference, true_class_probability
 from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.hook import GradientHook
 from safexplain.audit.canaries.trainer.module_network import ModuleNetwork
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.scenario import ScenarioName
-from safexplain.whole_file import whole_file
+from safexplain.verdict.canaries.claim import ScenarioName
 
 __all__ = ["find_coordinate", "given_canary", "load_canary", "logits_of", "make_record", "save_canary", "unwrapped"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from safexplain.audit.canaries.reference import Reference, reference
-from safexplain.dp.heads.head_step import Rows
+from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import InputError

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.checks import check_target
+from safexplain._digest import Undigestable, digest
+from safexplain._progress import Progress
+from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
 from safexplain.audit.canaries.run import Threshold
 from safexplain.audit.canaries.trainer.canary import (
     Coordinate,
@@ -25,23 +26,20 @@ from safexplain.audit.canaries.trainer.canary import (
 )
 from safexplain.audit.canaries.trainer.data import World, digest_of, records
 from safexplain.audit.canaries.trainer.hook import GradientHook
-from safexplain.audit.canaries.trainer.probe_checks import (
+from safexplain.audit.canaries.trainer.runs import Key, Run, Store, progress_bar, run_all, seed_of_run, seeded
+from safexplain.audit.canaries.trainer.score import (
+    ScoreOf,
+    Train,
+    call,
     check_confidence,
     check_threshold,
     check_train,
     name_of,
     whole,
 )
-from safexplain.audit.canaries.trainer.probe_store import Key, Store
-from safexplain.audit.canaries.trainer.runs import Run, progress_bar, run_all, seed_of_run, seeded
-from safexplain.audit.canaries.trainer.score import ScoreOf, Train, call
-from safexplain.audit.references.shadows import Progress
-from safexplain.digests import Undigestable, digest
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, check_method, judge
-from safexplain.verdict.canaries.scenario import scenario_of
-from safexplain.verdict.canaries.scores import Scores
+from safexplain.verdict.canaries.claim import Claim, scenario_of
+from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
 from safexplain.verdict.stats import epsilon_ceiling
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.lower_bounds import CHOOSING
@@ -129,7 +127,7 @@ class CanaryProbe:
         if target is not None:
             check_target(target := whole("target", target, 0), len(self.data))
         if self.scenario == "worst-case":
-            raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.worst_case')
+            raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.run')
         if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError('scenario "gradient" takes no canary and no score: choose with target, coordinate')
         if self.scenario == "natural" and auxiliary is None and canary is None:

@@ -1,7 +1,11 @@
-"""The trainings of a probe: each seeded by its world and number, its score stored at once, the rest resumed."""
+"""The trainings of a probe: each seeded by its world and number, its score stored at once, the rest resumed.
+
+Finished runs of a probe on disk: a line each, added as soon as the run is there.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
@@ -10,9 +14,11 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,11 +26,74 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from safexplain.audit.canaries.trainer.probe_store import Finished, Key, Store
-from safexplain.audit.references.shadows import Progress
+from safexplain._progress import Progress
 from safexplain.errors import InputError
 
-__all__ = ["Run", "progress_bar", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "Store", "progress_bar", "run_all", "seed_of_run", "seeded"]
+
+WorldName = Literal["a", "b"]
+
+Key = tuple[WorldName, int]
+"""World and number of a run."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is kept of a run.
+
+    Args:
+        score: of its model; higher in world a.
+        seconds: that it took.
+    """
+
+    score: float
+    seconds: float
+
+
+class Store:
+    """Finished runs: a line of JSON each, added to the file as soon as it is there.
+
+    Args:
+        path: of the file; None keeps them in memory only.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.runs: dict[Key, Finished] = {}
+        torn = False
+        if path is not None and path.is_file():
+            text = path.read_text()
+            torn = not text.endswith("\n") and text != ""
+            for line in text.splitlines():
+                self._read(line)
+        if torn and path is not None:
+            with path.open("a") as file:
+                file.write("\n")
+
+    def _read(self, line: str) -> None:
+        try:
+            row = json.loads(line)
+            found = Finished(float(row["score"]), row["seconds"])
+            if isfinite(found.score):
+                self.runs.setdefault((row["world"], int(row["number"])), found)
+        except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
+            return
+
+    def add(self, key: Key, finished: Finished) -> None:
+        """Keep a run.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        self.runs[key] = finished
+        if self.path is None:
+            return
+        row = {"world": key[0], "number": key[1], "score": finished.score, "seconds": finished.seconds}
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from None
 
 
 class Run:

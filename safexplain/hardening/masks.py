@@ -1,0 +1,80 @@
+"""Clips and masks: the first two steps of a `Hardening`, as plain functions of rows of attributions.
+
+Each works on a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safexplain._validate import keep_number
+from safexplain.errors import ConfigurationError
+from safexplain.hardening.amounts import Amount, absolute, keep_amount
+
+
+@runtime_checkable
+class Mask(Protocol):
+    """Sets small coordinates to zero."""
+
+    def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
+        """Return the masked (rows, d) tensor; may work in place. `scale` is the clip's, None without a clip."""
+
+
+@dataclass(frozen=True)
+class ThresholdMask:
+    """Set coordinates of magnitude below `threshold` to zero (the magnitude: DeepLeak's text drops all negatives)."""
+
+    threshold: Amount
+
+    def __post_init__(self) -> None:
+        keep_amount(self, "threshold")
+
+    def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
+        """Zero the small coordinates."""
+        return rows.masked_fill_(rows.abs() < absolute(self.threshold, scale), 0.0)
+
+
+@dataclass(frozen=True)
+class TopKMask:
+    """Keep the `fraction` of each example's coordinates with the largest magnitudes (at least one), zero the rest.
+
+    Exactly that many are kept: among equals, the first.
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        keep_number(self, "fraction", above=0.0)
+        if self.fraction > 1:
+            raise ConfigurationError(f"TopKMask fraction must lie in (0, 1], got {self.fraction!r}")
+
+    def kept(self, d: int) -> int:
+        """How many of d coordinates stay."""
+        return max(1, round(self.fraction * d))
+
+    def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
+        """Zero all but the largest coordinates."""
+        k = self.kept(rows.shape[1])
+        magnitude = rows.abs()
+        cut = _kth_largest(magnitude, k)
+        keep = magnitude >= cut
+        crowded = keep.sum(1) > k
+        if bool(crowded.any()):
+            tied = magnitude[crowded] == cut[crowded]
+            above = magnitude[crowded] > cut[crowded]
+            room = k - above.sum(1, keepdim=True)
+            keep[crowded] = above | (tied & (tied.cumsum(1) <= room))
+        return rows.mul_(keep)
+
+
+def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
+    """The k-th largest value of each row, shape (rows, 1)."""
+    if magnitude.device.type != "cpu":
+        return magnitude.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    at = magnitude.shape[1] - k
+    return torch.from_numpy(np.partition(magnitude.numpy(), at, axis=1)[:, at : at + 1])
