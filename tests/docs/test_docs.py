@@ -1,0 +1,219 @@
+"""Every Python block of README.md and docs/ runs, prints what stands below it, and the tables agree with the code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from safexplain.audit import Recipe
+from safexplain.cli.app import app
+from safexplain.cli.canary_config import Data, Options, Promise, Training
+from safexplain.explain import CATALOG
+from safexplain.verdict.evidence import EXIT_CODES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+INCLUDED = "--8<--"
+NEEDS = r"^<!-- needs: ([\w ]+) -->$"
+"""A line of a page that names packages of extras which its code needs."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A Python block, the line it starts at, and the output that stands below it."""
+
+    code: str
+    line: int
+    output: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page; examples are included as `{ .python }` and tested by themselves."""
+    text = page.read_text()
+    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?"
+    found = re.finditer(pattern, text, re.DOTALL | re.MULTILINE)
+    return [Block(m[1], text[: m.start(1)].count("\n"), m[2]) for m in found]
+
+
+def alike(printed: str, shown: str) -> bool:
+    """The same words, and numbers that differ by no more than another machine may make them (10 %, or 0.02)."""
+    number = r"[-+]?\d+(?:\.\d+)?"
+    if re.sub(number, "#", printed).split() != re.sub(number, "#", shown).split():
+        return False
+    pairs = zip(re.findall(number, printed), re.findall(number, shown), strict=True)
+    return all(abs(float(a) - float(b)) <= max(0.02, 0.1 * abs(float(b))) for a, b in pairs)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory and a noise key; what a page puts into the environment is taken out again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "0" * 64)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    before = dict(os.environ)
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: Path, elsewhere: Path) -> None:
+    for needed in re.findall(NEEDS, page.read_text(), re.MULTILINE):
+        for package in needed.split():
+            pytest.importorskip(package)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks(page):
+        code = compile("\n" * block.line + block.code, str(page), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        where = f"{page.name}, line {block.line}"
+        assert bool(printed.getvalue()) == (block.output is not None), (
+            f"{where}: output and text block do not go together"
+        )
+        assert block.output is None or alike(printed.getvalue(), block.output), f"{where} printed\n{printed.getvalue()}"
+
+
+def test_outputs_are_compared_by_words_and_roughly_by_numbers() -> None:
+    assert alike("AUC 0.70 True\n", "AUC  0.71 True")
+    assert not alike("AUC 0.70 True", "AUC 0.70 False")
+    assert not alike("AUC 0.70", "AUC 0.80")
+    assert not alike("(5, 64)", "(5, 64, 1)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_included_files_exist(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    local = [link.partition("#")[0] for link in links if not link.startswith(("http://", "https://", "#"))]
+    assert [link for link in local if link and not (page.parent / link).exists()] == []
+    assert [path for path in re.findall(rf'{INCLUDED} "([^"]+)"', text) if not (ROOT / path).is_file()] == []
+
+
+def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_source() -> None:
+    text = (DOCS / "explainers.md").read_text()
+    rows = {m[1]: m[0] for m in re.finditer(r"^\| `(\w+)` \|.*$", text, re.MULTILINE)}
+    assert list(rows) == sorted(rows, key=[row.hardened_name for row in CATALOG.values()].index)
+    for row in CATALOG.values():
+        shown = rows[row.hardened_name]
+        assert f"| {row.family} | {row.citation} |" in shown
+        assert ("private copy" in shown) == row.hooks
+        assert ("needs `nn.ReLU`" in shown) == row.needs_relu
+        assert ("random" in shown) == row.stochastic
+
+
+@pytest.mark.parametrize("name", ["audit", "attack", "canaries", "demo"])
+def test_every_option_of_a_command_is_documented(name: str) -> None:
+    text = (DOCS / "cli.md").read_text()
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
+    assert options
+    assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
+
+
+@pytest.mark.parametrize("name", ["show", "grant", "export"])
+def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
+    text = (DOCS / "cli.md").read_text().partition("## safexplain ledger\n")[2].partition("\n## ")[0]
+    command = typer.main.get_command(app).commands["ledger"].commands[name]  # type: ignore[attr-defined]
+    options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
+    assert options
+    assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
+
+
+def test_options_are_shown_with_their_defaults() -> None:
+    text = (DOCS / "cli.md").read_text()
+    command = typer.main.get_command(app).commands["audit"]  # type: ignore[attr-defined]
+    for parameter in command.params:
+        flag = parameter.opts[0]
+        if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):
+            assert f"| `{flag}` | {parameter.default:g} |" in text, flag
+
+
+def test_every_name_of_a_recipe_is_documented_with_its_default() -> None:
+    text = (DOCS / "cli.md").read_text()
+    for line in Recipe().to_toml().splitlines():
+        name, _, value = line.partition(" = ")
+        assert f"| `{name}` | {value} |" in text or f"| `{name}` | `{value}` |" in text, name
+
+
+def test_every_name_of_a_configuration_of_canaries_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    part = text[text.index("### dp.toml") : text.index("### signals.npz")]
+    for table in (Data, Training, Promise, Options):
+        assert [f.name for f in fields(table) if f"`{f.name}`" not in part] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])
+def test_exit_codes_are_documented(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for verdict, code in {**EXIT_CODES, "wrong usage": 2}.items():
+        assert re.search(rf"^\| {code} \|[^\n]*{verdict}", text, re.MULTILINE), verdict
+
+
+def test_the_table_of_concepts_holds_the_measured_figures() -> None:
+    text = (DOCS / "concepts.md").read_text()
+    numbers = json.loads((DOCS / "figures" / "figures.json").read_text())
+    rows = numbers["alternatives"]
+    label = rows.pop("label")
+    for name, row in rows.items():
+        aucs = " | ".join(f"{row[signal][0]:.3f}" for signal in ("l1", "variance", "attributions"))
+        assert re.search(
+            rf"^\| {re.escape(name)}[^|]*\| {re.escape(aucs)} \| {row['top_overlap']:.3f} \|", text, re.M
+        ), name
+    assert f"| the label alone, no explanation | | | {label:.3f} | |" in text
+    for found in numbers["norms"].values():
+        assert f"{found['auc']:.3f}" in text
+        assert re.search(rf"{100 * found['tpr_at_5']:.1f} %", text)
+
+
+def test_figures_are_small_and_come_for_both_schemes() -> None:
+    images = [*(DOCS / "figures").glob("*.svg"), *(DOCS / "figures").glob("*.png")]
+    assert images
+    assert [image.name for image in images if image.stat().st_size > 150_000] == []
+    kinds = {(image.stem.rpartition("-")[0], image.suffix) for image in images}
+    for stem, suffix in kinds:
+        for scheme in ("light", "dark"):
+            assert f"figures/{stem}-{scheme}{suffix}#only-{scheme}" in "".join(page.read_text() for page in PAGES)
+            assert (DOCS / "figures" / f"{stem}-{scheme}{suffix}").is_file()
+
+
+def make_outputs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_outputs", DOCS / "outputs" / "make_outputs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_shows_the_kept_outputs() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in ("demo", "audit"):
+        printed = (DOCS / "outputs" / f"{name}.txt").read_text()
+        assert printed in text, f"run: python docs/outputs/make_outputs.py {name}"
+
+
+def test_the_readme_shows_the_measurements_of_audit_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert make_outputs().measured() in text, "run: python docs/outputs/make_outputs.py measured"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["demo", "attack", "audit_sklearn", "harden_captum", "audit"])
+def test_a_command_prints_what_the_documentation_shows(name: str) -> None:
+    printed, shown = make_outputs().output_of(name), (DOCS / "outputs" / f"{name}.txt").read_text()
+    words = re.compile(r"LEAK PROVEN|CERTIFIED|INCONCLUSIVE|certified|inconclusive|leak")
+    assert words.findall(printed) == words.findall(shown)
+    assert len(printed.splitlines()) == len(shown.splitlines())

@@ -1,0 +1,212 @@
+"""Every example runs as it stands, and prints what the documentation shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain.audit import Recipe, Signals
+from safexplain.loading.data.load import load_data
+from safexplain.loading.models.load import load_model
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, folder: Path) -> str:
+    """Standard output of an example, with warnings as errors, in a folder of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ask(port: int, x: object, customer: str = "ann") -> tuple[int, dict[str, object]]:
+    """Status and content of a service's reply."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}", json.dumps({"x": x}).encode(), {"X-Customer": customer}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_there_is_a_test_for_every_example() -> None:
+    text = Path(__file__).read_text()
+    assert EXAMPLES
+    named = ('run("{}"', '"examples" / "{}.py"')
+    assert [path.stem for path in EXAMPLES if not any(n.format(path.stem) in text for n in named)] == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_has_at_most_60_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60
+
+
+def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
+    printed = run("harden_captum", tmp_path)
+    assert "released: (200, 64) torch.float32 gradient kept: False" in printed
+    assert "asked again, the same answer bit for bit: True" in printed
+    assert "asked in another batch, the same answer: True" in printed
+    kept = int(printed.split("still on top: ")[1].split("%")[0])
+    assert 80 <= kept <= 99
+
+
+@pytest.mark.slow
+def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
+    pytest.importorskip("alibi")
+    printed = run("harden_anchors", tmp_path)
+    native, hardened = (int(line.rpartition(" ")[2]) for line in printed.splitlines()[:2])
+    assert native > 50
+    assert hardened == 0
+    assert "fields of a hardened answer: anchor, precision, coverage\n" in printed
+    assert "the same answer: True" in printed
+
+
+def test_noise_on_superpixels_does_not_average_away(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    by_pixel, by_superpixel = (
+        float(line.rpartition(" ")[2]) for line in run("harden_superpixels", tmp_path).splitlines()[1:]
+    )
+    assert by_pixel < 0.001
+    assert 0.003 < by_superpixel < 0.025  # of 27 draws by a fresh key
+
+
+@pytest.mark.slow
+def test_a_scikit_learn_model_is_audited(tmp_path: Path) -> None:
+    printed = run("audit_sklearn", tmp_path)
+    verdicts = [line.rpartition(": ")[2] for line in printed.splitlines() if line.startswith(("native", "hardened"))]
+    assert len(verdicts) == 3
+    assert set(verdicts) <= {"certified", "leak", "inconclusive"}
+    assert "beside: likelihood ratio of the predicted label" in printed
+    found = [float(line.split(", ")[1].removeprefix("AUC ")) for line in printed.splitlines() if "strongest" in line]
+    native, _, magnitudes = found
+    assert native > 0.6
+    assert magnitudes < native
+
+
+def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
+    printed = run("attack_own_signals", tmp_path)
+    assert "leaking.npz: leak" in printed
+    assert "quiet.npz: certified" in printed
+    signals = Signals.load(tmp_path / "leaking.npz")
+    assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
+
+
+def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
+    run("write_audit_files", tmp_path)
+    data = load_data(tmp_path / "data.npz")
+    loaded = load_model(tmp_path / "model.pt2", input_shape=data.x.shape[1:])
+    assert (loaded.format, loaded.fresh is None) == ("torch.export", False)
+    assert Recipe.from_toml(tmp_path / "recipe.toml").epochs == 60
+    assert 0.4 < np.mean(data.member) < 0.6
+
+
+def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
+    printed = run("dp_fine_tune", tmp_path)
+    before, after = (int(part) for part in re.findall(r"(\d+)%", printed))
+    assert before < 25
+    assert after > 80
+    assert "8.000 (one record substituted)" in printed
+    assert "several records of one person" in (tmp_path / "MODEL_CARD.md").read_text()
+
+
+def test_a_loop_of_ones_own_stops_at_its_budget(tmp_path: Path) -> None:
+    printed = run("dp_own_loop", tmp_path)
+    assert "epoch 20: epsilon 4.195 (one record added or removed), 8.000" in printed
+    assert int(printed.split("accuracy: ")[1].split("%")[0]) > 80
+    assert "refused: all 180 steps" in printed
+
+
+def test_canaries_tell_a_right_loop_from_a_wrong_one(tmp_path: Path) -> None:
+    right, wrong = run("audit_canaries", tmp_path).splitlines()
+    assert right.startswith("right: Epsilon for a substituted record is at least")
+    assert "Nothing speaks against the claim" in right or "speaks neither" in right
+    assert wrong.endswith("its noise, clipping, sampling or accounting is wrong.")
+
+
+def test_recourse_is_answered_from_a_private_model_and_the_ledger_stops_who_asks_too_often(tmp_path: Path) -> None:
+    printed = run("credit_recourse", tmp_path)
+    private, native = (float(v) for v in re.findall(r"([0-9.]+)% (?:private|without)", printed))
+    assert 70 <= private <= native
+    rejected, with_recourse = (int(v) for v in re.findall(r"(\d+) rejected, (\d+) with recourse", printed)[0])
+    assert 0 < with_recourse <= rejected
+    assert "(substitute) once, for any number of answers" in printed
+    assert "asked twice: 0.25 spent, same answer: True" in printed
+    assert "refused after 4 answers; renews: True" in printed
+    assert "mean symmetry:" not in printed
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "said"),
+    [
+        (b"[" * 200_000, None, "recursion"),
+        (b'{"x": [1]}', 9_999, "timed out"),
+        (b'{"x": [1]}', -1, "Expecting value"),
+        (b'{"x": ' + b" " * 1_000_000 + b"[1]}", None, "Expecting value"),
+        (b'{"y": [1]}', None, 'expected {"x": [10 numbers]}'),
+        (b"[1]", None, 'expected {"x": [10 numbers]}'),
+        (b"", None, "Expecting value"),
+    ],
+    ids=["nested", "short", "negative", "long", "no x", "a list", "empty"],
+)
+def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, length: int | None, said: str) -> None:
+    handler = runpy.run_path(str(ROOT / "examples" / "recourse_service.py"))["Handler"]
+    assert 0 < handler.timeout <= 60
+    if said == "timed out":
+        handler.timeout = 0.3
+    ours, theirs = socket.socketpair()
+    serving = threading.Thread(target=handler, args=(theirs, ("127.0.0.1", 0), None))
+    with ours, theirs:
+        ours.settimeout(30)
+        if said != "timed out":
+            serving.start()  # it reads while we send
+        ours.sendall(
+            b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
+        )
+        if said == "timed out":
+            serving.start()  # all that comes is there
+        reply = ours.recv(10_000)
+        while b"}" not in reply:
+            reply += ours.recv(10_000)
+        serving.join(30)
+    assert not serving.is_alive()
+    assert reply.startswith(b"HTTP/1.0 400 ")
+    assert said in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+
+
+def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "examples" / "recourse_service.py"), "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().split()[-1])
+            x = [0.2, 0.1, -0.2, 0.1, -0.3, 0.2, -0.1, 0.3, 0.0, 0.1]
+            first = ask(port, x)
+            assert first[0] == 200
+            assert first[1].keys() == {"counterfactual", "valid", "favourable", "score"}
+            assert ask(port, x) == first
+            assert ask(port, [1, 2])[0] == ask(port, [9.0] * 10)[0] == ask(port, "x")[0] == 400
+            codes = [ask(port, [v + i / 100 for v in x])[0] for i in range(1, 12)]
+            assert codes == [200] * 9 + [429] * 2
+            assert ask(port, x) == first
+            assert ask(port, x, customer="bob") == first
+        finally:
+            server.kill()

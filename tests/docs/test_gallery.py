@@ -1,0 +1,130 @@
+"""docs/explainers.md has every method, its tables are those that the script makes, and the gallery is complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from safexplain.explain import CATALOG
+from safexplain.hardening.hardening import Hardening
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "figures"
+PAGE = ROOT / "docs" / "explainers.md"
+AGAIN = "run: python docs/figures/make_gallery.py --write-table"
+
+
+@pytest.fixture
+def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FIGURES))
+    spec = importlib.util.spec_from_file_location("make_gallery", FIGURES / "make_gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make_gallery", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def records() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIGURES / "gallery.json").read_text())
+    return found
+
+
+def part(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None, f"explainers.md has no place for {name}"
+    return found[1]
+
+
+def test_every_method_of_the_catalog_has_one_row_in_a_table_and_one_among_the_sources() -> None:
+    shown = re.findall(r"^\| \[`(\w+)`\]", part("methods") + part("layers"), re.MULTILINE)
+    sources = re.findall(r"^\| `(\w+)` \|", part("sources"), re.MULTILINE)
+    names = [row.hardened_name for row in CATALOG.values()]
+    assert shown == names, AGAIN
+    assert sources == names, AGAIN
+
+
+def test_the_tables_of_the_page_are_made_from_the_catalog_and_the_committed_numbers(
+    gallery: ModuleType, records: dict[str, Any]
+) -> None:
+    for name, table in gallery.tables(records).items():
+        assert part(name) == table, AGAIN
+
+
+def test_another_time_or_an_unknown_place_is_noticed(
+    gallery: ModuleType, records: dict[str, Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "explainers.md"
+    shutil.copy(PAGE, page)
+    gallery.write_tables(page, records)
+    assert page.read_text() == PAGE.read_text()
+    records["methods"]["IG"]["native_ms"] *= 10
+    gallery.write_tables(page, records)
+    assert page.read_text() != PAGE.read_text()
+    page.write_text(page.read_text().replace("<!-- layers -->", ""))
+    with pytest.raises(SystemExit, match="0 places for the table 'layers'"):
+        gallery.write_tables(page, records)
+
+
+def test_each_pictured_method_is_in_the_catalog_and_has_a_record(gallery: ModuleType, records: dict[str, Any]) -> None:
+    pictured = [picture.name for picture in gallery.PICTURES]
+    assert list(records["methods"]) == pictured
+    assert set(pictured) <= set(CATALOG)
+    for name, record in records["methods"].items():
+        assert record["native_ms"] > 0, name
+        assert record["hardened_ms"] > 0, name
+        assert 0 <= record["top_overlap"] <= 1, name
+        assert -1 <= record["rank_correlation"] <= 1, name
+    assert {"device", "time", "versions", "image", "model", "hardening"} <= set(records)
+
+
+def test_the_gallery_shows_the_hardening_that_is_recommended_now(records: dict[str, Any]) -> None:
+    assert records["hardening"] == Hardening.recommended().to_dict()
+
+
+def test_what_the_text_says_in_numbers_is_in_the_record(records: dict[str, Any]) -> None:
+    text = PAGE.read_text()
+    assert f"{records['image']['set'][:13]} image" in text
+    assert f"(probability {records['model']['probability']})" in text
+    assert f"by {len(records['methods'])} methods" in text
+    assert "superpixel\nmethods of the gallery were about 3 to 5 times as fast" in text
+    by_superpixels = [r for r in records["methods"].values() if r["options"].get("feature_mask") == "superpixels"]
+    assert len(by_superpixels) == 4
+    assert all(2.5 < r["native_one_per_eval_ms"] / r["native_ms"] < 5.5 for r in by_superpixels)
+
+
+def test_the_pictures_exist_for_both_schemes_and_are_small() -> None:
+    text = PAGE.read_text()
+    named = re.findall(r"\((figures/[^)#]+)#only-(light|dark)\)", text)
+    assert {scheme for _, scheme in named} == {"light", "dark"}
+    for path, scheme in named:
+        assert path.rpartition(".")[0].endswith(f"-{scheme}")
+        assert (ROOT / "docs" / path).stat().st_size < 150_000, path
+
+
+@pytest.mark.slow
+def test_without_data_the_script_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SAFEXPLAIN_DATA", raising=False)
+    for arguments in ([], ["--data", str(tmp_path)]):
+        command = [sys.executable, str(FIGURES / "make_gallery.py"), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert ran.returncode == 1
+        assert "weights/resnet20_cifar10.npz" in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+def test_the_script_names_no_place_on_a_machine() -> None:
+    assert (
+        re.findall(r"[\"'\s(]/(?:home|work|tmp|root|data|mnt|Users)\b", (FIGURES / "make_gallery.py").read_text()) == []
+    )

@@ -1,0 +1,83 @@
+"""The suite that measures lower bounds on epsilon: it simulates what it says, and names what misses its promise."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain.verdict.stats import epsilon_from_errors
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "audit" / "suites"))
+suite = importlib.import_module("bound_errors")
+
+
+def test_the_sum_alone_is_as_private_as_all_steps_only_for_full_batches():
+    full, few = suite.Mechanism(1.0, 500, 22.3557), suite.Mechanism(0.0625, 10, 0.5)
+    assert full.epsilon_of_sum == pytest.approx(full.epsilon, abs=1e-3) == pytest.approx(10, abs=1e-2)
+    assert few.epsilon_of_sum == pytest.approx(5.76, abs=0.01)
+    assert few.epsilon > 9
+
+
+def test_sums_have_the_moments_of_sampled_gradients_and_noise():
+    sums = suite.Mechanism(0.25, 40, 2.0).sums(np.random.default_rng(0), 200_000)
+    assert sums.mean() == pytest.approx(10, abs=0.1)
+    assert sums.var() == pytest.approx(40 * 0.25 * 0.75 + 40 * 4, rel=0.02)
+
+
+def test_the_best_of_all_thresholds_is_the_highest_bound_of_any():
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(1, 1, 60), rng.normal(-1, 1, 50)
+    one_by_one = [
+        epsilon_from_errors(int((b >= t).sum()), 50, int((a < t).sum()), 60, suite.DELTA, "gdp") for t in (*a, *b)
+    ]
+    assert suite.best_of_all(a, b) == pytest.approx(max(one_by_one))
+
+
+def test_a_bound_that_is_surely_above_the_truth_too_often_is_named_if_it_is_promised():
+    often, seldom = suite.summary([2.0] * 20 + [0.5] * 80, 1.0), suite.summary([2.0] * 7 + [0.5] * 93, 1.0)
+    assert (often["above"], often["of"], often["rate"]) == (20, 100, 0.2)
+
+    def missed(name, bound, steps=500):
+        return suite.failures([{"mechanism": {"steps": steps}, "bounds": {name: bound}}])
+
+    assert len(missed("pld fixed", often)) == 1
+    assert "20.0%" in missed("pld split", often, steps=1)[0]
+    assert missed("gdp fixed", often)
+    assert missed("gdp max", often) == missed("gdp fixed", often, steps=1) == missed("pld fixed", seldom) == []
+
+
+def test_the_committed_results_are_complete_and_keep_what_is_promised():
+    report = json.loads((ROOT / "audit" / "results" / "bound_errors.json").read_text())
+    assert not report["quick"]
+    assert report["targets_missed"] == suite.failures([*report["two_worlds"], *report["one_run"]]) == []
+    mechanisms = len(suite.MANY_STEPS) + len(suite.FEW_STEPS)
+    assert len(report["two_worlds"]) == mechanisms * len(suite.RUNS)
+    assert len(report["one_run"]) == len(suite.ONE_RUN)
+    assert min(b["of"] for cell in report["two_worlds"] for b in cell["bounds"].values()) >= 1000
+    few = [c["bounds"] for c in report["two_worlds"] if c["mechanism"]["steps"] < 500 and c["runs"] == 25_000]
+    assert max(b["gdp fixed"]["low"] for b in few) > 0.5
+
+
+@pytest.mark.slow
+def test_bound_errors_runs_quickly_and_resumes(tmp_path):
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+    command = [sys.executable, str(ROOT / "audit" / "suites" / "bound_errors.py"), "--quick"]
+    command += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out.json")]
+    reports = []
+    for _ in range(2):
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads((tmp_path / "out.json").read_text()))
+    first, again = reports
+    assert first["quick"]
+    assert first["two_worlds"] == again["two_worlds"]
+    assert first["seconds"] == again["seconds"]

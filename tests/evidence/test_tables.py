@@ -1,0 +1,54 @@
+"""The tables of audit/README.md say what the committed results say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "audit" / "suites"))
+tables = importlib.import_module("tables")
+
+
+def test_the_readme_is_what_the_results_say():
+    text = tables.README.read_text()
+    assert tables.written(text) == text, "run: python audit/suites/tables.py"
+
+
+def test_every_figure_of_a_table_follows_its_result(tmp_path, monkeypatch):
+    found = json.loads((tables.RESULTS / "third_party.json").read_text())
+    cell = found["nets"]["resnet20_cifar10"]["cells"]["Saliency native"]
+    next(a for a in cell["without_training"]["attacks"] if a["signal"] == "l1")["auc"] = 0.123
+    (tmp_path / "third_party.json").write_text(json.dumps(found))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    text = tables.README.read_text()
+    assert tables.written(text) != text
+    assert "| resnet20 Saliency native | 0.123 [" in tables.written(text)
+
+
+def test_an_empty_place_is_filled_and_nothing_behind_it_is_touched():
+    text = tables.README.read_text()
+    start = text.index("<!-- recourse: networks -->")
+    after = text.index("<!-- end -->", start)
+    empty = text[:start] + "<!-- recourse: networks -->\n\n" + text[after:]
+    assert empty != text
+    assert tables.written(empty) == text
+
+
+def test_a_missing_place_is_an_error():
+    with pytest.raises(ValueError, match="attack_table: scores"):
+        tables.written("no place for anything")
+
+
+def test_an_attack_that_was_not_run_is_said_so():
+    cell = {"attacks": [{"attack": "A", "signal": "s", "auc": 0.5, "auc_low": 0.4, "auc_high": 0.6}]}
+    assert tables.auc(tables.found_by(cell, "A on s")) == "0.500 [0.400, 0.600]"
+    assert tables.auc(tables.found_by(cell, "B on s")) == "not run"
+
+
+def test_the_highest_bound_is_of_a_judged_attack():
+    attacks = [{"bounds": [0.0, 0.1], "judged": True}, {"bounds": [0.0, 0.9], "judged": False}, {"bounds": [0.0, 0.2]}]
+    assert tables.highest_bound({"attacks": attacks})["bounds"][1] == 0.2

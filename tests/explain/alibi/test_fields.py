@@ -1,0 +1,470 @@
+"""What leaves an Alibi explanation: the listed fields and nothing else, looked for with markers and with real rows."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import pickle
+import re
+import warnings
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+
+from safexplain import GaussianNoise, Hardening, RangeClip
+from safexplain.errors import RefusedError
+from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, anchor_hardening, harden_alibi
+from safexplain.explain.alibi.rules import META, ROWS, Leave
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # spaCy's, about typer
+    explainers = pytest.importorskip("alibi.explainers")
+interfaces = pytest.importorskip("alibi.api.interfaces")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning"),
+    pytest.mark.filterwarnings("ignore:the `interpolation=` argument:DeprecationWarning"),  # alibi's, about NumPy
+]
+
+KEY = b"a noise key of thirty-two bytes."
+NUMBER, WORD = 8764.8764, "planted-secret"
+PLAIN = Hardening(clip=RangeClip(-5.0, 5.0), noise=GaussianNoise(0.1, key=KEY))
+X = np.random.default_rng(0).normal(size=(60, 4))
+Y = (X[:, 0] > 0).astype(int)
+NAMES = list("abcd")
+GRID = {f: np.linspace(-3, 3, 5) for f in range(4)}
+
+
+def probabilities(x):
+    p = 1 / (1 + np.exp(-x[:, 0] - 0.5 * x[:, 1]))
+    return np.stack([1 - p, p], 1)
+
+
+def labels(x):
+    return probabilities(x).argmax(1)
+
+
+def stub(name, data, params=None):
+    """An object whose class says that it was defined in alibi, and that returns an explanation of these fields."""
+
+    def explain(self, X, y=None):
+        return interfaces.Explanation(meta={"name": name, "type": [], "params": dict(params or {})}, data=dict(data))
+
+    return type(name, (), {"__module__": "alibi.stub", "explain": explain, "predictor": staticmethod(labels)})()
+
+
+def text_explainer():
+    spacy = pytest.importorskip("spacy")
+    nlp = spacy.blank("en")
+    nlp.vocab.lookups.add_table("lexeme_prob", {})
+    return explainers.AnchorText(lambda texts: np.array([int("good" in t.split()) for t in texts]), "unknown", nlp)
+
+
+FAST = {"coverage_samples": 500, "binary_cache_size": 100}
+IMAGE = np.random.default_rng(1).random((16, 16, 3)).astype(np.float32)
+SHAP = np.random.default_rng(2).normal(size=(60, 4))
+CASES = {
+    "AnchorTabular": (lambda: explainers.AnchorTabular(labels, NAMES).fit(X), (X[0],), FAST),
+    "AnchorImage": (
+        lambda: explainers.AnchorImage(lambda x: (x.mean((1, 2, 3)) > 0.5).astype(int), (16, 16, 3)),
+        (IMAGE,),
+        FAST,
+    ),
+    "AnchorText": (text_explainer, ("a good book",), FAST),
+    "ALE": (lambda: explainers.ALE(probabilities, NAMES), (X,), {"grid_points": GRID}),
+    "PartialDependence": (
+        lambda: explainers.PartialDependence(probabilities, NAMES),
+        (X,),
+        {"kind": "both", "grid_points": GRID},
+    ),
+    "TreePartialDependence": (
+        lambda: explainers.TreePartialDependence(
+            GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y), NAMES
+        ),
+        (X,),
+        {"grid_points": GRID},
+    ),
+    "PartialDependenceVariance": (
+        lambda: explainers.PartialDependenceVariance(probabilities, NAMES),
+        (X,),
+        {"method": "interaction", "grid_points": GRID},
+    ),
+    "PermutationImportance": (
+        lambda: explainers.PermutationImportance(labels, score_fns="accuracy", feature_names=NAMES),
+        (X, Y),
+        {"n_repeats": 3},
+    ),
+    "KernelShap": (lambda: stub("KernelShap", {"shap_values": [SHAP, -SHAP], "feature_names": NAMES}), (X,), {}),
+    "TreeShap": (lambda: stub("TreeShap", {"shap_values": [SHAP], "shap_interaction_values": []}), (X,), {}),
+}
+"""Native class -> how to make an explainer, and the arguments of `explain`."""
+
+
+LISTED = {
+    "AnchorTabular": {"anchor", "precision", "coverage"},
+    "AnchorImage": {"anchor", "precision", "coverage", "segments"},
+    "AnchorText": {"anchor", "precision", "coverage"},
+    "ALE": {"ale_values", "feature_names", "target_names", "feature_values", "feature_deciles"},
+    "PartialDependence": {"pd_values", "feature_names", "feature_values", "ice_values", "feature_deciles"},
+    "TreePartialDependence": {"pd_values", "feature_names", "feature_values", "ice_values", "feature_deciles"},
+    "PartialDependenceVariance": {"pd_values", "feature_names", "feature_values", "feature_deciles"}
+    | {"feature_importance", "feature_interaction", "conditional_importance", "conditional_importance_values"},
+    "PermutationImportance": {"feature_importance", "feature_names", "metric_names"},
+    "KernelShap": {"shap_values", "feature_names", "categorical_names"},
+    "TreeShap": {"shap_values", "shap_interaction_values", "feature_names", "categorical_names"},
+}
+"""What may be among the released fields: written down a second time, so that a change of the table is seen here."""
+WITHOUT_CONTENT = {"feature_deciles": 11, "ice_values": 5}
+NEVER = {"seed", "kwargs", "images_background", "sample_weight", "weights", "punctuation", "stopwords"}
+
+
+def hardening_for(name):
+    return anchor_hardening(KEY) if ROWS[name].anchors else PLAIN
+
+
+# Planted markers.
+
+
+def secrets():
+    """Values that hold the markers, in all ways in which alibi keeps data."""
+    array = np.full((3, 4), NUMBER)
+    return [NUMBER, WORD, array, [array], {WORD: array}, {"x": {"y": [WORD, NUMBER]}}, np.array([WORD, array], object)]
+
+
+def planted(explanation, kind):
+    """The native explanation with markers everywhere but in the listed fields."""
+    data, meta = dict(explanation.data), {**explanation.meta, "params": dict(explanation.meta.get("params", {}))}
+    for name in set(data) - LISTED[kind]:
+        data[name] = secrets()
+    for name, points in WITHOUT_CONTENT.items():
+        if name in data:
+            data[name] = [np.full(points, NUMBER)] * len(data["feature_names"])
+    for entry in data["feature_importance"][0] if kind == "PermutationImportance" else ():
+        entry.update(std=NUMBER, samples=np.full(3, NUMBER))
+    for i, value in enumerate(secrets()):
+        data[f"unlisted_{i}"] = meta[f"unlisted_{i}"] = meta["params"][f"unlisted_{i}"] = value
+    data["raw"] = {"examples": secrets(), "instance": np.full(4, NUMBER), WORD: secrets()}
+    listed = sorted(ROWS[kind].params - {"feature_names", "target_names", "categorical_names"})
+    meta["params"].update(dict.fromkeys(listed[:3], np.full(3, NUMBER)))  # what is listed, but is no plain value
+    meta["params"].update(dict.fromkeys(NEVER, np.full(3, NUMBER)))
+    result = interfaces.Explanation(meta=meta, data=data)
+    result.secret = secrets()
+    return result
+
+
+def reachable(value):
+    """Everything that can be reached from an object, but classes, modules and functions."""
+    seen, waiting = {}, [value]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | FunctionType | BuiltinFunctionType):
+            continue
+        seen[id(item)] = item
+        waiting += gc.get_referents(item)
+        if isinstance(item, np.ndarray):
+            waiting += [item.base, *(item.ravel().tolist() if item.dtype == object else ())]
+        waiting += list(getattr(item, "__dict__", {}).values())
+    return list(seen.values())
+
+
+def marked(explanation):
+    """The ways in which a marker can be found in an explanation."""
+    ways = set()
+    for item in reachable(explanation):
+        if isinstance(item, str) and WORD in item:
+            ways.add("string")
+        elif isinstance(item, float | np.floating) and np.isclose(item, NUMBER, rtol=1e-6):
+            ways.add("number")
+        elif isinstance(item, np.ndarray) and item.dtype.kind in "fiu" and np.isclose(item, NUMBER, rtol=1e-6).any():
+            ways.add("array")
+    try:
+        texts = [repr(explanation), explanation.to_json()]
+    except TypeError:  # natively, an array of objects
+        texts = [repr(explanation)]
+    texts += [pickle.dumps(explanation).decode("latin-1")]
+    for text in texts:
+        if WORD in text or str(int(NUMBER)) in text:
+            ways.add("text")
+    if np.float64(NUMBER).tobytes() in pickle.dumps(explanation):
+        ways.add("bytes")
+    return ways
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_markers_planted_in_every_other_field_are_not_found_in_what_is_released(name, monkeypatch):
+    make, args, options = CASES[name]
+    native = make()
+    explain = type(native).explain
+    found = []
+
+    @functools.wraps(explain)
+    def planting(self, *a, **k):
+        found.append(planted(explain(self, *a, **k), name))
+        return found[-1]
+
+    monkeypatch.setattr(type(native), "explain", planting)
+    released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
+    assert marked(found[0]) >= {"string", "number", "array", "text", "bytes"}
+    assert marked(released) == set()
+    assert set(released.data) <= LISTED[name] == set(ROWS[name].fields)
+    assert not NEVER & ROWS[name].params
+    if name == "PermutationImportance":
+        assert all(set(entry) == {"mean"} for entry in released.feature_importance[0])
+    assert set(released.meta) <= {*META, "params"}
+    assert set(released.meta["params"]) <= ROWS[name].params
+    assert vars(released).keys() == {"meta", "data", *released.meta, *released.data}
+    assert all(x.base is None for x in reachable(released) if isinstance(x, np.ndarray))
+    assert not {id(x) for x in reachable(released)} & {id(x) for x in reachable(found[0]) if isinstance(x, np.ndarray)}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_field_of_every_class_leaves_in_the_way_that_is_listed(name):
+    make, args, options = CASES[name]
+    native = make()
+    released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
+    expected = native.explain(*args, **options)
+    for field, leave in ROWS[name].fields.items():
+        if field not in expected.data:
+            continue
+        ours, theirs = released.data[field], expected.data[field]
+        if leave is Leave.AS_IS and name != "AnchorTabular":
+            assert np.array_equal(ours, theirs)
+            assert type(ours) is type(theirs)
+        elif leave is Leave.NONE:
+            assert ours is None
+        elif leave is Leave.HARDENED and theirs is not None and len(theirs):
+            assert shapes(ours) == ([(5, 2)] * 4 if name == "ALE" else shapes(theirs))
+    assert "NaN" not in released.to_json()
+
+
+def shapes(value):
+    """The nesting of a value, with shapes for arrays and types for numbers; of dictionaries only the mean."""
+    if isinstance(value, dict):
+        return {"mean": shapes(value["mean"])}
+    if isinstance(value, list):
+        return [shapes(item) for item in value]
+    return value.shape if isinstance(value, np.ndarray) else type(value)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if not ROWS[name].anchors])
+def test_numbers_of_other_explainers_are_hardened_and_the_same_when_asked_again(name):
+    make, args, options = CASES[name]
+    native = make()
+    quiet, loud = (harden_alibi(native, h).explain(*args, **options) for h in (Hardening.none(), PLAIN))
+    again = harden_alibi(make(), PLAIN).explain(*args, **options)
+    assert loud.to_json() == again.to_json()
+    field = next(field for field, leave in ROWS[name].fields.items() if leave is Leave.HARDENED)
+    if name != "PermutationImportance":  # random: quiet and loud saw other permutations
+        one, other = (np.concatenate([np.ravel(a) for a in e.data[field]]) for e in (loud, quiet))
+        noise = one - np.clip(other, -5, 5)
+        assert 0.05 < noise.std() < 0.2 or len(noise) < 20
+        assert (noise != 0).mean() > 0.5
+
+
+def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
+    for data in ({"anchor": [object()], "precision": 0.5, "coverage": 0.5}, {"anchor": np.array([WORD, 1], object)}):
+        with pytest.raises(RefusedError, match="expected numbers, strings"):
+            harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
+    with pytest.raises(RefusedError, match="expected numbers"):
+        harden_alibi(stub("TreeShap", {"shap_values": [np.array(["a"])]}), PLAIN).explain(X[:1])
+
+
+# Per-instance and global arrays.
+
+
+def test_the_attributions_of_an_instance_do_not_depend_on_its_batch():
+    whole = harden_alibi(stub("TreeShap", {"shap_values": [SHAP, -SHAP]}), PLAIN).explain(X)
+    part = harden_alibi(stub("TreeShap", {"shap_values": [SHAP[7:9], -SHAP[7:9]]}), PLAIN).explain(X[7:9])
+    for a, b in zip(whole.shap_values, part.shap_values, strict=True):
+        assert np.array_equal(a[7:9], b)
+
+
+def test_outputs_get_noise_of_their_own():
+    """Of two classes one map is the other's negative: with the same noise their sum would be twice the noise."""
+    released = harden_alibi(stub("TreeShap", {"shap_values": [SHAP, -SHAP]}), PLAIN).explain(X)
+    total = released.shap_values[0] + released.shap_values[1]
+    assert 0.12 < total.std() < 0.16
+
+
+def test_each_selection_of_features_has_noise_of_its_own_and_each_estimate_of_one_the_same():
+    """With the same noise for other features, the difference of two answers would be without noise."""
+    quiet, loud = (
+        harden_alibi(explainers.PartialDependence(probabilities, NAMES), h) for h in (Hardening.none(), PLAIN)
+    )
+
+    def noise(features, **options):
+        asked = [e.explain(X, features, grid_points=GRID, **options).pd_values[0] for e in (loud, quiet)]
+        return asked[0] - asked[1]
+
+    assert not np.allclose(noise([0]), noise([1]), atol=0.01)
+    assert np.allclose(noise([0]), noise([0], grid_resolution=7), atol=0.01)
+
+
+def test_tree_shap_of_the_shap_library_is_hardened():
+    pytest.importorskip("shap")
+    pytest.importorskip("ray")
+    native = explainers.TreeShap(GradientBoostingClassifier(n_estimators=3).fit(X, Y), feature_names=NAMES).fit()
+    released = harden_alibi(native, PLAIN).explain(X[:5])
+    assert released.shap_values[0].shape == (5, 4)
+    assert set(released.data) == {"shap_values", "shap_interaction_values", "feature_names", "categorical_names"}
+
+
+@pytest.mark.parametrize("name", ["ALE", "PartialDependence", "PartialDependenceVariance", "TreePartialDependence"])
+def test_grid_points_leave_only_if_the_caller_gave_them(name):
+    make, args, options = CASES[name]
+    hardened = harden_alibi(make(), PLAIN)
+    given = hardened.explain(*args, **options)
+    flat = [v for values in given.feature_values for v in (values if isinstance(values, list) else [values])]
+    assert all(np.array_equal(values, GRID[0]) for values in flat)
+    for grid in (None, {}, {0: GRID[0]}):
+        assert "feature_values" not in hardened.explain(*args, **{**options, "grid_points": grid}).data
+    natively = make().explain(X).feature_values
+    assert any(np.isin(X[:, 0], values).any() for values in natively[:1])  # rows' own values
+
+
+def test_ale_is_read_at_the_callers_points_whatever_interval_holds_a_row():
+    """Natively, which points the curve has tells where X has values: an interval around one tests for it."""
+    value = X[3, 0]
+    grid = np.array([-9.0, value - 1e-6, value + 1e-6, 9.0])
+    without = np.delete(X, 3, 0)
+    native = explainers.ALE(probabilities, NAMES)
+    shapes = [len(native.explain(rows, [0], grid_points={0: grid}).feature_values[0]) for rows in (X, without)]
+    assert shapes[0] != shapes[1]
+    hardened = harden_alibi(native, Hardening.none())
+    for rows in (X, without):
+        released = hardened.explain(rows, [0], grid_points={0: grid})
+        assert np.array_equal(released.feature_values[0], grid)
+        assert released.ale_values[0].shape == (4, 2)
+    inner = np.linspace(np.sort(X[:, 0])[5], np.sort(X[:, 0])[-5], 4)
+    ours, theirs = (e.explain(X, [0], grid_points={0: inner}) for e in (hardened, native))
+    at = np.isin(theirs.feature_values[0], inner)
+    assert len(theirs.feature_values[0]) == 6  # with the least and the greatest value of X
+    assert np.allclose(ours.ale_values[0], theirs.ale_values[0][at])
+
+
+def test_plots_of_ale_curves_work_without_deciles():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    released = harden_alibi(explainers.ALE(probabilities, NAMES), PLAIN).explain(X, grid_points=GRID)
+    released.constant_value = 0.0  # as the page says
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert explainers.plot_ale(released).shape[1] >= 1
+    plt.close("all")
+    assert all(len(deciles) == 0 for deciles in released.feature_deciles)
+
+
+def test_the_callers_grid_is_not_sorted_in_place():
+    grid = {0: [3.0, -3.0, 0.0]}
+    harden_alibi(explainers.PartialDependence(probabilities, NAMES), PLAIN).explain(X, [0], grid_points=grid)
+    assert grid == {0: [3.0, -3.0, 0.0]}
+
+
+def test_curves_of_single_rows_are_refused():
+    hardened = harden_alibi(explainers.PartialDependence(probabilities, NAMES), PLAIN)
+    with pytest.raises(RefusedError, match="kind='average'"):
+        hardened.explain(X, kind="individual")
+    assert hardened.explain(X, kind="both", grid_points=GRID).ice_values is None
+
+
+# From end to end.
+
+
+def rows_in(text, rows):
+    """The rows of a training set that stand in a JSON text: number lists that agree with one in 27 of 30 features."""
+    exposed = set()
+
+    def look(value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list):
+            if len(value) == rows.shape[1] and all(isinstance(v, int | float) for v in value):
+                agree = np.isclose(rows, np.array(value), rtol=1e-5).sum(1)
+                if agree.max() >= 0.9 * rows.shape[1]:
+                    exposed.add(int(agree.argmax()))
+            for item in value:
+                look(item)
+
+    look(json.loads(text))
+    return exposed
+
+
+def test_training_rows_never_leave_answers_on_breast_cancer():
+    """Natively 20 answers give away hundreds of training rows; released none, nor any other number of theirs."""
+    data = load_breast_cancer()
+    rows, names = data.data[:400], list(data.feature_names)
+    forest = RandomForestClassifier(5, max_depth=4, random_state=0).fit(rows, data.target[:400])
+    native = explainers.AnchorTabular(forest.predict, names, seed=0).fit(rows)
+    hardened = HardenedAnchorTabular(forest.predict, names, hardening=anchor_hardening(KEY)).fit(rows)
+    quick = {"max_anchor_size": 1, "coverage_samples": 500, "binary_cache_size": 100, "tau": 0.4, "delta": 0.3}
+    exposed, released = set(), set()
+    values = {f"{value:.6g}" for value in rows.ravel() if abs(value - round(value, 2)) > 1e-9}
+    for x in data.data[400:420]:
+        exposed |= rows_in(native.explain(x, **quick).to_json(), rows)
+        text = hardened.explain(x, **quick).to_json()
+        released |= rows_in(text, rows)
+        numbers = {f"{float(number):.6g}" for number in re.findall(r"\d+\.\d+", text)}
+        assert not numbers & values
+    assert len(exposed) > 100
+    assert released == set()
+
+
+def test_background_images_never_leave():
+    background = np.random.default_rng(5).random((20, 16, 16, 3)).astype(np.float32)
+    arguments = (lambda x: (x.mean((1, 2, 3)) > 0.5).astype(int), (16, 16, 3))
+    native = explainers.AnchorImage(*arguments, images_background=background)
+    hardened = HardenedAnchorImage(*arguments, images_background=background, hardening=anchor_hardening(KEY))
+    theirs, ours = native.explain(IMAGE, **FAST), hardened.explain(IMAGE, **FAST)
+    assert str(float(background[7, 3, 3, 1])) in theirs.to_json()
+    assert len(theirs.to_json()) > 20 * len(ours.to_json())
+    assert not any(str(float(value)) in ours.to_json() for value in background[7, 3, 3])
+    assert "images_background" not in ours.meta["params"]
+    assert ours.anchor.max() <= 255
+    assert ours.anchor.base is None
+    assert ours.segments.base is None
+
+
+def test_thresholds_of_a_rule_are_quantiles_of_the_data_given_to_fit():
+    """What the page on Alibi says about rules, as it is: nothing hides them, and fitting on public data avoids them."""
+    public = np.random.default_rng(9).normal(size=(200, 4))
+    for rows in (X, public):
+        hardened = HardenedAnchorTabular(labels, NAMES, hardening=anchor_hardening(KEY)).fit(rows)
+        rules = [rule for x in X[:6] for rule in hardened.explain(x, **FAST).anchor]
+        printed = {float(number) for rule in rules for number in re.findall(r"-?\d+\.\d\d", rule)}
+        quartiles = np.round(np.percentile(rows, (25, 50, 75), axis=0), 2)
+        assert printed
+        assert all(np.isclose(quartiles, number, atol=0.0051).any() for number in printed)
+
+
+def test_values_that_few_rows_have_are_not_printed_by_a_rule():
+    rows = np.where(np.arange(300)[:, None] < 3, 7.77, np.random.default_rng(3).integers(0, 2, (300, 4)))
+    hardened = HardenedAnchorTabular(lambda x: (x[:, 0] > 5).astype(int), NAMES, hardening=anchor_hardening(KEY))
+    released = hardened.fit(rows).explain(np.array([8.0, 8.0, 8.0, 8.0]), **FAST)
+    assert released.anchor
+    assert "7.7" not in released.to_json()
+
+
+# The page about it.
+
+
+def test_the_table_of_the_page_lists_every_class_and_field():
+    text = (Path(__file__).parents[3] / "docs" / "alibi.md").read_text()
+    ways = {
+        Leave.AS_IS: "leaves",
+        Leave.FRACTION: "coarsened",
+        Leave.HARDENED: "hardened",
+        Leave.GRID: "if you gave it",
+        Leave.EMPTY: "emptied",
+        Leave.NONE: "None",
+    }
+    for name, rules in ROWS.items():
+        for field, leave in rules.fields.items():
+            assert re.search(rf"^\|[^|\n]*`{name}`[^|\n]*\|[^|\n]*`{field}`[^|\n]*\| {ways[leave]} \|", text, re.M), (
+                name,
+                field,
+            )

@@ -1,0 +1,189 @@
+"""A signature says who made a certificate; without the key to check it, it says nothing, and the reader is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import CERTIFIED, made, sealed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safexplain.errors import CertificateError, InputError, MissingExtraError
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.sign import PAYLOAD_TYPE, payload_of, sign_certificate, verify_envelope
+from safexplain.verdict.certificate.write import as_json, write_json
+
+pytest.importorskip("securesystemslib")
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+
+def pair(folder: Path, name: str, private: Any = None, password: bytes | None = None) -> tuple[Path, Path]:
+    """Files of a private and a public key."""
+    private = private or ed25519.Ed25519PrivateKey.generate()
+    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    key, pub = folder / f"{name}.pem", folder / f"{name}.pub"
+    key.write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, hidden))
+    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pub.write_bytes(public)
+    return key, pub
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return pair(tmp_path_factory.mktemp("keys"), "own")
+
+
+@pytest.fixture(scope="module")
+def envelope(keys: tuple[Path, Path]) -> dict[str, Any]:
+    return sign_certificate(made(), keys[0])
+
+
+@pytest.fixture
+def signed(tmp_path: Path, envelope: dict[str, Any]) -> Path:
+    return write_json(tmp_path / "signed.json", envelope)
+
+
+def test_a_signed_certificate_is_read_with_the_public_key(signed: Path, keys: tuple[Path, Path]) -> None:
+    for key in (keys[1], str(keys[1]), keys[1].read_bytes()):
+        found = load_certificate(signed, public_key=key)
+        assert found.signature == "valid"
+        assert found.judgement == CERTIFIED
+
+
+def test_without_a_public_key_a_signature_is_unchecked(signed: Path) -> None:
+    assert load_certificate(signed).signature == "unchecked"
+
+
+def test_the_wrong_key_is_refused(signed: Path, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="was not signed with the private key of"):
+        load_certificate(signed, public_key=pair(tmp_path, "other")[1])
+
+
+def test_an_unsigned_file_is_refused_where_a_key_is_given(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    with pytest.raises(CertificateError, match="is not signed, and a public key was given"):
+        load_certificate(write_json(tmp_path / "plain.json", made()), public_key=keys[1])
+
+
+def test_a_changed_payload_is_refused_even_with_its_checksum(
+    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path]
+) -> None:
+    other = made()
+    other["predicate"]["notes"] = ["all is well"]
+    payload = base64.b64encode(as_json(sealed(other))).decode()
+    path = write_json(tmp_path / "forged.json", {**envelope, "payload": payload})
+    assert load_certificate(path).notes == ("all is well",)
+    with pytest.raises(CertificateError, match="or was changed since"):
+        load_certificate(path, public_key=keys[1])
+
+
+def test_a_signed_certificate_must_be_right_too(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    wrong = made()
+    wrong["predicate"]["verdict"] = "leak"
+    path = write_json(tmp_path / "wrong.json", sign_certificate(sealed(wrong), keys[0]))
+    with pytest.raises(CertificateError, match="verdict says 'leak'"):
+        load_certificate(path, public_key=keys[1])
+
+
+def test_the_envelope_is_dsse_with_one_ed25519_signature(envelope: dict[str, Any], keys: tuple[Path, Path]) -> None:
+    assert envelope["payloadType"] == PAYLOAD_TYPE == "application/vnd.in-toto+json"
+    payload = base64.b64decode(envelope["payload"])
+    assert json.loads(payload) == made()
+    signature = base64.b64decode(envelope["signatures"][0]["sig"])
+    signed = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+    public = serialization.load_pem_public_key(keys[1].read_bytes())
+    assert isinstance(public, ed25519.Ed25519PublicKey)
+    public.verify(signature, signed)
+
+
+def test_key_ids_are_hints_and_the_other_alphabet_of_base64_is_read(
+    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path]
+) -> None:
+    sig = envelope["signatures"][0]["sig"].replace("+", "-").replace("/", "_")
+    stranger = {"keyid": "somebody", "sig": base64.b64encode(bytes(64)).decode()}
+    for signatures in ([{"sig": sig}], [stranger, {"keyid": "", "sig": sig}]):
+        path = write_json(tmp_path / "other.json", {**envelope, "signatures": signatures})
+        assert load_certificate(path, public_key=keys[1]).signature == "valid"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"payloadType": "text/plain"},
+        {"payload": "not base64!"},
+        {"payload": 3},
+        {"payload": base64.b64encode(b"[1]").decode()},
+        {"payload": base64.b64encode(b"\xff").decode()},
+        {"signatures": []},
+        {"signatures": "x"},
+        {"signatures": [{"sig": 1}]},
+        {"signatures": [{"sig": "AA", "alg": "none"}]},
+        {"signatures": [{}]},
+        {"signatures": [{"sig": "AAAA"}]},
+        {"more": 1},
+    ],
+)
+def test_a_damaged_envelope_is_refused(
+    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path], change: dict[str, Any]
+) -> None:
+    path = write_json(tmp_path / "damaged.json", {**envelope, **change})
+    with pytest.raises(CertificateError):
+        load_certificate(path, public_key=keys[1])
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_one_changed_byte_anywhere_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, Path], envelope: dict[str, Any], data: st.DataObject
+) -> None:
+    raw = bytearray(as_json(envelope))
+    i = data.draw(st.integers(0, len(raw) - 1))
+    raw[i] = data.draw(st.integers(0, 255).filter(lambda b: b != raw[i]))
+    file = tmp_path_factory.mktemp("c") / "certificate.json"
+    file.write_bytes(raw)
+    try:
+        found = load_certificate(file, public_key=keys[1])
+    except CertificateError:
+        return
+    assert found.statement == made()  # white space, or a letter of the key id
+
+
+def test_keys_of_another_kind_are_bad_input(tmp_path: Path, keys: tuple[Path, Path], signed: Path) -> None:
+    curve, curve_public = pair(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
+    locked, _ = pair(tmp_path, "locked", password=b"secret")
+    (tmp_path / "text").write_text("no key")
+    for private in (curve, locked, tmp_path / "text", keys[1], tmp_path / "nope", b"no key"):
+        with pytest.raises(InputError, match="private key"):
+            sign_certificate(made(), private)
+    for public in (curve_public, tmp_path / "text", keys[0], tmp_path / "nope", b"no key"):
+        with pytest.raises(InputError, match="public key"):
+            load_certificate(signed, public_key=public)
+
+
+def test_no_error_shows_a_private_key(keys: tuple[Path, Path], signed: Path) -> None:
+    secret = keys[0].read_text().splitlines()[1]
+    with pytest.raises(InputError) as error:
+        load_certificate(signed, public_key=keys[0].read_bytes())
+    assert secret not in str(error.value)
+
+
+def test_without_the_extra_its_name_is_said(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[Path, Path], envelope: dict[str, Any], signed: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "securesystemslib.dsse", None)
+    for call in (lambda: sign_certificate(made(), keys[0]), lambda: verify_envelope(envelope, keys[1], "x")):
+        with pytest.raises(MissingExtraError, match=r"safexplain\[sign\]"):
+            call()
+    assert load_certificate(signed).signature == "unchecked"
+
+
+def test_the_payload_is_read_without_the_extra(envelope: dict[str, Any]) -> None:
+    assert payload_of(envelope, "x") == as_json(made())
