@@ -1,37 +1,49 @@
-"""Hardened explainers and an audit that proves or refutes that their explanations leak the training set."""
+"""Hardened explainers and an audit that proves or refutes that their explanations leak the training set.
+
+A native explainer's attribution is hardened (`hardening`) by a class that takes its place (`explain`; Captum's own
+names
+in `captum`); `audit` attacks what is released and `verdict` says what follows; `dp` trains with differential privacy,
+`recourse` answers with it, and `ledger` counts what was spent; `loading` reads people's files; `cli` is the command
+line.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain.explain import (
-    HardenedAnchors,
-    HardenedDeconvolution,
-    HardenedDeepLift,
-    HardenedGradCAM,
-    HardenedGradCAMPlusPlus,
-    HardenedGradientShap,
-    HardenedGuidedBackprop,
-    HardenedIG,
-    HardenedInputXGradient,
-    HardenedKernelShap,
-    HardenedLime,
-    HardenedOcclusion,
-    HardenedProtoDash,
-    HardenedSaliency,
-    HardenedSmoothGrad,
-    HardenedVarGrad,
-    harden,
-    superpixels,
-)
-from safexplain.hardening.amounts import Relative
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
-from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.masks import ThresholdMask, TopKMask
-from safexplain.hardening.noise import GaussianNoise
-from safexplain.outputs import Probability
-
 if TYPE_CHECKING:
-    from safexplain.recourse.counterfactual import HardenedCounterfactual
+    from safexplain.explain import (
+        HardenedAnchors,
+        HardenedDeconvolution,
+        HardenedDeepLift,
+        HardenedGradCAM,
+        HardenedGradCAMPlusPlus,
+        HardenedGradientShap,
+        HardenedGuidedBackprop,
+        HardenedIG,
+        HardenedInputXGradient,
+        HardenedKernelShap,
+        HardenedLime,
+        HardenedOcclusion,
+        HardenedProtoDash,
+        HardenedSaliency,
+        HardenedSmoothGrad,
+        HardenedVarGrad,
+        harden,
+        superpixels,
+    )
+    from safexplain.hardening import (
+        GaussianNoise,
+        Hardening,
+        NormClip,
+        RangeClip,
+        RankNorm,
+        Relative,
+        ThresholdMask,
+        TopKMask,
+        UnitNorm,
+    )
+    from safexplain.outputs import Probability
+    from safexplain.recourse import HardenedCounterfactual
 
 __version__ = "0.1.0"
 
@@ -68,11 +80,29 @@ __all__ = [
     "superpixels",
 ]
 
+_HARDENING = (
+    "GaussianNoise",
+    "Hardening",
+    "NormClip",
+    "RangeClip",
+    "RankNorm",
+    "Relative",
+    "ThresholdMask",
+    "TopKMask",
+    "UnitNorm",
+)
+_ELSEWHERE = {
+    **dict.fromkeys(_HARDENING, "hardening"),
+    "HardenedCounterfactual": "recourse",
+    "Probability": "outputs",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "HardenedCounterfactual":  # when it is asked for: it brings the accounting of differential privacy
-        return import_module("safexplain.recourse.counterfactual").HardenedCounterfactual
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Names are imported when they are asked for: a certificate is read without torch, and `--help` is quick."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"safexplain.{_ELSEWHERE.get(name, 'explain')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,8 @@
 """DP-SGD of a linear head on 500 x 768 features, 10 classes, 500 steps at q = .25: Opacus, and in closed form.
 
 Opacus: `PrivacyEngine.make_private` on an `nn.Linear`, SGD with momentum and a `DataLoader`, in the loop of its
-tutorial (making the engine is part of the time, as every run needs one). Here: `safexplain.dp.heads.closed_form.train_heads` with
+tutorial (making the engine is part of the time, as every run needs one). Here:
+`safexplain.dp.heads.closed_form.train_heads` with
 the same recipe, each run with Poisson batches and noise of its own; beside it, runs that share their batches, and noise
 that is safe against floating-point attacks, which Opacus' default is not. A round times each of them once, in an order
 that turns. Figures are medians over rounds, for each run: of the processor time, which other processes on the machine

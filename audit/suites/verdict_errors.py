@@ -1,6 +1,7 @@
 """How often a verdict is wrong, and how often it is reached: simulated audits of which the truth is known.
 
-Scores are drawn, counted above the ranks of `safexplain.verdict.thresholds`, and judged. Of up to 20 attacks, an example's
+Scores are drawn, counted above the ranks of `safexplain.verdict.thresholds`, and judged. Of up to 20 attacks, an
+example's
 scores have a common factor (correlation 0 or .7). Members of an attack that leaks are
 
   shift       Gaussian, with another mean than non-members
@@ -452,7 +453,8 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def power_curves() -> dict[str, Any]:
-    """Probability of each verdict by the true rate of one leaking attack, seven judged, by `safexplain.verdict.power`."""
+    """Probability of each verdict by the true rate of one leaking attack, seven judged, by
+    `safexplain.verdict.power`."""
     policy = Policy()
     tpr = np.unique([*np.round(np.geomspace(0.01, 0.3, 60), 4), 0.02, 0.03, 0.05, 0.1, 0.2])
     curves = {}

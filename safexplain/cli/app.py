@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import safexplain
+from safexplain._progress import shown
 from safexplain.audit import Queries, Recipe, Signals, certify
 from safexplain.audit.holdout_uses import uses_of
 from safexplain.cli.audit import Effort, Source, audit_model
@@ -19,7 +20,6 @@ from safexplain.cli.console import (
     attack_table,
     controls_line,
     device_of,
-    progress_bars,
     resumable,
     verdict_table,
 )
@@ -142,7 +142,7 @@ def audit_command(
         parse_numbers("--std", std),
     )
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), progress_bars(quiet or json_) as progress:
+    with resumable(folder), shown(quiet or json_) as progress:
         outcome = audit_model(source, method, chosen, judged_by, effort, folder, progress)
     return _show(outcome, json_, quiet)
 
@@ -169,7 +169,7 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split is certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    with progress_bars(quiet or json_) as progress:
+    with shown(quiet or json_) as progress:
         result = certify(
             loaded,
             judged_by,
@@ -202,7 +202,7 @@ def demo_command(
     """Attack, harden, attack again and judge a model trained on handwritten digits (under three minutes)."""
     device_of(device)
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), progress_bars(quiet or json_) as progress:
+    with resumable(folder), shown(quiet or json_) as progress:
         outcome = run_demo(folder, seed=seed, device=device, progress=progress)
     return _show(outcome, json_, quiet)
 

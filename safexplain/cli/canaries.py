@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from safexplain._progress import Progress
+from safexplain._progress import Progress, shown
 from safexplain.audit.canaries.one_run import run_once
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.presets import PRESETS, preset
@@ -25,7 +25,7 @@ from safexplain.audit.canaries.run import Threshold, run_canaries
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
-from safexplain.cli.console import device_of, progress_bars, result_table, resumable
+from safexplain.cli.console import device_of, result_table, resumable
 from safexplain.cli.folders import choose_folder, make_folder
 from safexplain.errors import ConfigurationError
 from safexplain.loading.models.architectures import importable_in_workers, imported
@@ -239,7 +239,7 @@ def canaries_command(
         raise ConfigurationError(f"--method: expected one of {', '.join(kind)}, got {options.method!r}")
     target = device_of(device)
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), progress_bars(quiet or json_) as progress:
+    with resumable(folder), shown(quiet or json_) as progress:
         auditor = _auditor(read, cast(str, preset_), options, one_run)
         names = _scenarios(options.scenario, auditor)
         make_folder(folder)
@@ -259,7 +259,7 @@ def canaries_command(
 
 def _about(name: ScenarioName, progress: Progress) -> Progress:
     """Tells of which canary it is told."""
-    return lambda stage, done, total: progress(f"{name}: {stage}", done, total)
+    return lambda stage, done, total, note="": progress(f"{name}: {stage}", done, total, note)
 
 
 def _auditor(config: CanaryConfig | None, preset_name: str, options: Options, one_run: int) -> Auditor:

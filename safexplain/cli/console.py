@@ -12,12 +12,8 @@ from pathlib import Path
 import torch
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
-from safexplain._progress import Progress, silent
 from safexplain.audit.report import Configuration
 from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import Verdict, is_judged
@@ -32,31 +28,6 @@ WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "i
 
 class Interrupted(Exception):
     """Ctrl-C in the middle of a run that can be taken up."""
-
-
-@contextmanager
-def progress_bars(quiet: bool) -> Iterator[Progress]:
-    """Bars with the time left, one a stage, on standard error; nothing when quiet."""
-    if quiet:
-        yield silent
-        return
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), TextColumn("{task.percentage:>4.0f}%"))
-    console = Console(stderr=True)
-    bars = Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
-    tasks: dict[str, TaskID] = {}
-
-    def show(stage: str, done: float, total: float) -> None:
-        if not tasks:
-            bars.start()
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total)
-        bars.update(tasks[stage], completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        if tasks:
-            bars.stop()
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import captum
 import torch
@@ -26,9 +27,8 @@ from safexplain.hardening.clips import RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import Probability
-
-if TYPE_CHECKING:
-    from safexplain.explain.hardened import Hardened
+from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.write import MODEL_DIGEST
 
 __all__ = ["Pinned", "load_certified"]
 
@@ -37,7 +37,18 @@ FREE = frozenset({"inputs", "target"})
 
 _SUPERPIXELS = ("n_segments", "compactness")
 
-Kind = TypeVar("Kind", bound="Hardened")
+
+class Certifiable(Protocol):
+    """What `from_certificate` makes: a hardened class of the catalog."""
+
+    _signature: inspect.Signature
+    _pinned: Pinned | None
+
+    def __init__(self, *arguments: Any, hardening: Hardening) -> None:
+        """Model, and layer where the method has one; and the certified hardening."""
+
+
+Kind = TypeVar("Kind", bound="Certifiable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +110,6 @@ def load_certified(
     arguments: Mapping[str, Any],
 ) -> Kind:
     """See `Hardened.from_certificate`."""
-    from safexplain.verdict.certificate.read import load_certificate
-    from safexplain.verdict.certificate.write import MODEL_DIGEST
-
     certificate = load_certificate(path, public_key=public_key)
     row = _row(kind, certificate.method, path)
     if certificate.verdict != "certified":
@@ -142,9 +150,7 @@ def _row(kind: type[Any], method: str, path: str | Path) -> Row:
 
 
 def _check_versions(audited: Mapping[str, str], path: str | Path) -> None:
-    from safexplain import __version__
-
-    for name, here in (("safexplain", __version__), ("captum", captum.__version__)):
+    for name, here in (("safexplain", version("safexplain")), ("captum", captum.__version__)):
         if audited[name] != here:
             raise CertificateError(
                 f"{path} was made with {name} {audited[name]:.40}, and this is {here}: install that version, or audit"

@@ -34,8 +34,8 @@ from safexplain.ledger.records import (
     renews,
 )
 from safexplain.ledger.releases import Gaussian, Release, to_json
+from safexplain.ledger.storage.protocol import Storage
 from safexplain.ledger.storage.schema import VERSION, Execute, check_version, identity_of, migrate, name_ledger
-from safexplain.ledger.storage.storage import Storage
 
 PAGE = 1000
 """Rows read at once."""

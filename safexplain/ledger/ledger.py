@@ -30,8 +30,9 @@ from safexplain.ledger.composition import Budget
 from safexplain.ledger.export import replacing
 from safexplain.ledger.records import Account, Answer, Charge, Grant
 from safexplain.ledger.releases import Release, as_release
+from safexplain.ledger.storage import open_storage
+from safexplain.ledger.storage.protocol import Storage
 from safexplain.ledger.storage.schema import Execute
-from safexplain.ledger.storage.storage import Storage, open_storage
 
 
 class LedgerReader:

@@ -3,6 +3,7 @@
 craft a canary -> train runs with the record, and with the canary in its place -> scores -> lower bound -> verdict.
 """
 
+from safexplain.audit.canaries.audit_training import audit_training
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.one_run import run_once
 from safexplain.audit.canaries.plot import plot_canaries
@@ -24,6 +25,7 @@ __all__ = [
     "RecordCanary",
     "Scores",
     "Setting",
+    "audit_training",
     "judge",
     "load_finding",
     "plot_canaries",

@@ -38,7 +38,8 @@ def by_objective(
     logit_noise: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Objective perturbation, each problem with epsilon / (number of problems); see `safexplain.dp.linear.mechanisms`."""
+    """Objective perturbation, each problem with epsilon / (number of problems); see
+    `safexplain.dp.linear.mechanisms`."""
     each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
     mechanism = ObjectivePerturbation.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
@@ -56,7 +57,8 @@ def by_output(
     delta: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere; see `safexplain.dp.linear.mechanisms`."""
+    """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere; see
+    `safexplain.dp.linear.mechanisms`."""
     problems, name = _problems(k), "logistic regression by output perturbation"
     if delta == 0:
         each = (epsilon - _count_epsilon(epsilon, adjacency)) / problems

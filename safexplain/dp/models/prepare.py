@@ -44,7 +44,8 @@ def prepare(
 
     Args:
         model: left as it is.
-        trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters where there are none. None
+        trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters where there are none.
+            None
             keeps what requires gradients now.
         mode: how per-sample gradients will be had.
         batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (pretrained

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,9 +30,6 @@ from safexplain.dp.sgd.train_loop import Progress, progress_bar
 from safexplain.dp.sgd.training import OptimizerChoice, Training, cross_entropy, train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
-
-if TYPE_CHECKING:
-    from safexplain.verdict.canaries.result import CanaryResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,27 +192,6 @@ class DPFineTuner:
         other.records, other.how = records, replace(self.how, seed=seed)
         other.checkpoint, other.progress = None, lambda moment: None
         return other
-
-    def audit(self, scenario: str | None = None, **options: Any) -> CanaryResult:
-        """Put the guarantee to the test: train many times, half of the times with one record substituted.
-
-        Where a linear head alone trains, many heads are trained at once, in milliseconds each. Otherwise each run takes
-        as long as `fit`.
-
-        Args:
-            scenario: "crafted", "mislabelled", "natural", or "gradient" (not in mode "ghost"; for a head it tests the
-                described mechanism, not this code); None: crafted for a head, otherwise mislabelled.
-            **options: of `safexplain.audit.canaries.audit_training.audit_training`; runs, seed, cache, workers and others.
-
-        Returns:
-            Lower bound, both epsilons and a verdict.
-
-        Raises:
-            ConfigurationError, InputError: as `fit`; or a scenario that the model does not allow.
-        """
-        from safexplain.audit.canaries.audit_training import audit_training
-
-        return audit_training(self, scenario, **options)
 
     def _trained(self) -> str:
         """Which parameters train, in words."""

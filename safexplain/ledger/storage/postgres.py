@@ -17,8 +17,8 @@ from typing import Any
 
 from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
 from safexplain.ledger.storage.forks import abandon, watch
+from safexplain.ledger.storage.protocol import Rows
 from safexplain.ledger.storage.schema import Execute, check_identity, version_of
-from safexplain.ledger.storage.storage import Rows
 
 try:
     import psycopg

@@ -32,8 +32,8 @@ from typing import Any
 
 from safexplain.errors import InputError, LedgerError
 from safexplain.ledger.storage.forks import watch
+from safexplain.ledger.storage.protocol import Rows
 from safexplain.ledger.storage.schema import Execute, check_identity, version_of
-from safexplain.ledger.storage.storage import Rows
 from safexplain.ledger.storage.write_queue import FileQueue
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC  # the first also counts while suspended

@@ -2,7 +2,8 @@
 
 Groups join first, then integer columns from the coarsest step to the finest, so that fine steps complete what coarse
 ones leave. A state is a choice for the items so far. Its bound is its cost and the least cost of what is missing: by
-the Lagrangian relaxation (`safexplain.recourse.linear.lagrangian`) or, once all groups have joined, with the later integer
+the Lagrangian relaxation (`safexplain.recourse.linear.lagrangian`) or, once all groups have joined, with the later
+integer
 columns taken as continuous (`WaterFilling`) where that is more. A state tries the step counts around what the latter
 takes. The bound is convex in the count, so the counts on both sides of a window bound all those beyond. The states of
 least bound are kept, but none that gains no more than one that costs no more.

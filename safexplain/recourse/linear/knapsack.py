@@ -1,9 +1,11 @@
 """Whole numbers and categories of many queries at once: the cheapest choice whose gains reach a goal.
 
-1. Lagrangian relaxation (`safexplain.recourse.linear.lagrangian`): the multiplier where relaxed gains pass the goal, and with
+1. Lagrangian relaxation (`safexplain.recourse.linear.lagrangian`): the multiplier where relaxed gains pass the goal,
+and with
    it a lower bound on the cost. The relaxed solution rounded up reaches the goal wherever anything does, so an answer
    is never missed. Only step counts whose loss is at most its cost less the lower bound can be in a better one.
-2. A search over these (`safexplain.recourse.linear.beam`), which says how cheap what it left out could be at least. Queries
+2. A search over these (`safexplain.recourse.linear.beam`), which says how cheap what it left out could be at least.
+Queries
    whose answer may be dearer than that, by a share of more than `CLOSE`, go again with more `EFFORTS`.
 
 An answer is proven optimal, but for `CLOSE` and rounding, unless the last effort leaves doubt. Measured on random

@@ -43,8 +43,10 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
     Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
 
     Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column
-    (`safexplain.recourse.mechanisms.stable_score`; S from `safexplain.dp.linear.mechanisms`, the solver's error and rounding included).
-    Clipping it to the public [-score_bound, score_bound] does not increase that. `safexplain.recourse.mechanisms.laplace` adds the
+    (`safexplain.recourse.mechanisms.stable_score`; S from `safexplain.dp.linear.mechanisms`, the solver's error and
+    rounding included).
+    Clipping it to the public [-score_bound, score_bound] does not increase that.
+    `safexplain.recourse.mechanisms.laplace` adds the
     noise for it, on a grid, by integers. Decision, flag and counterfactual are functions of the released number, of x
     and of public weights, constraints and costs: post-processing (Dwork and Roth 2014, proposition 2.1). Neither the
     trained weights nor their norm take part. n answers compose to at most n epsilon, to the same question too.

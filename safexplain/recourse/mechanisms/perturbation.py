@@ -41,7 +41,8 @@ class _PerturbedRecourse(PrivateModelRecourse):
 class OutputPerturbation(_PerturbedRecourse):
     """Weights and intercept with noise for their stability, released once; any number of answers from them.
 
-    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011, algorithm 1),
+    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011,
+    algorithm 1),
     then post-processing, see `PrivateModelRecourse`.
 
     Args:
@@ -56,7 +57,8 @@ class OutputPerturbation(_PerturbedRecourse):
 class ObjectivePerturbation(_PerturbedRecourse):
     """Weights and intercept that minimise a noised objective, released once; any number of answers from them.
 
-    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011, algorithm
+    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011,
+    algorithm
     2), then post-processing, see `PrivateModelRecourse`. Pure epsilon: `delta` is not used.
     """
 

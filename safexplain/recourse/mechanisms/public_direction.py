@@ -43,13 +43,15 @@ class PublicDirection(StableScoreMechanism):
         c' (t - t') <= c' t - a' <= a - a' + (c' - c) t.
 
     Write v for the weights, x~ for the query and u~ for the direction in units of the norm bound
-    (`safexplain.recourse.mechanisms.stable_score`). a - a' = <v' - v, x~>; and as max(., m) is monotone and 1-Lipschitz,
+    (`safexplain.recourse.mechanisms.stable_score`). a - a' = <v' - v, x~>; and as max(., m) is monotone and
+    1-Lipschitz,
     c' - c = h <v' - v, u~> for some h in [0, 1]. So the right side is <v' - v, x~ + h t u~>, h t in [R, T], and
 
         t - t' <= S max(|x~ + R u~|, |x~ + T u~|) / m,
 
     as a norm is convex in the step and c' >= m. Rounding: the two products are off by 1e-7 of S |x~| and S |u~|, and
-    T |u~| is at most twice the maximum, which makes 6e-7 of it; `safexplain.recourse.mechanisms.laplace` allows for 1e-6. The rest
+    T |u~| is at most twice the maximum, which makes 6e-7 of it; `safexplain.recourse.mechanisms.laplace` allows for
+    1e-6. The rest
     is post-processing (Dwork and Roth 2014, proposition 2.1). n answers compose to at most n epsilon.
 
     A direction that points the wrong way (w.u below the floor, or negative) costs validity, never privacy: the floor

@@ -1,7 +1,8 @@
 """The logit of a regularised regression and what one training record may change it by: the base of mechanisms that pay
 by answer.
 
-The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error included.
+The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
+included.
 A query x counts as u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as queries
 are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
 
@@ -9,7 +10,8 @@ are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
 
 Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
 Algorithms, section 3.1). |v| has a bound that holds for any n records (`largest_weight`); `fit` refuses unless the
-error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `safexplain.recourse.mechanisms.laplace` adds 1e-6 for it.
+error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `safexplain.recourse.mechanisms.laplace` adds 1e-6
+for it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from safexplain.audit.canaries import audit_training
 from safexplain.dp import DPFineTuner
 from safexplain.dp.heads import closed_form as dp_head
 from safexplain.errors import ConfigurationError, InputError
@@ -36,7 +37,7 @@ def network() -> nn.Sequential:
 
 def test_the_mechanism_of_a_head_is_audited_on_its_features_from_where_it_starts(tmp_path):
     tuned = tuner(network(), trainable="head")
-    found = tuned.audit("gradient", runs=600, every=5, cache=tmp_path)
+    found = audit_training(tuned, "gradient", runs=600, every=5, cache=tmp_path)
     assert [e.step for e in found.errors] == [5, 10]
     assert "linear head 5 - 2" in found.setting["network"]
     assert found.claim.mechanism == tuned.plan.phase()
@@ -45,46 +46,46 @@ def test_the_mechanism_of_a_head_is_audited_on_its_features_from_where_it_starts
 
 def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     tuned = tuner(network(), trainable="head")
-    right = tuned.audit(runs=400)
+    right = audit_training(tuned, runs=400)
     assert right.scenario == "crafted"
     assert 0 < right.epsilon_lower <= right.epsilon_substitute
     arrays = OTHERS[0].numpy(), OTHERS[1].numpy()
-    assert tuned.audit("natural", runs=40, auxiliary=arrays).scenario == "natural"
+    assert audit_training(tuned, "natural", runs=40, auxiliary=arrays).scenario == "natural"
     monkeypatch.setattr(dp_head, "_noise", lambda std, like, *_: torch.zeros_like(like))
-    assert tuned.audit(runs=400).verdict == "violates the claim: a bug"
+    assert audit_training(tuned, runs=400).verdict == "violates the claim: a bug"
     with pytest.raises(InputError, match="every"):
-        tuned.audit(runs=20, every=5)
+        audit_training(tuned, runs=20, every=5)
 
 
 def test_coins_of_heads_are_their_own():
     tuned = tuner(network(), trainable="head", batch_size=8, steps=4, epsilon=20.0)
-    found = [tuned.audit("mislabelled", runs=300, seed=seed) for seed in range(8)]
+    found = [audit_training(tuned, "mislabelled", runs=300, seed=seed) for seed in range(8)]
     assert [r.verdict for r in found].count("violates the claim: a bug") == 0
 
 
 def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
     tuned = tuner(network(), loss=per_example)
     before = {name: p.clone() for name, p in tuned.prepared().named_parameters()}
-    found = tuned.audit(runs=12, cache=tmp_path)
+    found = audit_training(tuned, runs=12, cache=tmp_path)
     assert (found.scenario, found.runs) == ("mislabelled", 12)
     assert found.claim.mechanism == tuned.plan.phase()
     assert all(torch.equal(p, before[name]) for name, p in tuned.prepared().named_parameters())
     stored = sorted(tmp_path.rglob("runs.jsonl"))
-    tuner(network(), loss=half).audit(runs=12, cache=tmp_path)
+    audit_training(tuner(network(), loss=half), runs=12, cache=tmp_path)
     assert len(sorted(tmp_path.rglob("runs.jsonl"))) == len(stored) + 1  # another loss is another training
     with pytest.raises(InputError, match="every"):
-        tuned.audit(runs=12, every=5)
+        audit_training(tuned, runs=12, every=5)
 
 
 def test_a_gradient_canary_goes_through_the_tuners_own_loop(tmp_path):
-    found = tuner(network(), mode="hooks").audit("gradient", runs=40, cache=tmp_path)
+    found = audit_training(tuner(network(), mode="hooks"), "gradient", runs=40, cache=tmp_path)
     assert found.epsilon_lower > 0
 
 
 def test_an_unknown_scenario_is_refused():
     for name, says in (("S9", "scenario"), ("worst-case", "nothing of this training")):
         with pytest.raises(ConfigurationError, match=says):
-            tuner(network(), trainable="head").audit(name, runs=10)
+            audit_training(tuner(network(), trainable="head"), name, runs=10)
 
 
 def test_the_same_training_on_other_data_has_the_same_plan():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from safexplain._digest import Undigestable, digest
-from safexplain._progress import Progress
+from safexplain._progress import Progress, shown
 from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
 from safexplain.audit.canaries.run import Threshold
 from safexplain.audit.canaries.trainer.canary import (
@@ -26,7 +26,7 @@ from safexplain.audit.canaries.trainer.canary import (
 )
 from safexplain.audit.canaries.trainer.data import World, digest_of, records
 from safexplain.audit.canaries.trainer.hook import GradientHook
-from safexplain.audit.canaries.trainer.runs import Key, Run, Store, progress_bar, run_all, seed_of_run, seeded
+from safexplain.audit.canaries.trainer.runs import Key, Run, Store, run_all, seed_of_run, seeded
 from safexplain.audit.canaries.trainer.score import (
     ScoreOf,
     Train,
@@ -182,7 +182,7 @@ class CanaryProbe:
             _make_folder(self.folder)
         store = Store(self.folder and self.folder / "runs.jsonl")
         keys: list[Key] = [("b" if i % 2 else "a", i // 2) for i in range(self.runs)]
-        with nullcontext(progress) if progress else progress_bar() as told:
+        with nullcontext(progress) if progress else shown() as told:
             told("canary", 0, 1)
             canary = self.canary
             told("canary", 1, 1)

@@ -22,14 +22,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from safexplain._progress import Progress
 from safexplain.errors import InputError
 
-__all__ = ["Finished", "Key", "Run", "Store", "progress_bar", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "Store", "run_all", "seed_of_run", "seeded"]
 
 WorldName = Literal["a", "b"]
 
@@ -216,18 +213,3 @@ def _one(path: Path, threads: int, key: Key, device: str | None) -> tuple[Key, F
 def _read(path: Path) -> Run:
     run: Run = pickle.loads(path.read_bytes())
     return run
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar with the time left on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = Bars(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-    with bars:
-        task = bars.add_task("canary", total=None)
-
-        def show(stage: str, done: float, total: float) -> None:
-            bars.update(task, description=stage, completed=done, total=total)
-
-        yield show
