@@ -18,6 +18,7 @@ A digest of trained weights that a privacy statement can be tied to, whatever fi
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import hashlib
@@ -52,12 +53,52 @@ class Undigestable(Exception):
     """A callable depends on something whose identity across runs cannot be told."""
 
 
-def sources_digest(paths: Iterable[Path]) -> str:
-    """SHA-256 of source files and of the torch version: what other code computed is not taken for this code's."""
+@functools.cache
+def code_digest(*modules: str, package: Path = Path(__file__).parent) -> str:
+    """SHA-256 of the code of modules here, of all modules here that they import, and of the torch version.
+
+    What other code computed is not taken for this code's: a cache whose key holds this digest is not used again when
+    any of these files has changed. Nobody has to keep a list of them.
+
+    Args:
+        modules: full names, as `__name__` has them.
+        package: folder of safexplain.
+
+    Raises:
+        FileNotFoundError: there is no such module.
+    """
+    waiting, met = [*modules], dict[str, bytes]()
+    while waiting:
+        name = waiting.pop()
+        if name not in met:
+            source = _source_of(name, package)
+            if source is None:
+                raise FileNotFoundError(f"no module {name} in {package}")
+            met[name] = source.read_bytes()
+            waiting += [imported for imported in _imports(met[name]) if _source_of(imported, package)]
     h = hashlib.sha256(torch.__version__.encode())
-    for path in paths:
-        h.update(path.read_bytes())
+    for name in sorted(met):
+        h.update(f"{name} {len(met[name])} ".encode())
+        h.update(met[name])
     return h.hexdigest()
+
+
+def _source_of(name: str, package: Path) -> Path | None:
+    """File of a module or a folder of this package."""
+    first, *rest = name.split(".")
+    path = package.joinpath(*rest)
+    found = [path.with_suffix(".py"), path / "__init__.py"] if rest else [package / "__init__.py"]
+    return next((file for file in found if first == "safexplain" and file.is_file()), None)
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """Every name in an import statement: modules, and names that may be modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def digest(*parts: Any) -> str:

@@ -13,10 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from safexplain._digest import sources_digest
 from safexplain.errors import InputError
-
-_TRAINING_CODE = ("cache.py", "digests.py", "recipe.py", "shadows.py", "training.py")
 
 
 class ModelCache:
@@ -73,8 +70,3 @@ class ModelCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.pt"
-
-
-def code_version() -> str:
-    """Digest of the training code and the torch version: a changed one does not reuse old models."""
-    return sources_digest(Path(__file__).with_name(name) for name in _TRAINING_CODE)

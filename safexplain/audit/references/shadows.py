@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import Undigestable, digest
+from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Train
-from safexplain.audit.references.cache import ModelCache, code_version
+from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.training import is_batchable, train_one, train_together
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
@@ -243,7 +243,7 @@ class _Job:
         return torch.Generator().manual_seed(_mixed(self.seed, base + 1, i))
 
     def _key(self, train_key: str, row: NDArray[np.bool_], initial: nn.Module, i: int) -> str:
-        parts = (train_key, self._data_key(), row, initial, self.seed, i, self.device.type, code_version())
+        parts = (train_key, self._data_key(), row, initial, self.seed, i, self.device.type, code_digest(__name__))
         return digest(*parts)
 
     def _data_key(self) -> str:

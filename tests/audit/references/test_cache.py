@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pickle
+import shutil
 import threading
 import types
 from pathlib import Path
@@ -17,10 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain._digest import Undigestable, digest
+from safexplain import _digest
+from safexplain._digest import Undigestable, code_digest, digest
 from safexplain.audit import ModelCache
 from safexplain.audit.references import cache as cache_module
-from safexplain.audit.references.cache import code_version
 from safexplain.errors import InputError
 
 LR = 0.1
@@ -339,12 +340,26 @@ def test_what_has_no_stable_identity_is_said():
             digest(value)
 
 
-def test_the_code_version_follows_the_training_code(tmp_path, monkeypatch):
-    before = code_version()
-    assert before == code_version()
-    for name in cache_module._TRAINING_CODE:
-        (tmp_path / name).write_bytes(Path(cache_module.__file__).with_name(name).read_bytes())
-    monkeypatch.setattr(cache_module, "__file__", str(tmp_path / "cache.py"))
-    assert code_version() == before
-    (tmp_path / "training.py").write_text("# another way to train\n")
-    assert code_version() != before
+@pytest.mark.parametrize(
+    ("module", "depends_on", "does_not"),
+    [
+        ("safexplain.audit.references.shadows", "audit/references/training.py", "audit/certify.py"),
+        ("safexplain.audit.references.shadows", "audit/recipe.py", "explain/wrap.py"),
+        ("safexplain.audit.canaries.batched.train", "dp/sgd/clipping.py", "audit/report/page.py"),
+        ("safexplain.audit.canaries.batched.train", "audit/canaries/score.py", "hardening/noise.py"),
+    ],
+)
+def test_what_other_code_computed_is_not_used_again(tmp_path, module, depends_on, does_not):
+    package = shutil.copytree(Path(_digest.__file__).parent, tmp_path / "safexplain")
+    before = code_digest(module, package=package)
+    assert before == code_digest(module)
+    for changed in (does_not, depends_on):
+        path = package / changed
+        path.write_text(path.read_text() + "# another way\n")
+        code_digest.cache_clear()
+        assert (code_digest(module, package=package) == before) == (changed == does_not)
+
+
+def test_a_module_that_is_not_there_has_no_digest():
+    with pytest.raises(FileNotFoundError, match="no module"):
+        code_digest("safexplain.moved_away")

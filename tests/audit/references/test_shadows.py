@@ -208,7 +208,7 @@ def test_what_changed_is_trained_again(tmp_path, trained, change):
 def test_other_training_code_is_not_reused(tmp_path, trained, monkeypatch):
     options = {"build": normed, "models": 2, "cache": str(tmp_path)}
     train_shadows(POOL, RECIPE, **options)
-    monkeypatch.setattr(shadows, "code_version", lambda: "another")
+    monkeypatch.setattr(shadows, "code_digest", lambda *modules: "another")
     trained.clear()
     train_shadows(POOL, RECIPE, **options)
     assert trained == [1, 1]

@@ -18,8 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import safexplain.dp.sgd.clipping
-from safexplain._digest import sources_digest
 from safexplain._files import whole_file
 from safexplain._progress import Progress
 from safexplain.audit.canaries.batched.networks import Network
@@ -32,7 +30,6 @@ __all__ = [
     "Tick",
     "TrainBlock",
     "blocks_of",
-    "code_version",
     "places_of",
     "rows_at_once",
     "train_blocks",
@@ -133,11 +130,6 @@ Array = NDArray[np.float64]
 Tick = Callable[[float], None]
 """Called with the share of a block that is done."""
 TrainBlock = Callable[[Block, Place, Tick], Array]
-
-_CANARIES = (
-    "dense", "draws", "inserted", "job", "many_canaries", "mlp", "networks", "pieces", "plan", "score", "steps", "train"
-)  # fmt: skip
-_DP = ("clipping", "gaussian", "head_batches", "head_optimizer", "head_recipe", "head_step")
 
 
 class _Stopped(Exception):
@@ -243,9 +235,3 @@ def train_blocks(
     for future in done:
         future.result()
     return [found[block] for block in blocks]
-
-
-def code_version() -> str:
-    """Digest of the code that trains and scores, and the torch version: other code does not reuse old numbers."""
-    folders = ((Path(__file__).parent, _CANARIES), (Path(safexplain.dp.sgd.clipping.__file__).parent, _DP))
-    return sources_digest(folder / f"{name}.py" for folder, names in folders for name in names)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain._digest import digest
+from safexplain._digest import code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.block_store import (
     Block,
@@ -28,7 +28,6 @@ from safexplain.audit.canaries.batched.block_store import (
     Tick,
     TrainBlock,
     blocks_of,
-    code_version,
     places_of,
     rows_at_once,
     train_blocks,
@@ -121,6 +120,10 @@ def _with(others: Rows, inserted: Inserted, bias: bool) -> Rows:
 
 
 Array = NDArray[np.float64]
+
+
+TRAINERS = ("safexplain.audit.canaries.batched.train", "safexplain.audit.canaries.batched.many_canaries")
+"""Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +261,7 @@ class Job:
         store = Store(None, "")
         if cache is not None:
             everything = {**vars(self), "network": [type(self.network).__name__, vars(self.network)]}
-            store = Store(Path(cache), digest(everything, depends_on, kinds, tf32, code_version()))
+            store = Store(Path(cache), digest(everything, depends_on, kinds, tf32, code_digest(*TRAINERS)))
         with _precision(tf32):
             return train_blocks(blocks, shape, train, places, store, progress or silent)
 
