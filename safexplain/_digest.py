@@ -1,19 +1,14 @@
-"""Which model stands behind a callable, and a digest of its parameters that survives a restart.
+"""What something is, as a digest: a text, a file, any nested value, a function, this package's own code, a model.
 
-The digest ties keyed noise, cached models and certificates to one trained model. It is a BLAKE2b hash (RFC
-7693) of the names and classes of all submodules and of the name, dtype, shape and bytes of every parameter
-and persistent buffer: what a state_dict holds. Device, memory format, training mode and gradients do not
-enter.
+sha256, file_sha256   of bytes and files
+digest                of nested values, arrays, tensors, functions and classes with all that they refer to: cache keys
+code_digest           of modules here and all that they import: cached results are not those of other code
+model_digest          of the model behind a callable: what keyed noise and certificates are tied to
+estimator_digest      of a fitted scikit-learn estimator, read part by part and not pickled
+weights_digest        of trained parameters alone, whatever file they travel in
 
-What something is made of, as one digest: plain values, arrays, modules, functions and all that these refer to.
-
-A digest of a fitted scikit-learn estimator that survives a restart, as `safexplain._digest` has it for modules.
-
-The digest is a BLAKE2b hash (RFC 7693) of what the estimator would be pickled as, read part by part: classes by name,
-numbers and arrays by value, mappings in the order of their keys. So a fitted estimator and one loaded from a file have
-the same digest, whichever objects they share inside. Nothing is pickled or loaded.
-
-A digest of trained weights that a privacy statement can be tied to, whatever file the model travels in.
+Model and estimator digests are BLAKE2b hashes (RFC 7693), all others SHA-256. torch is not imported here: whoever has a
+tensor or a module has imported it.
 """
 
 from __future__ import annotations
@@ -30,23 +25,63 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path, PurePath
 from types import CodeType, EllipsisType, GenericAlias, UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from safexplain.errors import OpaqueModelWarning
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 DEEPEST = 16
 """Levels of nested values that are followed; an object within itself has no end."""
 
 _PLAIN = (str, bytes, int, float, complex, bool, np.generic, PurePath, range, slice, EllipsisType)
-_BY_REPR = (*_PLAIN, GenericAlias, UnionType, torch.device, torch.dtype)
+_BY_REPR = (*_PLAIN, GenericAlias, UnionType)
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
+_ESTIMATOR_PERSON = b"sklearn digest"
+_PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
+OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
+"""The digest of a callable in which no module is found."""
+
+_DEPTH = 6
+_WIDEST = 1000
+_SAMPLES = 8
+_ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
+
+_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes]] = WeakKeyDictionary()
+_warned: WeakSet[Any] = WeakSet()
+_guard = threading.Lock()
+
+
+def sha256(content: bytes | str) -> str:
+    """Hexadecimal digest of bytes, or of a text in UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def file_sha256(path: str | Path) -> str:
+    """Hexadecimal digest of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_torch(value: object, *kinds: str) -> bool:
+    """Whether a value is of one of these classes of torch, such as "Tensor" or "nn.Module"."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, tuple(attrgetter(kind)(torch) for kind in kinds))
 
 
 class Undigestable(Exception):
@@ -76,7 +111,7 @@ def code_digest(*modules: str, package: Path = Path(__file__).parent) -> str:
                 raise FileNotFoundError(f"no module {name} in {package}")
             met[name] = source.read_bytes()
             waiting += [imported for imported in _imports(met[name]) if _source_of(imported, package)]
-    h = hashlib.sha256(torch.__version__.encode())
+    h = hashlib.sha256(version("torch").encode())
     for name in sorted(met):
         h.update(f"{name} {len(met[name])} ".encode())
         h.update(met[name])
@@ -137,18 +172,23 @@ class _Walk:
 def _feed(h: _Walk, value: Any, depth: int) -> None:
     if depth > DEEPEST:
         raise Undigestable("too deeply nested")
-    if isinstance(value, torch.Tensor):
+    if is_torch(value, "Tensor"):
         value = value.detach().cpu()
-        if value.dtype == torch.bfloat16:  # unknown to NumPy
+        if str(value.dtype) == "torch.bfloat16":  # unknown to NumPy
             h.update(b"bfloat16")
-            value = value.view(torch.int16)
+            value = value.view(sys.modules["torch"].int16)
         value = value.numpy()
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise Undigestable("an array of objects")
         h.update(f"array{value.dtype}{value.shape}".encode())
         h.update(np.ascontiguousarray(value))
-    elif value is None or isinstance(value, _BY_REPR) or type(value).__module__ == "typing":
+    elif (
+        value is None
+        or isinstance(value, _BY_REPR)
+        or is_torch(value, "device", "dtype")
+        or type(value).__module__ == "typing"
+    ):
         h.update(f"{type(value).__name__}{value!r};".encode())
     elif isinstance(value, logging.Logger):
         h.update(f"logger {value.name};".encode())
@@ -165,7 +205,7 @@ def _feed(h: _Walk, value: Any, depth: int) -> None:
         h.update(b"]")
     elif isinstance(value, functools.partial):
         _feed(h, [value.func, value.args, value.keywords], depth + 1)
-    elif isinstance(value, nn.Module):
+    elif is_torch(value, "nn.Module"):
         _feed(h, [repr(value), dict(value.state_dict()), {type(m) for m in value.modules()}], depth + 1)
     elif inspect.ismodule(value) or inspect.isbuiltin(value):
         h.update(_qualified_name(value))
@@ -232,6 +272,11 @@ def _qualified_name(value: Any) -> bytes:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)};".encode()
 
 
+def _is_module_class(kind: type) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(kind, torch.nn.Module)
+
+
 def _feed_class(h: _Walk, kind: Any) -> None:
     """Name of a class, and its methods and bases with what they refer to, unless they are of an installed package."""
     h.update(_qualified_name(kind))
@@ -243,7 +288,7 @@ def _feed_class(h: _Walk, kind: Any) -> None:
             if inspect.isfunction(member):
                 h.update(f"{name}{_code(member.__code__)}".encode())
                 if name != "__repr__" and not own and not _installed(member.__module__):
-                    _feed_references(h, member, strict=not issubclass(kind, nn.Module))
+                    _feed_references(h, member, strict=not _is_module_class(kind))
         h.update(_constants(one))
 
 
@@ -272,11 +317,8 @@ def _installed(module: str | None) -> bool:
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
-_ESTIMATOR_PERSON = b"sklearn digest"
-_ESTIMATOR_SAMPLES = 8
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], bytes | None]] = WeakKeyDictionary()
-_estimator_guard = threading.Lock()
 
 
 def is_estimator(value: object) -> bool:
@@ -296,7 +338,7 @@ def estimator_digest(estimator: Any) -> bytes | None:
     False
     """
     kept, samples = tuple(_estimator_parts(estimator)), list(_samples(estimator))
-    with _estimator_guard:
+    with _guard:
         known = _estimator_digests.get(estimator)
     if known and len(known[0]) == len(kept) and all(map(_same, known[0], kept)) and known[1] == samples:
         return known[2]
@@ -306,7 +348,7 @@ def estimator_digest(estimator: Any) -> bytes | None:
         found: bytes | None = digest.digest()
     except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
         found = None
-    with _estimator_guard:
+    with _guard:
         _estimator_digests[estimator] = (kept, samples, found)
     return found
 
@@ -327,7 +369,7 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
 def _samples(estimator: Any) -> Iterator[bytes]:
     for part in _estimator_parts(estimator):
         if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size:
-            yield part.reshape(-1)[:: max(1, part.size // _ESTIMATOR_SAMPLES)][:_ESTIMATOR_SAMPLES].tobytes()
+            yield part.reshape(-1)[:: max(1, part.size // _SAMPLES)][:_SAMPLES].tobytes()
 
 
 def _read(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
@@ -371,20 +413,6 @@ def _read_parts(value: Any, write: Callable[[bytes], None], above: tuple[int, ..
     write(b")")
 
 
-_PERSON = b"safexplain model"  # 16 bytes: BLAKE2b's personalisation field
-OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
-"""The digest of a callable in which no module is found."""
-
-_DEPTH = 6
-_WIDEST = 1000
-_SAMPLES = 8
-_ATOMS = (str, bytes, bytearray, int, float, complex, Tensor, np.ndarray, type)
-
-_digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes]] = WeakKeyDictionary()
-_warned: WeakSet[Any] = WeakSet()
-_guard = threading.Lock()
-
-
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     """The torch modules that a forward function reaches, outermost only, in a fixed order.
 
@@ -399,7 +427,7 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     >>> modules_of(lambda x: net(x).softmax(1)) == modules_of(net.forward) == (net,)
     True
     """
-    if isinstance(forward_func, nn.Module):
+    if _is_module(forward_func):
         return (forward_func,)
     found: dict[int, nn.Module] = {}
     _collect(forward_func, _is_module, found, {}, 0)
@@ -453,8 +481,8 @@ def _digest_of_estimators(forward_func: object) -> bytes | None:
     return _named(forward_func, digests) if digests and len(digests) == len(found) else None
 
 
-def _is_module(value: object) -> bool:
-    return isinstance(value, nn.Module)
+def _is_module(value: object) -> TypeGuard[nn.Module]:
+    return is_torch(value, "nn.Module")
 
 
 def _collect(
@@ -463,7 +491,7 @@ def _collect(
     if wanted(value):
         found[id(value)] = value
         return
-    if value is None or isinstance(value, _ATOMS) or depth > _DEPTH or id(value) in seen:
+    if value is None or isinstance(value, _ATOMS) or is_torch(value, "Tensor") or depth > _DEPTH or id(value) in seen:
         return
     seen[id(value)] = value
     for part in _parts(value):
@@ -506,7 +534,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
             members = (value.__dict__.get(member) for member in names)
-            yield from (member for member in members if isinstance(member, nn.Module))
+            yield from (member for member in members if _is_module(member))
         else:
             yield value
 
@@ -574,6 +602,8 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _bytes(tensor: Tensor) -> Any:
+    import torch
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
@@ -585,6 +615,8 @@ def _update(digest: Any, part: Any) -> None:
 
 def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
     """Changes whenever the digest may have; reads no whole tensor (0.6 ms for ResNet-18 on a CPU)."""
+    import torch
+
     classes: list[Any] = []
     marks: list[Any] = []
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -607,11 +639,15 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def _dense_format(tensor: Tensor) -> torch.memory_format:
+    import torch
+
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.dim(), torch.contiguous_format)
 
 
 def _gather(parts: Iterable[Tensor]) -> bytes:
+    import torch
+
     return bytes(_bytes(torch.cat(list(parts))))
 
 
@@ -624,6 +660,8 @@ def weights_digest(model: nn.Module) -> str:
     Args:
         model: on any device.
     """
+    import torch
+
     each = []
     for parameter in model.parameters():
         found = hashlib.sha256(f"{parameter.dtype} {tuple(parameter.shape)} ".encode())

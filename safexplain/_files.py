@@ -1,7 +1,4 @@
-"""An .npz of plain arrays: written all or nothing, read without pickles.
-
-Files that are written whole or not at all.
-"""
+"""Files that are written whole or not at all, and .npz files of plain arrays, read without pickles."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Amounts in a hardening's configuration: absolute or relative to the clip, and the checks that all of them share.
-
-Numbers as they are handed over, in arrays, lists, tables and tensors: read as float64, or refused.
+"""Checks of numbers, for everybody: one number (`check_number`, `check_whole`), or many in whatever holds them.
 
 NumPy reads more than numbers as float64: the text "1", dates, what lies behind a mask, the real part of a complex
-number. None of that is what its owner meant.
+number. None of that is what its owner meant, so `real_numbers` refuses it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 and
 for type checkers. There are no exceptions."""
 
-NO_TORCH = ("verdict", "ledger", "errors", "_files", "_validate", "_progress", "_privacy_loss")
+NO_TORCH = ("verdict", "ledger", "errors", "_files", "_validate", "_progress", "_privacy_loss", "_digest")
 """Parts that must not import torch, nor anything that does."""
 
 MOST_FILES = 15
