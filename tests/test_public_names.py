@@ -67,7 +67,6 @@ NAMES = {
         "PublicDirection",
         "OutputPerturbation",
         "ObjectivePerturbation",
-        "AsPublishedLaplace",
         "HardenedCounterfactual",
         "MeteredRecourse",
         "Constraints",

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from recourse_as_published import AsPublishedLaplace
 from recourse_tasks import Floats, Task
 from sklearn.linear_model import LogisticRegression
 
 from safexplain.recourse import (
-    AsPublishedLaplace,
     DPModelRecourse,
     LaplaceScore,
     ObjectivePerturbation,

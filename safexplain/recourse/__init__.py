@@ -13,7 +13,6 @@ from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
     from safexplain.recourse.counterfactual import HardenedCounterfactual
-    from safexplain.recourse.mechanisms.as_published import AsPublishedLaplace
     from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
     from safexplain.recourse.mechanisms.guarantee import Guarantee
     from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from safexplain.recourse.networks.search import SearchOptions, search_recourse
 
 _LATER = {
-    "AsPublishedLaplace": "mechanisms.as_published",
     "DPModelRecourse": "mechanisms.dp_model",
     "Guarantee": "mechanisms.guarantee",
     "HardenedCounterfactual": "counterfactual",
@@ -42,7 +40,6 @@ __all__ = [
     "L1",
     "L2",
     "MAD",
-    "AsPublishedLaplace",
     "Constraints",
     "DPModelRecourse",
     "Guarantee",

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from recourse_privacy_oracle import NotPrivate
 from torch import nn
 
 from safexplain import HardenedCounterfactual
@@ -14,7 +15,6 @@ from safexplain.dp import DPFineTuner, DPLogisticRegression
 from safexplain.errors import BudgetExhausted, ConfigurationTypeError, InputError, RefusedError
 from safexplain.ledger import Ledger
 from safexplain.recourse import (
-    AsPublishedLaplace,
     Constraints,
     DPModelRecourse,
     LaplaceScore,
@@ -124,4 +124,4 @@ def test_wrong_use_is_refused():
     with pytest.raises(ConfigurationTypeError, match="nothing is charged without a ledger"):
         served.explain(LOW, principal="ann")
     with pytest.raises(RefusedError, match="not private"):
-        HardenedCounterfactual(AsPublishedLaplace(epsilon=1.0).fit(X, Y))
+        HardenedCounterfactual(NotPrivate())

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from recourse_privacy_oracle import NotPrivate
 
 from safexplain.errors import (
     BudgetExhausted,
@@ -17,7 +18,6 @@ from safexplain.errors import (
 )
 from safexplain.ledger import Ledger
 from safexplain.recourse import (
-    AsPublishedLaplace,
     Constraints,
     DPModelRecourse,
     LaplaceScore,
@@ -146,7 +146,7 @@ def test_public_directions_are_metered_too(ledger):
 
 def test_what_is_not_private_is_not_charged(ledger):
     with pytest.raises(RefusedError, match="cannot be charged"):
-        MeteredRecourse(AsPublishedLaplace(epsilon=0.5).fit(X, Y), ledger)
+        MeteredRecourse(NotPrivate(), ledger)
     with pytest.raises(ConfigurationTypeError, match="expected a mechanism"):
         MeteredRecourse(object(), ledger)
     with pytest.raises(ConfigurationTypeError, match="principal"):

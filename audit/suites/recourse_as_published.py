@@ -1,4 +1,7 @@
-"""Laplace recourse as it was published (Huang et al. 2023, arXiv 2308.04341): NOT private. For study and comparison."""
+"""Laplace recourse as published (Huang et al. 2023, arXiv 2308.04341): NOT private, and so no part of the package.
+
+It answers as the mechanisms of `safexplain.recourse` do, so that it can be compared with them.
+"""
 
 from __future__ import annotations
 
