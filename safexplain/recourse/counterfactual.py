@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.recourse.mechanisms.guarantee import Guarantee
 from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.result import Recourse, as_rows
+
+
+@dataclass(frozen=True, eq=False)
+class CounterfactualExplanation:
+    """The answer to one query; nothing else is in it.
+
+    Args:
+        cf: `X` (1, d) the counterfactual, its `distance` and the `class` that it reaches; None where the query is
+            favourable already, and where there is no recourse within the constraints.
+        orig_class: the released class of the query.
+        orig_proba: the released probability of that class; None where the released score is no logit.
+        success: whether a counterfactual was found.
+        guarantee: what the answer tells at most.
+    """
+
+    cf: Mapping[str, Any] | None
+    orig_class: Any
+    orig_proba: float | None
+    success: bool
+    guarantee: Guarantee
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        cf = None if self.cf is None else {**self.cf, "X": self.cf["X"].tolist()}
+        return json.dumps({**vars(self), "cf": cf, "guarantee": self.guarantee.to_dict()})
 
 
 class HardenedCounterfactual:
     """Answers `explain(X)` as `alibi.explainers.Counterfactual` does, from a recourse mechanism.
 
     What leaves is built from a list: the counterfactual, its distance, the class that is reached, and the released
-    class and probability of X. The path of the search (`all`, `lambda`, `index`, `loss`) does not leave, and neither
-    does the probability of the counterfactual: the fields are there, and empty. Where alibi is installed the answer is
-    an `alibi.api.interfaces.Explanation`, otherwise an object with the same attributes. Source of the native method:
-    Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399.
+    class and probability of X, under the names that Alibi gives them. The path of the search does not leave, and
+    neither does the probability of the counterfactual. Source of the native method: Wachter, Mittelstadt and Russell
+    2017, arXiv 1711.00399.
 
     Args:
         mechanism: one of `safexplain.recourse`, fitted, or a `MeteredRecourse`, which charges a ledger.
@@ -30,7 +57,7 @@ class HardenedCounterfactual:
 
     Raises:
         ConfigurationTypeError: not a mechanism, or a principal without a ledger.
-        RefusedError: the mechanism is not private; `AsPublishedLaplace` is for study.
+        RefusedError: the mechanism is not private.
     """
 
     def __init__(self, mechanism: RecourseMechanism | MeteredRecourse, *, principal: str | None = None) -> None:
@@ -45,19 +72,6 @@ class HardenedCounterfactual:
         self.mechanism = mechanism
         self.principal = principal
 
-    @property
-    def meta(self) -> dict[str, Any]:
-        """Name, kind and guarantee, as Alibi's explainers describe themselves."""
-        from safexplain import __version__
-
-        return {
-            "name": type(self).__name__,
-            "type": ["blackbox"],
-            "explanations": ["local"],
-            "params": {"guarantee": self.mechanism.guarantee.to_dict()},
-            "version": __version__,
-        }
-
     def fit(self, X: ArrayLike | None = None, y: ArrayLike | None = None) -> HardenedCounterfactual:
         """Nothing, as Alibi's: the mechanism has been fitted.
 
@@ -67,16 +81,12 @@ class HardenedCounterfactual:
         """
         return self
 
-    def explain(self, X: ArrayLike, *, principal: str | None = None) -> Any:
+    def explain(self, X: ArrayLike, *, principal: str | None = None) -> CounterfactualExplanation:
         """The counterfactual of one row.
 
         Args:
             X: (1, d), one instance with a batch dimension, as Alibi takes it.
             principal: who asks, for a metered mechanism; None: as the constructor was told.
-
-        Returns:
-            An explanation with `meta` and `data`: `cf` with X (1, d), distance and class, or None where there is no
-            recourse within the constraints; `orig_class`, `orig_proba` and `success`.
 
         Raises:
             InputError: not a single row of numbers, or columns in another order than the constraints'.
@@ -90,29 +100,8 @@ class HardenedCounterfactual:
         if isinstance(self.mechanism, MeteredRecourse):
             asks = self.principal if principal is None else principal
             answer = self.mechanism.explain(X, principal=asks, infeasible="mark")
-        else:
-            answer = self.mechanism.explain(X, infeasible="mark")
-        return explanation_class()(meta=self.meta, data=_data(answer, self._served))
-
-    @property
-    def _served(self) -> RecourseMechanism:
-        return self.mechanism.mechanism if isinstance(self.mechanism, MeteredRecourse) else self.mechanism
-
-
-class CounterfactualExplanation:
-    """What `alibi.api.interfaces.Explanation` is, where alibi is not installed: `meta`, `data`, and their entries."""
-
-    def __init__(self, meta: dict[str, Any], data: dict[str, Any]) -> None:
-        self.meta, self.data = meta, data
-        for name, value in {**data, **meta}.items():
-            setattr(self, name, value)
-
-    def to_json(self) -> str:
-        """Both as JSON."""
-        return json.dumps({"meta": self.meta, "data": self.data}, default=lambda a: a.tolist())
-
-    def __repr__(self) -> str:
-        return f"Explanation(meta={self.meta!r}, data={self.data!r})"
+            return _explanation(answer, self.mechanism.mechanism)
+        return _explanation(self.mechanism.explain(X, infeasible="mark"), self.mechanism)
 
 
 def _check_principal(mechanism: RecourseMechanism | MeteredRecourse, principal: str | None) -> None:
@@ -120,35 +109,19 @@ def _check_principal(mechanism: RecourseMechanism | MeteredRecourse, principal: 
         raise ConfigurationTypeError("principal: nothing is charged without a ledger; pass MeteredRecourse(...)")
 
 
-def explanation_class() -> type[Any]:
-    """Alibi's class where alibi is installed, else `CounterfactualExplanation`."""
-    if find_spec("alibi") is None:
-        return CounterfactualExplanation
-    from safexplain.explain.alibi.library import load_alibi
-
-    load_alibi()
-    from alibi.api.interfaces import Explanation
-
-    return Explanation  # type: ignore[no-any-return]
-
-
-def _data(answer: Recourse, mechanism: RecourseMechanism) -> dict[str, Any]:
-    """The fields of Alibi's answer, of one query."""
+def _explanation(answer: Recourse, mechanism: RecourseMechanism) -> CounterfactualExplanation:
+    """What leaves of the answer to one query."""
     favourable, chance = bool(answer.favourable[0]), float(expit(answer.score[0]))
     found = bool(answer.valid[0]) and not favourable
     cf = {
         "X": answer.counterfactual.copy(),
         "distance": float(answer.distance[0]),
-        "lambda": None,
-        "index": None,
         "class": mechanism.labels[1],
-        "proba": None,
-        "loss": None,
     }
-    return {
-        "cf": cf if found else None,
-        "all": {},
-        "orig_class": mechanism.labels[favourable],
-        "orig_proba": max(chance, 1 - chance) if mechanism.scores_are_logits else None,
-        "success": found,
-    }
+    return CounterfactualExplanation(
+        cf=MappingProxyType(cf) if found else None,
+        orig_class=mechanism.labels[favourable],
+        orig_proba=max(chance, 1 - chance) if mechanism.scores_are_logits else None,
+        success=found,
+        guarantee=mechanism.guarantee,
+    )
