@@ -9,8 +9,8 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from safexplain.audit.canaries.batched import block_store as pieces
 from safexplain.audit.canaries.batched import block_store as plan
+from safexplain.audit.canaries.batched import job
 from safexplain.audit.canaries.batched.canary_gradients import Directions, Substitutes
 from safexplain.audit.canaries.batched.job import steps_of
 from safexplain.audit.canaries.batched.many_canaries import train_one_run
@@ -336,7 +336,7 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
         train_runs(*positional, **named, cache=tmp_path)
         assert len(list(tmp_path.iterdir())) == count + 4
         count += 4
-    monkeypatch.setattr(pieces, "_DP", (*pieces._DP, "adjacency"))  # other code
+    monkeypatch.setattr(job, "TRAINERS", (*job.TRAINERS, "safexplain.audit.certify"))  # other code
     train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
     assert len(list(tmp_path.iterdir())) == count + 4
 

@@ -257,7 +257,7 @@ def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
 
 
 WRONG = {
-    "worst case": ({"scenario": "worst-case"}, "worst_case"),
+    "worst case": ({"scenario": "worst-case"}, '"worst-case" has no training'),
     "natural without records": ({"scenario": "natural"}, "auxiliary"),
     "canary without target": ({"canary": (torch.zeros(D), 0)}, "target="),
     "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
