@@ -172,7 +172,7 @@ def audit_training(
     model = tuner.prepared()
     if scenario is not None and scenario_of(scenario) == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
-    if has_closed_form(model, tuner.records, tuner.how):
+    if has_closed_form(model, tuner.records, tuner.config):
         setting = _head_setting(tuner, model, claim, auxiliary, cache)
         if scenario is not None and scenario_of(scenario) == "gradient":
             return run_canaries(
@@ -226,7 +226,7 @@ def _head_setting(
     if not isinstance(records, InMemory):
         raise InputError("expected data in memory, a pair (x, y) of tensors")
     folder = None if cache is None else Path(cache) / "features"
-    problem = head_problem(model, records, tuner.plan, tuner.how, cache=folder)
+    problem = head_problem(model, records, tuner.plan, tuner.config, cache=folder)
     others = None
     if auxiliary is not None:
         x, y = (torch.as_tensor(part) for part in auxiliary)
@@ -258,15 +258,15 @@ def _train(tuner: DPFineTuner) -> Callable[[Any, torch.Generator], nn.Module]:
 
 def _version(tuner: DPFineTuner) -> str:
     """Names what is trained and how; optimizer and loss by their source where they are functions."""
-    how = tuner.how
+    config = tuner.config
     try:
-        functions = digest(how.optimizer, how.loss)
+        functions = digest(config.optimizer, config.loss)
     except Undigestable as reason:
         raise ConfigurationError(
             f"optimizer or loss cannot be told from others ({reason}), so that finished runs could be mistaken; leave"
             " cache out"
         ) from None
-    return repr([tuner.plan, sorted(how.purpose().items()), how.mode, tuner.statement.trained, functions])
+    return repr([tuner.plan, sorted(config.purpose().items()), config.mode, tuner.statement.trained, functions])
 
 
 def _data(tuner: DPFineTuner) -> Any:

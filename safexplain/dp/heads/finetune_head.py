@@ -14,10 +14,10 @@ from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, linear_head
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.noise import fresh_generator
-from safexplain.dp.sgd.plan import Plan
+from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import InMemory, Records
 from safexplain.dp.sgd.train_loop import Moment, Progress
-from safexplain.dp.sgd.training import Training, cross_entropy
+from safexplain.dp.sgd.training import TrainingConfig, cross_entropy
 from safexplain.errors import InputError
 
 
@@ -30,12 +30,12 @@ def linear_that_trains(model: nn.Module) -> str | None:
     return name if name and whole else None
 
 
-def has_closed_form(model: nn.Module, records: Records, how: Training) -> bool:
+def has_closed_form(model: nn.Module, records: Records, config: TrainingConfig) -> bool:
     """Whether a linear layer that gives the model's output alone trains, on tensors and in one process."""
     return (
-        how.loss is cross_entropy
-        and how.optimizer in ("adam", "sgd")
-        and not how.clipping.per_layer
+        config.loss is cross_entropy
+        and config.optimizer in ("adam", "sgd")
+        and not config.clipping.per_layer
         and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         and isinstance(records, InMemory)
         and isinstance(records.x, Tensor)
@@ -74,14 +74,16 @@ class HeadProblem:
     initial: Heads
 
 
-def head_problem(model: nn.Module, records: InMemory, plan: Plan, how: Training, *, cache: Path | None) -> HeadProblem:
+def head_problem(
+    model: nn.Module, records: InMemory, plan: TrainingPlan, config: TrainingConfig, *, cache: Path | None
+) -> HeadProblem:
     """Compute the features.
 
     Args:
         model: backbone and a linear head that alone requires gradients, on the device where to train.
         records: one tensor of inputs, and class indices.
         plan: steps, sample rate and noise.
-        how: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
+        config: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
         cache: folder for the features.
 
     Raises:
@@ -97,9 +99,9 @@ def head_problem(model: nn.Module, records: InMemory, plan: Plan, how: Training,
         steps=plan.steps,
         sample_rate=plan.sample_rate,
         expected_batch_size=plan.expected_batch_size,
-        clipping=how.clipping,
-        lr=how.lr,
-        optimizer=cast(HeadOptimizer, how.optimizer),
+        clipping=config.clipping,
+        lr=config.lr,
+        optimizer=cast(HeadOptimizer, config.optimizer),
         bias=head.bias is not None,
     )
     bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
@@ -108,7 +110,13 @@ def head_problem(model: nn.Module, records: InMemory, plan: Plan, how: Training,
 
 
 def train_head(
-    model: nn.Module, records: InMemory, plan: Plan, how: Training, *, cache: Path | None, progress: Progress
+    model: nn.Module,
+    records: InMemory,
+    plan: TrainingPlan,
+    config: TrainingConfig,
+    *,
+    cache: Path | None,
+    progress: Progress,
 ) -> None:
     """Train the head in place, from its present weights; arguments and errors as for `head_problem`.
 
@@ -116,16 +124,16 @@ def train_head(
         model: as there.
         records: as there.
         plan: as there.
-        how: as there.
+        config: as there.
         cache: as there.
         progress: told how far the head is.
 
     Raises:
         InputError: also for labels that the head has no output for.
     """
-    problem = head_problem(model, records, plan, how, cache=cache)
+    problem = head_problem(model, records, plan, config, cache=cache)
     head, device = problem.layer, problem.x.device
-    generator = fresh_generator(device) if how.seed is None else torch.Generator(device).manual_seed(how.seed)
+    generator = fresh_generator(device) if config.seed is None else torch.Generator(device).manual_seed(config.seed)
     trained = train_heads(
         problem.x,
         records.y,

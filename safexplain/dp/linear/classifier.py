@@ -46,7 +46,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
       `safexplain.dp.linear.noisy_gd`. The better one from some twenty features on.
     - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.linear.mechanisms`.
     Two
-      classes, or k of them one against the rest, each with epsilon / k (basic composition). `delta`, `steps` and
+      classes, or k of them one-vs-rest, each with epsilon / k (basic composition). `delta`, `steps` and
       `max_grad_norm` are not used.
     - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: with `delta=0`
     epsilon by
@@ -181,7 +181,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return out
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """(n, n_classes) probabilities, softmax; for one against the rest, logistic ones that are made to sum to 1."""
+        """(n, n_classes) probabilities, softmax; for one-vs-rest, logistic ones that are made to sum to 1."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], axis=1)

@@ -26,7 +26,7 @@ Released is v + h, in one of two ways.
 - Gaussian: h has standard deviation sigma S_1 on every coordinate. S_2 <= 2 S_1, so it is one full-batch step of the
   Gaussian mechanism with noise multiplier sigma, which under substitution changes by up to twice its bound.
 
-For several classes, one against the rest, each of k problems is released so: radial noise with epsilon / k each (basic
+For several classes, one-vs-rest, each of k problems is released so: radial noise with epsilon / k each (basic
 composition), Gaussian noise as k steps.
 
 Logistic regression with pure epsilon by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv
@@ -78,7 +78,7 @@ SOLVER_NOISE = 0.01
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbation:
+class PerturbedObjective:
     """Parameters of the mechanism; they depend on public numbers only, and not on n.
 
     Args:
@@ -102,7 +102,7 @@ class ObjectivePerturbation:
     @classmethod
     def calibrated(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
-    ) -> ObjectivePerturbation:
+    ) -> PerturbedObjective:
         """The least noise for an epsilon, with the regularization that it calls for.
 
         In directions in which the records say nothing, the minimiser is -b/L, of standard deviation about
@@ -132,7 +132,7 @@ class ObjectivePerturbation:
 
 
 def perturbed_minimiser(
-    signed: NDArray[np.float64], mechanism: ObjectivePerturbation, rng: np.random.Generator, runs: int = 1
+    signed: NDArray[np.float64], mechanism: PerturbedObjective, rng: np.random.Generator, runs: int = 1
 ) -> NDArray[np.float64]:
     """Weights released by objective perturbation, several independent runs at once.
 
@@ -202,7 +202,7 @@ def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDAr
 
 
 @dataclass(frozen=True)
-class OutputPerturbation:
+class PerturbedOutput:
     """Parameters of the mechanism; they depend on public numbers only, and not on n.
 
     Args:
@@ -222,7 +222,7 @@ class OutputPerturbation:
     @classmethod
     def radial(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
-    ) -> OutputPerturbation:
+    ) -> PerturbedOutput:
         """The radial mechanism for an epsilon, with the regularization that it calls for.
 
         h has standard deviation sqrt(dimension + 1) / alpha on each coordinate: L is chosen so that this is
@@ -245,7 +245,7 @@ class OutputPerturbation:
         return cls(regularization, noise_rate=rate)
 
     @classmethod
-    def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> OutputPerturbation:
+    def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> PerturbedOutput:
         """The Gaussian mechanism with a noise multiplier, and the regularization that `logit_noise` calls for.
 
         Args:
@@ -261,7 +261,7 @@ class OutputPerturbation:
 
 
 def perturbed_output(
-    signed: NDArray[np.float64], mechanism: OutputPerturbation, rng: np.random.Generator, runs: int = 1
+    signed: NDArray[np.float64], mechanism: PerturbedOutput, rng: np.random.Generator, runs: int = 1
 ) -> NDArray[np.float64]:
     """Weights released by output perturbation, several independent runs at once.
 

@@ -1,4 +1,4 @@
-"""Output and objective perturbation for two classes, or for more of them one against the rest.
+"""Output and objective perturbation for two classes, or for more of them one-vs-rest.
 
 Statements tell the number of records. Where one record more or less is the neighbour, it is one more release: with
 two-sided geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear.mechanisms import (
-    ObjectivePerturbation,
-    OutputPerturbation,
+    PerturbedObjective,
+    PerturbedOutput,
     perturbed_minimiser,
     perturbed_output,
 )
@@ -41,7 +41,7 @@ def by_objective(
     """Objective perturbation, each problem with epsilon / (number of problems); see
     `safexplain.dp.linear.mechanisms`."""
     each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
-    mechanism = ObjectivePerturbation.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
+    mechanism = PerturbedObjective.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
     name = "logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
     return weights, _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
@@ -62,7 +62,7 @@ def by_output(
     problems, name = _problems(k), "logistic regression by output perturbation"
     if delta == 0:
         each = (epsilon - _count_epsilon(epsilon, adjacency)) / problems
-        mechanism = OutputPerturbation.radial(each, features.shape[1], adjacency, logit_noise=logit_noise)
+        mechanism = PerturbedOutput.radial(each, features.shape[1], adjacency, logit_noise=logit_noise)
         name = f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011)"
         statement = _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
     else:
@@ -70,7 +70,7 @@ def by_output(
         releases = problems + hidden
         sigma = noise_multiplier(epsilon, 1.0, releases, delta, adjacency, sampling="full-batch")
         noise = sigma * float(float_safe_normal(rng, (1,))[0]) if hidden else 0.0
-        mechanism = OutputPerturbation.gaussian(sigma, logit_noise=logit_noise)
+        mechanism = PerturbedOutput.gaussian(sigma, logit_noise=logit_noise)
         statement = PrivacyStatement(
             mechanism=f"{name}, Gaussian noise (Wu et al. 2017){_rest(k)}",
             records=max(1, round(len(features) + noise)),
@@ -84,7 +84,7 @@ def by_output(
 
 def _pure_statement(
     name: str,
-    mechanism: ObjectivePerturbation | OutputPerturbation,
+    mechanism: PerturbedObjective | PerturbedOutput,
     records: int,
     k: int,
     epsilon: float,
@@ -122,7 +122,7 @@ def _problems(k: int) -> int:
 
 
 def _rest(k: int) -> str:
-    return f", {k} classes one against the rest" if k > 2 else ""
+    return f", {k} classes one-vs-rest" if k > 2 else ""
 
 
 def _each(

@@ -23,11 +23,11 @@ from safexplain.dp.models.prepare import prepare, train_mode
 from safexplain.dp.models.replacements import restore
 from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
-from safexplain.dp.sgd.plan import Budget, plan
+from safexplain.dp.sgd.plan import TrainingBudget, plan_training
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.dp.sgd.steps import Loss
 from safexplain.dp.sgd.train_loop import Progress, progress_bar
-from safexplain.dp.sgd.training import OptimizerChoice, Training, cross_entropy, train_network
+from safexplain.dp.sgd.training import OptimizerChoice, TrainingConfig, cross_entropy, train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -120,11 +120,11 @@ class DPFineTuner:
         if not isinstance(model, nn.Module):
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.records = records_of(data, workers)
-        budget = Budget(epsilon, delta, adjacency, noise_multiplier)
-        self.plan = plan(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
+        budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
+        self.plan = plan_training(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
         clipping = clipping or AutoSClipping()
         mode = mode or ("hooks" if getattr(clipping, "per_layer", False) else "ghost")
-        self.how = Training(clipping, optimizer, lr, loss, mode, piece, seed)
+        self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
         self.device = _device(device)
         self.trainable, self.pretrained = trainable, pretrained
         self.checkpoint, self.checkpoint_seconds, self.progress = checkpoint, checkpoint_seconds, progress
@@ -134,10 +134,10 @@ class DPFineTuner:
     def statement(self) -> PrivacyStatement:
         """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
         return self.plan.statement(
-            clipping=self.how.clipping,
+            clipping=self.config.clipping,
             trained=self._trained(),
             pretrained=self.pretrained,
-            seeded=self.how.seed is not None,
+            seeded=self.config.seed is not None,
         )
 
     def fit(self) -> DPFineTuned:
@@ -189,7 +189,7 @@ class DPFineTuner:
         if len(records) != len(self.records):
             raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
         other = copy(self)
-        other.records, other.how = records, replace(self.how, seed=seed)
+        other.records, other.config = records, replace(self.config, seed=seed)
         other.checkpoint, other.progress = None, lambda moment: None
         return other
 
@@ -210,38 +210,38 @@ class DPFineTuner:
         """
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            if self.how.seed is not None:
-                torch.manual_seed(self.how.seed)
-            model = prepare(self._start, self.trainable, mode=self.how.mode).to(self.device)
+            if self.config.seed is not None:
+                torch.manual_seed(self.config.seed)
+            model = prepare(self._start, self.trainable, mode=self.config.mode).to(self.device)
             x, y = next(self.records.pieces([list(range(min(3, len(self.records))))]))
             parts = x if isinstance(x, tuple) else (x,)
             rows = tuple((torch.randn_like(p) if p.is_floating_point() else p).to(self.device) for p in parts)
             outputs = outputs_of(model, rows)
-            if self.how.loss is cross_entropy and isinstance(self.records, InMemory):
+            if self.config.loss is cross_entropy and isinstance(self.records, InMemory):
                 check_classes(outputs, self.records.y)
             if len(y) > 1:
-                check_rows(model, rows, mode=self.how.mode)
+                check_rows(model, rows, mode=self.config.mode)
                 trained = [p for p in model.parameters() if p.requires_grad]
-                check_loss(self.how.loss, outputs, y.to(self.device), trained)
+                check_loss(self.config.loss, outputs, y.to(self.device), trained)
         return train_mode(model)
 
     def _train(self, model: nn.Module, progress: Progress) -> int:
         """Train in place; returns how many examples were skipped."""
-        if has_closed_form(model, self.records, self.how):
+        if has_closed_form(model, self.records, self.config):
             cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
-            train_head(model, cast(InMemory, self.records), self.plan, self.how, cache=cache, progress=progress)
+            train_head(model, cast(InMemory, self.records), self.plan, self.config, cache=cache, progress=progress)
             return 0
         purpose = {
             "model": model_digest(self._start).hex(),
             "data": self.records.digest(),
             "statement": self.statement.to_dict(),
-            **self.how.purpose(),
+            **self.config.purpose(),
         }
         return train_network(
             model,
             self.records,
             self.plan,
-            self.how,
+            self.config,
             checkpoint=self.checkpoint,
             checkpoint_seconds=self.checkpoint_seconds,
             purpose=purpose,

@@ -24,8 +24,8 @@ from safexplain.dp.models.replacements import trains
 from safexplain.dp.models.unsupported import unsupported
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
-from safexplain.dp.sgd.plan import Budget, Plan, plan
-from safexplain.dp.sgd.sampling import Coins, PoissonBatchSampler, seed_of, shared_coins
+from safexplain.dp.sgd.plan import TrainingBudget, TrainingPlan, plan_training
+from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, seed_of, shared_sampler
 from safexplain.errors import InputError, PrivacyWarning, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -50,7 +50,7 @@ class Privacy:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, clipping: Clipping, *, pretrained: bool, seeded: bool, steps: int
+        self, model: nn.Module, plan: TrainingPlan, clipping: Clipping, *, pretrained: bool, seeded: bool, steps: int
     ) -> None:
         self.model, self.plan, self.clipping = model, plan, clipping
         self.pretrained, self.seeded, self.steps = pretrained, seeded, steps
@@ -153,10 +153,10 @@ def make_private(
     """
     size = _batch_size(loader)
     _check_model(model, loader)
-    budget = Budget(epsilon, delta, adjacency, noise_multiplier)
+    budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
     records = len(cast(Sized, loader.dataset))
     steps = math.ceil(epochs * len(PoissonBatchSampler(records, size / records)))
-    planned = plan(budget, records, size, steps=steps)
+    planned = plan_training(budget, records, size, steps=steps)
     clipping = clipping or AutoSClipping()
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # of torch, where Opacus watches first layers
     device = next(model.parameters()).device
@@ -178,11 +178,11 @@ def make_private(
         )
     privacy = Privacy(model, planned, clipping, pretrained=pretrained, seeded=seed is not None, steps=steps_taken)
     private.attach_step_hook(privacy.before_step)
-    coins = Coins.from_seed(seed)
-    share: dict[str, Any] = {"coins": coins, "on_start": private.drop_accumulated}
+    sampler = PoissonSampler.from_seed(seed)
+    share: dict[str, Any] = {"sampler": sampler, "on_start": private.drop_accumulated}
     if distributed:
         share |= {
-            "coins": shared_coins(coins, device),
+            "sampler": shared_sampler(sampler, device),
             "rank": torch.distributed.get_rank(),
             "processes": torch.distributed.get_world_size(),
         }

@@ -21,7 +21,7 @@ MECHANISM = (
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """What a training may spend.
 
     Args:
@@ -58,7 +58,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A training as the accountant sees it.
 
     Args:
@@ -70,7 +70,7 @@ class Plan:
         noise_multiplier: standard deviation of the noise over the clip bound.
     """
 
-    budget: Budget
+    budget: TrainingBudget
     records: int
     expected_batch_size: float
     steps: int
@@ -117,9 +117,9 @@ class Plan:
         return epsilon_of([self.phase(steps)], self.budget.delta, self.budget.adjacency)
 
 
-def plan(
-    budget: Budget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
-) -> Plan:
+def plan_training(
+    budget: TrainingBudget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
+) -> TrainingPlan:
     """Steps and noise for a budget.
 
     Args:
@@ -165,4 +165,4 @@ def plan(
                 f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
                 f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
             )
-    return Plan(budget, records, float(batch_size), taken, int(wanted), float(sigma or 0.0))
+    return TrainingPlan(budget, records, float(batch_size), taken, int(wanted), float(sigma or 0.0))

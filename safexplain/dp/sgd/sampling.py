@@ -1,4 +1,4 @@
-"""Poisson batches: each record joins each batch by its own coin, and nobody is told which batch it was in."""
+"""Poisson batches: each record joins each batch independently, and nobody is told which batch it was in."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Coins:
-    """The coins of a whole training, step by step: a keyed, counter-based generator (Philox, 128 bits).
+class PoissonSampler:
+    """The Poisson batches of a whole training, step by step: a keyed, counter-based generator (Philox, 128 bits).
 
     Step t's batch is a function of the key and t alone, so that an interrupted training goes on where it stopped, and
     all processes of a distributed one see the same batches. Who knows the key knows every batch, and the guarantee of
@@ -36,8 +36,8 @@ class Coins:
             raise ConfigurationError(f"key: expected {_KEY_BYTES} bytes, got {len(self.key)}")
 
     @classmethod
-    def from_seed(cls, seed: int | None) -> Coins:
-        """Reproducible coins, for experiments and tests; secret ones for None."""
+    def from_seed(cls, seed: int | None) -> PoissonSampler:
+        """A reproducible sampler, for experiments and tests; a secret one for None."""
         return cls() if seed is None else cls(int(seed).to_bytes(_KEY_BYTES, "little", signed=True))
 
     def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
@@ -57,7 +57,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
     Args:
         records: size of the data set.
         sample_rate: q, in (0, 1].
-        coins: the randomness; secret by default.
+        sampler: the randomness; secret by default.
         on_start: called before the first batch of each epoch.
         rank: of this process.
         processes: how many share each batch.
@@ -68,14 +68,14 @@ class PoissonBatchSampler(Sampler[list[int]]):
         records: int,
         sample_rate: float,
         *,
-        coins: Coins | None = None,
+        sampler: PoissonSampler | None = None,
         on_start: Callable[[], None] | None = None,
         rank: int = 0,
         processes: int = 1,
     ) -> None:
         self.records, self.sample_rate = records, sample_rate
         self.rank, self.processes = rank, processes
-        self._coins, self._on_start = coins or Coins(), on_start
+        self._sampler, self._on_start = sampler or PoissonSampler(), on_start
         self.step = 0
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         if self._on_start:
             self._on_start()
         for _ in range(len(self)):
-            batch = self._coins.batch(self.step, self.records, self.sample_rate)
+            batch = self._sampler.batch(self.step, self.records, self.sample_rate)
             self.step += 1
             yield share_of(batch, self.rank, self.processes).tolist()
 
@@ -100,8 +100,8 @@ def share_of(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.
     return np.asarray(batch[batch % processes == rank])
 
 
-def shared_coins(coins: Coins, device: torch.device) -> Coins:
-    """The coins of the first process, in all of them."""
-    key = torch.tensor(list(coins.key), dtype=torch.uint8, device=device)
+def shared_sampler(sampler: PoissonSampler, device: torch.device) -> PoissonSampler:
+    """The sampler of the first process, in all of them."""
+    key = torch.tensor(list(sampler.key), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(key, 0)
-    return Coins(bytes(key.cpu().tolist()))
+    return PoissonSampler(bytes(key.cpu().tolist()))

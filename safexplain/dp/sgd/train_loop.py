@@ -17,9 +17,9 @@ from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
 from safexplain.dp.sgd.checkpoint import Saver
-from safexplain.dp.sgd.plan import Plan
+from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Records
-from safexplain.dp.sgd.sampling import Coins, seed_of, share_of
+from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of
 from safexplain.dp.sgd.steps import PerSampleStep
 from safexplain.errors import InputError
 
@@ -37,7 +37,7 @@ class Moment:
         loss: mean loss of the last batch, NaN if it was empty; no guarantee covers it.
     """
 
-    plan: Plan
+    plan: TrainingPlan
     step: int
     loss: float
 
@@ -64,12 +64,12 @@ class Share:
     processes: int = 1
 
 
-def run(
+def train_loop(
     step: PerSampleStep,
     model: nn.Module,
     records: Records,
-    plan: Plan,
-    coins: Coins,
+    plan: TrainingPlan,
+    sampler: PoissonSampler,
     *,
     start: int,
     piece: int,
@@ -85,7 +85,7 @@ def run(
         model: in training mode.
         records: all of the data.
         plan: how many steps, which sample rate.
-        coins: choose the batches.
+        sampler: chooses the batches.
         start: steps that were taken before.
         piece: most rows at a time.
         share: of this process.
@@ -100,7 +100,7 @@ def run(
 
     @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
     def rows(t: int) -> NDArray[np.int64]:
-        return share_of(coins.batch(t, plan.records, plan.sample_rate), share.rank, share.processes)
+        return share_of(sampler.batch(t, plan.records, plan.sample_rate), share.rank, share.processes)
 
     def wanted() -> Iterator[list[int]]:
         for t in range(start, plan.steps):

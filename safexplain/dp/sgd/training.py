@@ -17,11 +17,11 @@ from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.checkpoint import Saver
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
 from safexplain.dp.sgd.noise import fresh_generator
-from safexplain.dp.sgd.plan import Plan
+from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Records
-from safexplain.dp.sgd.sampling import Coins, shared_coins
+from safexplain.dp.sgd.sampling import PoissonSampler, shared_sampler
 from safexplain.dp.sgd.steps import Loss, make_step
-from safexplain.dp.sgd.train_loop import Progress, Share, run
+from safexplain.dp.sgd.train_loop import Progress, Share, train_loop
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -49,7 +49,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """The choices that do not enter the guarantee, and the clipping rule, which bounds each example.
 
     Args:
@@ -100,8 +100,8 @@ class Training:
 def train_network(
     model: nn.Module,
     records: Records,
-    plan: Plan,
-    how: Training,
+    plan: TrainingPlan,
+    config: TrainingConfig,
     *,
     checkpoint: str | Path | None,
     checkpoint_seconds: float,
@@ -116,7 +116,7 @@ def train_network(
         model: in training mode, what trains requiring gradients, on the device where to train.
         records: all of the data.
         plan: steps, sample rate and noise.
-        how: everything else.
+        config: everything else.
         checkpoint: file; None: none.
         checkpoint_seconds: between saves.
         purpose: what the checkpoint must agree with to be continued.
@@ -131,16 +131,16 @@ def train_network(
     device = next(model.parameters()).device
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
-    coins = Coins.from_seed(how.seed)
-    optimizer = how.make_optimizer([p for p in model.parameters() if p.requires_grad])
+    sampler = PoissonSampler.from_seed(config.seed)
+    optimizer = config.make_optimizer([p for p in model.parameters() if p.requires_grad])
     step = make_step(
         model,
         optimizer,
-        clipping=how.clipping,
+        clipping=config.clipping,
         noise_multiplier=plan.noise_multiplier,
         expected_batch_size=plan.expected_batch_size,
-        loss=how.loss,
-        mode=how.mode,
+        loss=config.loss,
+        mode=config.mode,
         generator=fresh_generator(device),
         distributed=distributed,
     )
@@ -151,16 +151,16 @@ def train_network(
             _check_same_start(start, device)
         if share.rank:
             saver.path = None
-        run(
+        train_loop(
             step,
             model,
             records,
             plan,
-            shared_coins(coins, device) if distributed else coins,
+            shared_sampler(sampler, device) if distributed else sampler,
             start=start,
-            piece=how.piece,
+            piece=config.piece,
             share=share,
-            seed=how.seed,
+            seed=config.seed,
             saver=saver,
             progress=None if share.rank else progress,
         )

@@ -92,8 +92,8 @@ def test_the_same_training_on_other_data_has_the_same_plan():
     tuned = tuner(network())
     again = tuned.again(OTHERS, seed=3)
     assert again.plan is tuned.plan
-    assert again.how.seed == 3
-    assert tuned.how.seed is None
+    assert again.config.seed == 3
+    assert tuned.config.seed is None
     assert torch.equal(again.records.x, OTHERS[0])
     with pytest.raises(InputError, match="expected 40 records"):
         tuned.again((X[:5], Y[:5]), seed=0)

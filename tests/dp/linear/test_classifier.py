@@ -211,7 +211,7 @@ def test_one_against_the_rest_shares_the_budget():
     X, y = two_gaussians(500, 3)
     stated = model(epsilon=2.0, mechanism="objective", classes=[0, 1, 2, 3]).fit(X, y).privacy_
     assert 1.9999 < stated.epsilons.substitute <= 2.0
-    assert "4 classes one against the rest" in stated.mechanism
+    assert "4 classes one-vs-rest" in stated.mechanism
 
 
 def test_a_delta_that_would_allow_publishing_a_record_warns():

@@ -12,7 +12,7 @@ from scipy.stats import gamma, kstest
 
 from safexplain.dp.linear import mechanisms as objective
 from safexplain.dp.linear import solver as newton_module
-from safexplain.dp.linear.mechanisms import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.solver import minimise, rounding_bound
 from safexplain.errors import ConfigurationError, RefusedError
 
@@ -79,7 +79,7 @@ def test_nothing_is_released_without_a_certificate():
     signed = signed_rows(50, 3)
     with pytest.raises(RefusedError, match="nothing is released"):
         minimise(signed, np.ones((1, 3)), 1.0, 1e-18)
-    unlucky = ObjectivePerturbation(noise_rate=1.0, regularization=1.0, cover_rate=1.0, solver_error=1e-18)
+    unlucky = PerturbedObjective(noise_rate=1.0, regularization=1.0, cover_rate=1.0, solver_error=1e-18)
     with pytest.raises(RefusedError):
         perturbed_minimiser(signed, unlucky, np.random.default_rng(0))
 
@@ -88,7 +88,7 @@ def test_nothing_is_released_without_a_certificate():
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 8.0, 100.0])
 @pytest.mark.parametrize("logit_noise", [0.1, 1.0, 100.0])
 def test_calibration_spends_the_budget_and_no_more(adjacency, epsilon, logit_noise):
-    mechanism = ObjectivePerturbation.calibrated(epsilon, 24, adjacency, logit_noise=logit_noise)
+    mechanism = PerturbedObjective.calibrated(epsilon, 24, adjacency, logit_noise=logit_noise)
     assert 0.999999 * epsilon <= mechanism.epsilon(adjacency) <= epsilon
     assert mechanism.epsilon("zero_out") == mechanism.epsilon("add_remove") < mechanism.epsilon("substitute")
 
@@ -96,7 +96,7 @@ def test_calibration_spends_the_budget_and_no_more(adjacency, epsilon, logit_noi
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": np.inf}, {"logit_noise": 0.0}, {"adjacency": "row"}])
 def test_impossible_budgets_are_refused(wrong):
     with pytest.raises(ConfigurationError):
-        ObjectivePerturbation.calibrated(**{"epsilon": 1.0, "dimension": 3, **wrong})
+        PerturbedObjective.calibrated(**{"epsilon": 1.0, "dimension": 3, **wrong})
 
 
 def leaning(*records):
@@ -113,14 +113,14 @@ SIDES = ((0.97, 0.24), (-0.97, 0.24))
     [("substitute", leaning(SIDES[0]), leaning(SIDES[1])), ("add_remove", leaning(), leaning(SIDES[1]))],
 )
 def test_the_exact_density_ratio_is_within_epsilon_and_nearly_reaches_it(adjacency, first, second):
-    mechanism = ObjectivePerturbation.calibrated(1.0, 2, adjacency, logit_noise=1.0)
+    mechanism = PerturbedObjective.calibrated(1.0, 2, adjacency, logit_noise=1.0)
     largest = largest_log_ratio(first, second, mechanism)
     assert largest <= mechanism.epsilon(adjacency)
     assert largest > 0.8 * mechanism.epsilon(adjacency)
 
 
 def test_add_remove_accounting_would_not_cover_a_substitution():
-    mechanism = ObjectivePerturbation.calibrated(1.0, 2, "add_remove", logit_noise=1.0)
+    mechanism = PerturbedObjective.calibrated(1.0, 2, "add_remove", logit_noise=1.0)
     assert largest_log_ratio(leaning(SIDES[0]), leaning(SIDES[1]), mechanism) > 1.5
     assert mechanism.epsilon("substitute") > 1.5
 
@@ -129,7 +129,7 @@ def test_add_remove_accounting_would_not_cover_a_substitution():
 def test_no_pair_of_data_sets_exceeds_epsilon(seed):
     rng = np.random.default_rng(seed)
     common, one, other = signed_rows(rng.integers(0, 6), 2, seed), *signed_rows(2, 2, seed + 100)[:, None]
-    mechanism = ObjectivePerturbation.calibrated(0.7, 2, "substitute", logit_noise=rng.choice([0.3, 1.0, 5.0]))
+    mechanism = PerturbedObjective.calibrated(0.7, 2, "substitute", logit_noise=rng.choice([0.3, 1.0, 5.0]))
     first, second = np.concatenate([common, one]), np.concatenate([common, other])
     spread = 10 * rng.choice([0.1, 1.0, 10.0])
     assert largest_log_ratio(first, second, mechanism, spread) <= mechanism.epsilon("substitute")
@@ -138,9 +138,9 @@ def test_no_pair_of_data_sets_exceeds_epsilon(seed):
 
 def test_rows_beyond_norm_one_would_break_the_density_bound():
     """What diffprivlib 0.6.6 does for ||x|| <= R: log(1 + R/(4L)) where log(1 + R^2/(4L)) is needed."""
-    mechanism = ObjectivePerturbation.calibrated(1.0, 2, "substitute")
+    mechanism = PerturbedObjective.calibrated(1.0, 2, "substitute")
     bound = 100.0
-    wrong = ObjectivePerturbation(mechanism.noise_rate / bound, mechanism.regularization, 1.0, 0.0)
+    wrong = PerturbedObjective(mechanism.noise_rate / bound, mechanism.regularization, 1.0, 0.0)
     far, near = np.array([[bound, 0.0]]), np.array([[0.0, 0.0]])
     assert largest_log_ratio(far, near, wrong, spread=0.01) > 5
     assert largest_log_ratio(far / bound, near, mechanism, spread=1.0) <= 1
@@ -155,7 +155,7 @@ def test_noise_has_a_uniform_direction_and_a_gamma_length():
 
 
 def test_the_released_weights_carry_noise_beyond_the_solver_error(monkeypatch):
-    mechanism = ObjectivePerturbation.calibrated(1.0, 3, "substitute")
+    mechanism = PerturbedObjective.calibrated(1.0, 3, "substitute")
     monkeypatch.setattr(objective, "minimise", lambda signed, linear, *_: np.zeros_like(linear))
     covered = perturbed_minimiser(signed_rows(5, 3), mechanism, np.random.default_rng(0), runs=4000)
     assert kstest(np.linalg.norm(covered, axis=1), gamma(3, scale=1 / mechanism.cover_rate).cdf).pvalue > 0.01

@@ -16,7 +16,7 @@ from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball
 from safexplain.dp.linear.mechanisms import (
     GRADIENT_ERROR,
-    OutputPerturbation,
+    PerturbedOutput,
     perturbed_output,
     stability,
     stable_minimiser,
@@ -173,18 +173,18 @@ def log_ratio(first, second, mechanism):
 
 @pytest.mark.parametrize(("adjacency", "first"), [("substitute", leaning(SIDES[0])), ("add_remove", leaning())])
 def test_the_density_ratio_is_within_epsilon_and_nearly_reaches_it(adjacency, first):
-    mechanism = OutputPerturbation.radial(1.0, 2, adjacency)
+    mechanism = PerturbedOutput.radial(1.0, 2, adjacency)
     assert 0.8 < log_ratio(first, leaning(SIDES[1]), mechanism) <= mechanism.epsilon(adjacency) <= 1.0
 
 
 def test_half_of_the_noise_would_exceed_epsilon():
-    mechanism = OutputPerturbation.radial(1.0, 2, "substitute")
-    halved = OutputPerturbation(mechanism.regularization, noise_rate=2 * mechanism.noise_rate)
+    mechanism = PerturbedOutput.radial(1.0, 2, "substitute")
+    halved = PerturbedOutput(mechanism.regularization, noise_rate=2 * mechanism.noise_rate)
     assert log_ratio(leaning(SIDES[0]), leaning(SIDES[1]), halved) > 1.6
 
 
 def test_add_remove_accounting_would_not_cover_a_substitution():
-    mechanism = OutputPerturbation.radial(1.0, 2, "add_remove")
+    mechanism = PerturbedOutput.radial(1.0, 2, "add_remove")
     assert log_ratio(leaning(SIDES[0]), leaning(SIDES[1]), mechanism) > 1.5
     assert mechanism.epsilon("substitute") > 1.5
 
@@ -193,13 +193,13 @@ def test_add_remove_accounting_would_not_cover_a_substitution():
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 8.0])
 @pytest.mark.parametrize("logit_noise", [0.1, 10.0])
 def test_calibration_spends_the_budget_and_no_more(adjacency, epsilon, logit_noise):
-    mechanism = OutputPerturbation.radial(epsilon, 24, adjacency, logit_noise=logit_noise)
+    mechanism = PerturbedOutput.radial(epsilon, 24, adjacency, logit_noise=logit_noise)
     assert 0.999999 * epsilon <= mechanism.epsilon(adjacency) <= epsilon
     assert mechanism.epsilon("zero_out") == mechanism.epsilon("add_remove") < mechanism.epsilon("substitute")
 
 
 def test_radial_noise_has_the_density_that_the_proof_uses():
-    mechanism, signed = OutputPerturbation.radial(1.0, 3, "substitute"), signed_rows(5, 3)
+    mechanism, signed = PerturbedOutput.radial(1.0, 3, "substitute"), signed_rows(5, 3)
     noise = perturbed_output(signed, mechanism, np.random.default_rng(0), runs=8000)
     noise -= stable_minimiser(signed, mechanism.regularization)
     length = np.linalg.norm(noise, axis=1)
@@ -214,7 +214,7 @@ def test_radial_noise_has_the_density_that_the_proof_uses():
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_gaussian_noise_covers_the_largest_move_at_the_stated_epsilon_and_delta(adjacency):
     sigma = noise_multiplier(1.0, 1.0, 1, 1e-5, adjacency, sampling="full-batch")
-    mechanism = OutputPerturbation.gaussian(sigma)
+    mechanism = PerturbedOutput.gaussian(sigma)
     std = sigma * stability(mechanism.regularization, "add_remove")
     distance = stability(mechanism.regularization, adjacency) / std
     assert 0.99 < get_epsilon_gaussian(1 / distance, 1e-5) <= 1.0
@@ -224,7 +224,7 @@ def test_gaussian_noise_covers_the_largest_move_at_the_stated_epsilon_and_delta(
 
 
 def test_gaussian_noise_has_the_stated_standard_deviation():
-    mechanism, signed = OutputPerturbation.gaussian(3.0, logit_noise=0.5), signed_rows(5, 3)
+    mechanism, signed = PerturbedOutput.gaussian(3.0, logit_noise=0.5), signed_rows(5, 3)
     noise = perturbed_output(signed, mechanism, np.random.default_rng(0), runs=4000)
     noise -= stable_minimiser(signed, mechanism.regularization)
     assert kstest(noise.ravel(), norm(scale=0.5).cdf).pvalue > 0.01
@@ -235,7 +235,7 @@ def test_gaussian_noise_has_the_stated_standard_deviation():
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"logit_noise": -1.0}, {"adjacency": "row"}])
 def test_impossible_budgets_are_refused(wrong):
     with pytest.raises(ConfigurationError):
-        OutputPerturbation.radial(**{"epsilon": 1.0, "dimension": 3, **wrong})
+        PerturbedOutput.radial(**{"epsilon": 1.0, "dimension": 3, **wrong})
 
 
 # The estimator
@@ -259,9 +259,7 @@ def test_the_estimator_releases_what_was_checked_here(delta):
     fitted = model(delta=delta, epsilon=2.0, random_state=np.random.default_rng(7)).fit(X, y)
     sigma = noise_multiplier(2.0, 1.0, 1, 1e-5, "substitute", sampling="full-batch")
     mechanism = (
-        OutputPerturbation.gaussian(sigma, logit_noise=0.1)
-        if delta
-        else OutputPerturbation.radial(2.0, 3, logit_noise=0.1)
+        PerturbedOutput.gaussian(sigma, logit_noise=0.1) if delta else PerturbedOutput.radial(2.0, 3, logit_noise=0.1)
     )
     signed = in_unit_ball(X, 5.0, 0.3) * (2 * y - 1)[:, None]
     (mine,) = perturbed_output(signed, mechanism, np.random.default_rng(7))
@@ -278,15 +276,15 @@ def test_the_statement_spends_the_budget_and_no_more(adjacency, delta, classes):
     assert 1.999 < stated.epsilons.of(adjacency) <= 2.0
     assert stated.delta == delta
     assert bool(stated.phases) == bool(delta)
-    assert (f"{len(classes)} classes one against the rest" in stated.mechanism) == (len(classes) > 2)
+    assert (f"{len(classes)} classes one-vs-rest" in stated.mechanism) == (len(classes) > 2)
     hidden = adjacency == "add_remove"
     assert stated.phases == () or stated.phases[0].steps == (4 if len(classes) > 2 else 1) + hidden
 
 
 def test_four_problems_share_the_budget_of_radial_noise(monkeypatch):
     asked = []
-    radial = OutputPerturbation.radial
-    monkeypatch.setattr(output.OutputPerturbation, "radial", lambda e, *a, **k: asked.append(e) or radial(e, *a, **k))
+    radial = PerturbedOutput.radial
+    monkeypatch.setattr(output.PerturbedOutput, "radial", lambda e, *a, **k: asked.append(e) or radial(e, *a, **k))
     model(epsilon=2.0, delta=0.0, classes=[0, 1, 2, 3]).fit(*two_gaussians(60, 2))
     assert asked == [0.5]
 

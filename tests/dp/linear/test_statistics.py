@@ -22,7 +22,7 @@ from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear import classifier as linear
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.linear.inputs import in_unit_ball
-from safexplain.dp.linear.mechanisms import ObjectivePerturbation, perturbed_minimiser, radial_noise
+from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
 from safexplain.errors import WeakDeltaWarning
 from safexplain.verdict.stats import epsilon_from_errors
@@ -36,8 +36,8 @@ def lower_bound(first, second, delta=0.0):
 
     def bound(threshold, part):
         on_first, on_second = first[part], second[part]
-        accused, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
-        return epsilon_from_errors(accused, len(on_second), missed, len(on_first), delta)
+        false_positives, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
+        return epsilon_from_errors(false_positives, len(on_second), missed, len(on_first), delta)
 
     levels = np.concatenate([np.geomspace(1e-3, 0.5, 60), 1 - np.geomspace(1e-3, 0.5, 60)])
     chosen = slice(None, half)
@@ -64,7 +64,7 @@ PAIRS = {
 def right(records, logit_noise):
     rows = in_unit_ball(np.array([[float(x)] for x, _ in records]), BOUND, 0.3)
     signed = rows * np.array([[label] for _, label in records])
-    mechanism = ObjectivePerturbation.calibrated(CLAIM, 2, "substitute", logit_noise=logit_noise)
+    mechanism = PerturbedObjective.calibrated(CLAIM, 2, "substitute", logit_noise=logit_noise)
     return (
         signed,
         mechanism.noise_rate,
@@ -190,9 +190,7 @@ def test_the_estimator_releases_what_was_attacked_here(mechanism):
     model.fit(rows, labels)
     features, rng = in_unit_ball(rows, BOUND, 0.3), np.random.default_rng(7)
     if mechanism == "objective":
-        mine = perturbed_minimiser(features * (2 * labels - 1)[:, None], ObjectivePerturbation.calibrated(1.0, 2), rng)[
-            0
-        ]
+        mine = perturbed_minimiser(features * (2 * labels - 1)[:, None], PerturbedObjective.calibrated(1.0, 2), rng)[0]
     else:
         sigma = noise_multiplier(1.0, 1.0, 100, 1e-5, "substitute", sampling="full-batch")
         mine = np.diff(noisy_gradient_descent(features, labels, 2, NoisyGradientDescent(sigma), rng)[0][0], axis=0)[0]

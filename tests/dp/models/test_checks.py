@@ -170,7 +170,7 @@ def counting(net, x):
 @pytest.mark.parametrize(
     ("net", "reason"),
     [
-        (lambda: Custom(in_place), r"changed in place at .*test_dp_row_checks\.py:\d+: out \+= 1\n.*out = out \+ x"),
+        (lambda: Custom(in_place), r"changed in place at .*test_checks\.py:\d+: out \+= 1\n.*out = out \+ x"),
         (lambda: Custom(counting, seen=nn.Buffer(torch.zeros(()))), "seen: a forward pass changes this buffer"),
         (lambda: Custom(lambda n, x: n.scale(n.layer(x), by=2.0), scale=Scale()), "scale: it takes several inputs"),
         (lambda: Custom(lambda n, x: n.layer(x.reshape(-1, 6)).reshape(len(x), -1)), "layer: the first axis"),

@@ -18,7 +18,7 @@ from torch.utils.data import Subset, TensorDataset
 from safexplain._digest import weights_digest
 from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
 from safexplain.dp.models.checks import check_loss
-from safexplain.dp.sgd.sampling import Coins
+from safexplain.dp.sgd.sampling import PoissonSampler
 from safexplain.dp.sgd.train_loop import Moment
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
 
@@ -60,16 +60,16 @@ def test_the_statement_is_of_the_data_and_steps_trained(trainable):
 
 
 def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
-    """DP-SGD as its definition says it: one example at a time, with the tuner's own coins and noise."""
+    """DP-SGD as its definition says it: one example at a time, with the tuner's own batches and noise."""
     from safexplain.dp.sgd.noise import gaussian
     from safexplain.dp.sgd.train_loop import _reseed
 
     model = copy.deepcopy(model)
-    generator, coins = torch.Generator(), Coins.from_seed(seed)
+    generator, sampler = torch.Generator(), PoissonSampler.from_seed(seed)
     for t in range(steps):
         _reseed(generator, seed, t)
         total = [torch.zeros_like(p) for p in model.parameters()]
-        for i in coins.batch(t, len(y), q):
+        for i in sampler.batch(t, len(y), q):
             loss = functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
             grads = torch.autograd.grad(loss, list(model.parameters()))
             norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads))
@@ -198,7 +198,7 @@ def test_progress_tells_what_is_spent():
 
 def test_empty_batches_are_steps_of_noise():
     done = tuner(batch_size=0.5, steps=40, optimizer="sgd").fit()
-    empty = [len(Coins.from_seed(1).batch(t, 60, 0.5 / 60)) == 0 for t in range(40)]
+    empty = [len(PoissonSampler.from_seed(1).batch(t, 60, 0.5 / 60)) == 0 for t in range(40)]
     assert sum(empty) > 10
     assert done.statement.phases[0].steps == 40
 
@@ -209,7 +209,7 @@ def test_records_with_nan_are_skipped_counted_and_never_released(mode):
     x[3] = math.nan
     with pytest.warns(PrivacyWarning, match="not finite"):
         done = tuner(records=(x, y), mode=mode).fit()
-    assert done.skipped == sum(3 in Coins.from_seed(1).batch(t, 60, 0.25) for t in range(12)) > 0
+    assert done.skipped == sum(3 in PoissonSampler.from_seed(1).batch(t, 60, 0.25) for t in range(12)) > 0
     assert bool(weights(done.model).isfinite().all())
 
 
@@ -249,8 +249,8 @@ def test_lora_gives_back_a_plain_model():
 
 
 def test_per_layer_clipping_takes_hooks():
-    assert tuner(clipping=PerLayerClipping(1.0)).how.mode == "hooks"
-    assert tuner().how.mode == "ghost"
+    assert tuner(clipping=PerLayerClipping(1.0)).config.mode == "hooks"
+    assert tuner().config.mode == "ghost"
 
 
 def test_batch_normalisation_is_replaced_and_said():
@@ -329,7 +329,7 @@ def test_a_penalty_in_the_loss_is_refused(mode):
     trained["model"] = ready
     with pytest.raises(ConfigurationError, match="weight_decay"):
         check_loss(penalised, ready(data()[0][:3]), data()[1][:3], list(ready.parameters()))
-    assert made.how.mode == mode
+    assert made.config.mode == mode
 
 
 def test_a_lone_linear_layer_that_is_not_the_last_is_no_head():

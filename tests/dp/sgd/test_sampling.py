@@ -1,4 +1,4 @@
-"""Poisson batches: the right rate, independent coins, a function of key and step alone."""
+"""Poisson batches: the right rate, independent records, a function of key and step alone."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ from scipy.stats import binomtest, chi2
 from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import Coins, PoissonBatchSampler
+from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler
 from safexplain.errors import ConfigurationError, InputError
 
 
-def counts(coins, steps, records, q):
-    return np.array([np.bincount(coins.batch(t, records, q), minlength=records) for t in range(steps)])
+def counts(sampler, steps, records, q):
+    return np.array([np.bincount(sampler.batch(t, records, q), minlength=records) for t in range(steps)])
 
 
 def test_each_record_joins_each_batch_at_the_sample_rate():
-    seen = counts(Coins.from_seed(0), 400, 250, 0.1)
+    seen = counts(PoissonSampler.from_seed(0), 400, 250, 0.1)
     assert binomtest(int(seen.sum()), seen.size, 0.1).pvalue > 1e-4
     assert binomtest(int(seen.sum()), seen.size, 0.11).pvalue < 1e-4
 
 
-def test_batch_sizes_vary_as_sums_of_coins_do():
+def test_batch_sizes_vary_as_of_independent_records():
     """Batches of one size would not be Poisson samples: the test statistic is the dispersion of their sizes."""
-    sizes = counts(Coins.from_seed(1), 400, 250, 0.1).sum(1)
+    sizes = counts(PoissonSampler.from_seed(1), 400, 250, 0.1).sum(1)
     dispersion = ((sizes - 25) ** 2).sum() / (250 * 0.1 * 0.9)
     assert chi2.ppf(1e-4, 400) < dispersion < chi2.ppf(1 - 1e-4, 400)
     fixed = np.full(400, 25)
     assert ((fixed - 25) ** 2).sum() / (250 * 0.1 * 0.9) < chi2.ppf(1e-4, 400)
 
 
-def test_coins_of_records_and_steps_are_uncorrelated():
-    seen = counts(Coins.from_seed(2), 2000, 20, 0.5).astype(float)
+def test_records_and_steps_are_uncorrelated():
+    seen = counts(PoissonSampler.from_seed(2), 2000, 20, 0.5).astype(float)
     for table in (np.corrcoef(seen.T), np.corrcoef(seen[:-1].T, seen[1:].T)[:20, 20:]):
         off = table[~np.eye(20, dtype=bool)]
         assert np.abs(off).max() < 5 / np.sqrt(2000)
 
 
 def test_a_batch_is_a_function_of_key_and_step():
-    one, again, other = Coins.from_seed(3), Coins.from_seed(3), Coins.from_seed(4)
+    one, again, other = PoissonSampler.from_seed(3), PoissonSampler.from_seed(3), PoissonSampler.from_seed(4)
     assert np.array_equal(one.batch(7, 100, 0.3), again.batch(7, 100, 0.3))
     assert not np.array_equal(one.batch(7, 100, 0.3), one.batch(8, 100, 0.3))
     assert not np.array_equal(one.batch(7, 100, 0.3), other.batch(7, 100, 0.3))
 
 
-def test_coins_are_secret_by_default():
-    assert Coins().key != Coins().key
-    assert "key" not in repr(Coins())
+def test_samplers_are_secret_by_default():
+    assert PoissonSampler().key != PoissonSampler().key
+    assert "key" not in repr(PoissonSampler())
     with pytest.raises(ConfigurationError, match="16 bytes"):
-        Coins(b"short")
+        PoissonSampler(b"short")
 
 
 def test_processes_share_one_batch():
-    shares = [list(PoissonBatchSampler(50, 0.02, coins=Coins.from_seed(5), rank=r, processes=2)) for r in range(2)]
-    whole = list(PoissonBatchSampler(50, 0.02, coins=Coins.from_seed(5)))
+    shares = [
+        list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5), rank=r, processes=2)) for r in range(2)
+    ]
+    whole = list(PoissonBatchSampler(50, 0.02, sampler=PoissonSampler.from_seed(5)))
     assert [sorted(a + b) for a, b in zip(*shares, strict=True)] == whole
     assert any(not batch for batch in shares[0])
     assert {record % 2 for batch in shares[1] for record in batch} == {1}, "a record is always the same process's"
@@ -63,7 +65,7 @@ def test_processes_share_one_batch():
 
 
 def test_a_second_epoch_draws_other_batches():
-    sampler = PoissonBatchSampler(50, 0.5, coins=Coins.from_seed(6))
+    sampler = PoissonBatchSampler(50, 0.5, sampler=PoissonSampler.from_seed(6))
     assert list(sampler) != list(sampler)
 
 
