@@ -1,0 +1,71 @@
+"""Progress of long work, as a person sees it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from safexplain import _progress
+from safexplain._progress import named, shown, silent
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that only the test moves on."""
+    now = [1000.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def lines(clock, told, **more):
+    stream = io.StringIO()
+    with shown(stream=stream, **more) as progress:
+        for seconds, call in told:
+            clock[0] += seconds
+            progress(*call)
+    return stream.getvalue().splitlines()
+
+
+def test_without_a_terminal_there_is_a_line_a_minute_with_what_is_left(clock):
+    told = [(30, ("training", i, 10)) for i in range(11)]
+    assert lines(clock, told) == [
+        "training: 20% after 60 s, about 4 min left",
+        "training: 40% after 2 min, about 3 min left",
+        "training: 60% after 3 min, about 2 min left",
+        "training: 80% after 4 min, about 60 s left",
+        "training: 100% after 5 min",
+    ]
+
+
+def test_what_is_done_within_a_minute_is_not_mentioned(clock):
+    assert lines(clock, [(1, ("attacking", i, 5)) for i in range(6)]) == []
+
+
+def test_stages_have_clocks_of_their_own_and_notes_are_shown(clock):
+    told = [(0, ("a", 0, 2)), (59, ("b", 0, 2)), (2, ("a", 1, 2)), (50, ("b", 1, 2, "x"))]
+    told += [(9, ("b", 2, 2, "epsilon 1.0"))]
+    assert lines(clock, told) == ["a: 50% after 61 s, about 61 s left", "b: 100% after 61 s (epsilon 1.0)"]
+
+
+def test_a_stage_of_nothing_is_done(clock):
+    assert lines(clock, [(0, ("a", 0, 0)), (90, ("a", 0, 0))]) == ["a: done after 90 s"]
+
+
+def test_quiet_shows_nothing(clock):
+    assert lines(clock, [(100, ("a", i, 5)) for i in range(6)], quiet=True) == []
+    silent("a", 1, 2, "note")
+
+
+def test_a_terminal_gets_a_bar_for_each_stage():
+    stream = Terminal()
+    with shown(stream=stream) as progress:
+        progress("training", 1, 2, "epsilon 1.0")
+        named(progress, "explaining")("whatever", 1, 1)
+    assert all(text in stream.getvalue() for text in ("training", "explaining", "epsilon 1.0"))
+    assert "whatever" not in stream.getvalue()
