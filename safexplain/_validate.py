@@ -9,7 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from typing import Any
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,3 +133,86 @@ def readable(given: Any, what: str, error: type[SafexplainError] = InputError) -
 
 def _is_array(part: Any) -> bool:
     return hasattr(part, "detach") or isinstance(part, np.ma.MaskedArray)
+
+
+Made = TypeVar("Made")
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Args:
+        path: of the file.
+        what: how messages call it, as "recipe".
+
+    Raises:
+        InputError: it cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the {what} {path}: {error}") from None
+
+
+def from_table(kind: type[Made], values: Any, what: str) -> Made:
+    """A dataclass from named values as TOML and JSON have them: each of its field's type, lists as tuples.
+
+    Args:
+        kind: a dataclass, whose constructor checks what types do not tell.
+        values: name -> value; names that are left out have their defaults.
+        what: how messages call the table.
+
+    Raises:
+        ConfigurationError: an unknown name, one without a default that is missing, or as the constructor.
+        ConfigurationTypeError: no table, or a value of another type than its field's.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigurationTypeError(f"{what} must be a table, got {values!r:.60}")
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    if unknown := values.keys() - known.keys():
+        raise ConfigurationError(f"{what}: unknown {sorted(unknown)}; known are {sorted(known)}")
+    needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
+    if needed:
+        raise ConfigurationError(f"{what} lacks {', '.join(needed)}")
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if not _has_type(value, hints[name]):
+            raise ConfigurationTypeError(f"{what}: {name} must be {_type_name(hints[name])}, got {value!r:.60}")
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:
+    """A dataclass from a TOML file, one `name = value` a line; see `read_toml` and `from_table`."""
+    return from_table(kind, read_toml(path, what), f"{what} {path}")
+
+
+_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+
+
+def _type_name(hint: Any) -> str:
+    """How a person says what an annotation says."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type_name, get_args(hint)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if origin is tuple:
+        return f"a list, each entry {_type_name(get_args(hint)[0])}"
+    return _TYPE_NAMES.get(hint, str(hint))
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value of TOML or JSON is of an annotated type: a list as a tuple, an int as a float, a bool as itself.
+
+    Of literals, only the type is looked at: the constructor says which are allowed.
+    """
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_has_type(value, part) for part in get_args(hint))
+    if origin is Literal:
+        return any(type(value) is type(allowed) for allowed in get_args(hint))
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_has_type(v, get_args(hint)[0]) for v in value)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    return isinstance(value, int | float) if hint is float else isinstance(value, hint)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain._validate import from_toml
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
@@ -75,14 +75,7 @@ class Recipe:
             InputError: the file cannot be read or is not TOML.
             ConfigurationError: an unknown name, or as the constructor.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cannot read the recipe {path}: {error}") from None
-        known = {f.name for f in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigurationError(f"recipe {path}: unknown {sorted(unknown)}; known are {sorted(known)}")
-        return cls(**values)
+        return from_toml(cls, path, "recipe")
 
     def to_toml(self) -> str:
         """The recipe as TOML text that `from_toml` reads."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
+from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.batched.mlp import Activation
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.loading.data.load import load_records
 from safexplain.verdict.canaries.claim import Claim
 
@@ -162,16 +160,14 @@ def load_canary_config(path: Path) -> CanaryConfig:
         InputError: a file cannot be read.
         ConfigurationError: a table or name is missing or unknown, or a value is out of range.
     """
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the configuration {path}: {error}") from None
-    tables = {"data": Data, "training": Training, "claim": Promise, "canaries": Options}
-    if unknown := content.keys() - tables.keys():
-        raise ConfigurationError(f"{path}: unknown table {sorted(unknown)}; known are {sorted(tables)}")
-    data, training, promise, options = (
-        _table(kind, content.get(name, {}), name, path) for name, kind in tables.items()
-    )
+    content = read_toml(path, "configuration")
+    tables = ("canaries", "claim", "data", "training")
+    if unknown := content.keys() - set(tables):
+        raise ConfigurationError(f"{path}: unknown table {sorted(unknown)}; known are {list(tables)}")
+    data = from_table(Data, content.get("data", {}), f"{path}: [data]")
+    training = from_table(Training, content.get("training", {}), f"{path}: [training]")
+    promise = from_table(Promise, content.get("claim", {}), f"{path}: [claim]")
+    options = from_table(Options, content.get("canaries", {}), f"{path}: [canaries]")
     x, y, names = _records(path.parent / data.file, data.label)
     auxiliary = None
     if data.auxiliary:
@@ -222,34 +218,3 @@ def _renumbered(y: Tensor, theirs: tuple[str, ...] | None, ours: tuple[str, ...]
             f"labels of {file}: expected those of the data, {ours or 'numbers'}; got {theirs or 'numbers'}"
         )
     return torch.tensor([ours.index(name) for name in theirs])[y]
-
-
-def _table(kind: type[Any], values: Any, name: str, path: Path) -> Any:
-    """One table of the file, each value of the type that its default or annotation has."""
-    if not isinstance(values, Mapping):
-        raise ConfigurationTypeError(f"{path}: [{name}] must be a table, got {values!r:.60}")
-    known = {f.name: f for f in fields(kind)}
-    if unknown := values.keys() - known.keys():
-        raise ConfigurationError(f"{path}: [{name}] has unknown {sorted(unknown)}; known are {sorted(known)}")
-    needed = [n for n, f in known.items() if f.default is MISSING and n not in values]
-    if needed:
-        raise ConfigurationError(f"{path}: [{name}] lacks {', '.join(needed)}")
-    given = {}
-    for key, value in values.items():
-        kinds = _KINDS[str(known[key].type).split("[")[0]]
-        if isinstance(value, bool) != (kinds is bool) or not isinstance(value, kinds):
-            raise ConfigurationTypeError(f"{path}: [{name}] {key}: expected {known[key].type}, got {value!r:.60}")
-        given[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**given)
-
-
-_KINDS: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": int | float,
-    "bool": bool,
-    "tuple": list,
-    "str | float": str | int | float,
-    **dict.fromkeys(("HeadOptimizer", "Activation", "Adjacency", "Sampling"), str),
-}
-"""Type as annotated -> types that TOML gives."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain._validate import from_table, from_toml
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction"]
 Claim = Literal["whole", "excess"]
@@ -111,10 +111,7 @@ class Policy:
         Raises:
             ConfigurationError: an unknown name, or as the constructor.
         """
-        known = {f.name for f in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigurationError(f"policy: unknown {sorted(unknown)}; known are {sorted(known)}")
-        return cls(**values)
+        return from_table(cls, values, "policy")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Policy:
@@ -124,8 +121,4 @@ class Policy:
             InputError: the file cannot be read or is not TOML.
             ConfigurationError: as `from_dict`.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cannot read the policy {path}: {error}") from None
-        return cls.from_dict(values)
+        return from_toml(cls, path, "policy")

@@ -48,7 +48,7 @@ def test_what_a_file_leaves_out_has_its_default(tmp_path):
         ("lr = nan", ConfigurationError, "lr must be at least 0 and finite"),
         ("epochs = 0", ConfigurationError, "epochs must be at least 1"),
         ("epochs = 1.5", ConfigurationTypeError, "epochs must be a whole number"),
-        ("[optimizer]\nlr = 1", ConfigurationError, "optimizer is one of adam, adamw, sgd"),
+        ("[optimizer]\nlr = 1", ConfigurationError, "optimizer must be one of adam, adamw, sgd"),
         ("\xff", InputError, "cannot read the recipe"),
     ],
 )

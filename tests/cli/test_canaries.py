@@ -190,8 +190,8 @@ def test_a_training_function_of_the_current_directory_is_found_by_workers(config
     ("edit", "says"),
     [
         (("steps = 20", ""), "[training] lacks steps"),
-        (("steps = 20", "steps = 2.5"), "steps: expected int"),
-        (("steps = 20", "steps = true"), "steps: expected int"),
+        (("steps = 20", "steps = 2.5"), "steps must be a whole number"),
+        (("steps = 20", "steps = true"), "steps must be a whole number"),
         (("batch_size = 60", "batch_size = 600"), "at most the 60 records"),
         (("lr = 0.5", "rate = 0.5"), "unknown ['rate']"),
         (("lr = 0.5", "clipping = 'none'"), "flat or auto-s"),
