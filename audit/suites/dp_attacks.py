@@ -55,8 +55,7 @@ from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import Row, fitting, values_of
-from safexplain.audit.certify import certify
-from safexplain.audit.splits import Splits
+from safexplain.audit.certify import Splits, certify
 from safexplain.dp.accounting.calibration import noise_multiplier
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)

@@ -13,9 +13,8 @@ from recourse_tasks import Floats, Plan, Task
 from scipy.stats import t as student
 
 from safexplain._progress import Progress
-from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
-from safexplain.audit.attacks.recourse.attacks import DirectionAttack
-from safexplain.audit.attacks.recourse.boundary import unit
+from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.recourse import DirectionAttack, unit
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import Row, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained

@@ -8,7 +8,7 @@ import numpy as np
 from recourse_conditions import Native
 from recourse_tasks import Task
 
-from safexplain.audit.attacks.recourse.attacks import CounterfactualLRT
+from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.verdict.stats import roc
 
 PUBLISHED: dict[str, Any] = {

@@ -49,12 +49,20 @@ from scipy.optimize import brentq
 from safexplain._files import whole_file
 from safexplain.audit.certify import certify
 from safexplain.audit.signals import Signals
-from safexplain.verdict.evidence import Evidence, Pair, ranks_of
+from safexplain.verdict.evidence import Evidence, Pair
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import critical_counts, power
 from safexplain.verdict.stats import clopper_pearson
-from safexplain.verdict.thresholds import by_score, found_above, loose_rank, lower_bound, tight_rank, upper_bound
+from safexplain.verdict.thresholds import (
+    by_score,
+    found_above,
+    loose_rank,
+    lower_bound,
+    ranks_of,
+    tight_rank,
+    upper_bound,
+)
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]

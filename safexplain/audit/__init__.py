@@ -12,8 +12,8 @@ from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import EstimatorModule, Shadows, train_shadows
 from safexplain.audit.signals import Signals, side_by_side
 from safexplain.audit.utility import Utility, utility
+from safexplain.verdict.judgement import AttackResult, AuditResult
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.result import AttackResult, AuditResult
 
 __all__ = [
     "AttackResult",

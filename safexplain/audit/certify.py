@@ -1,13 +1,16 @@
-"""From signals to a verdict: split, assign, attack, control, count, judge; see `judgement` for the rule.
+"""From signals to a verdict: split, assign, attack, run the controls, count, judge; `verdict.judgement` has the rule.
 
-From scores to counts: members above the ranks that the policy fixed, and pairs of attacks on the same members.
+What chose is not what certifies: `Splits` sets examples aside for choosing a configuration and for training attacks.
+Of each attack's scores, `conclude` counts the members above the ranks that the policy fixed, and pairs attacks on the
+same members.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +22,66 @@ from safexplain.audit.attacks.suite import Row, fitting, values_of
 from safexplain.audit.controls import recipe_fit, reference_coverage
 from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.signals import Signals
-from safexplain.audit.splits import SplitName, Splits
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import Control, Evidence, Pair, is_judged, paired, ranks_of
-from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.names import title
+from safexplain.verdict.evidence import Control, Evidence, Pair, is_judged, paired, title
+from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
-from safexplain.verdict.thresholds import by_score, found_above, loose_rank, tight_rank
+from safexplain.verdict.thresholds import by_score, found_above, loose_rank, ranks_of, tight_rank
+
+SplitName = Literal["certification", "selection"]
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Disjoint sets of examples.
+
+    Args:
+        selection: (n,) bool, for choosing a configuration, as often as one likes.
+        training: (n,) bool, for attacks that learn and for the blind control.
+        certification: (n,) bool, for the verdict, once.
+        identity: hex digest of what is certified: which population, and who is a member of which target
+            (`meta["subject"]`). The same for every hardening and for other shares, so that a second look is noticed.
+    """
+
+    selection: NDArray[np.bool_]
+    training: NDArray[np.bool_]
+    certification: NDArray[np.bool_]
+    identity: str
+
+    @classmethod
+    def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
+        """Split the examples by a lot that depends on the data only: it cannot be drawn again by another seed.
+
+        Args:
+            signals: whose examples are split; out-of-distribution ones belong to no set.
+            policy: says which shares.
+            trains: whether some attack or control is trained; without, no example is spent on it.
+        """
+        data = _data_digest(signals)
+        outside = signals.out_of_distribution
+        inside = np.ones(signals.examples, dtype=bool) if outside is None else ~outside
+        lot = np.full(signals.examples, np.inf)
+        lot[inside] = np.random.default_rng(int(data[:16], 16)).permutation(int(inside.sum())) / inside.sum()
+        training = policy.training if trains else 0.0
+        chosen = lot < policy.selection
+        trained = ~chosen & (lot < policy.selection + training)
+        certified = ~chosen & ~trained & np.isfinite(lot)
+        subject = f"{data}{sorted(signals.targets)}{signals.meta.get('subject', '')}"
+        return cls(chosen, trained, certified, hashlib.sha256(subject.encode()).hexdigest())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Examples in each."""
+        return {name: int(getattr(self, name).sum()) for name in ("selection", "training", "certification")}
+
+
+def _data_digest(signals: Signals) -> str:
+    """Of the population where the signals name it, and of who is a member of what."""
+    digest = hashlib.sha256(str(signals.meta.get("population", "")).encode())
+    digest.update(f"{signals.membership.shape}".encode())
+    digest.update(np.packbits(signals.membership[list(signals.targets)]).tobytes())
+    return digest.hexdigest()
 
 
 def conclude(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.recourse.boundary import Boundary, margins, offset_of, ridge_boundaries, unit
+from safexplain.audit.attacks.recourse import Boundary, margins, offset_of, ridge_boundaries, unit
 from safexplain.audit.signals import Signals
 from safexplain.errors import InfeasibleError, InputError
 

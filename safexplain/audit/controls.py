@@ -24,10 +24,10 @@ from scipy import stats as distributions
 
 from safexplain.audit.attacks.scoring import Assignment
 from safexplain.audit.signals import Signals
-from safexplain.verdict.evidence import Control, ranks_of
+from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
-from safexplain.verdict.thresholds import found_above, lower_bound, ranked, tight_rank
+from safexplain.verdict.thresholds import found_above, lower_bound, ranked, ranks_of, tight_rank
 
 RISK = 0.01
 """Probability with which each control fires by mistake."""

@@ -10,11 +10,10 @@ from typing import Any
 from safexplain._digest import model_digest
 from safexplain._progress import Progress, named
 from safexplain.audit import Signals, collect_signals, side_by_side
-from safexplain.audit.ablation import Ablation
-from safexplain.audit.ablation import sentence as cause_sentence
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
-from safexplain.audit.root_cause import root_cause, sample
+from safexplain.audit.root_cause import Ablation, root_cause, sample
+from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.cli.plan import Plan, Pool
 from safexplain.cli.release import Output, gives_probabilities
 from safexplain.hardening.hardening import Hardening

@@ -14,11 +14,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from safexplain.audit.report import Configuration
+from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
-from safexplain.verdict.evidence import Verdict, is_judged
-from safexplain.verdict.names import ATTACK_NAMES, signal_name
-from safexplain.verdict.result import AttackResult, AuditResult
+from safexplain.verdict.evidence import ATTACK_NAMES, Verdict, is_judged, signal_name
+from safexplain.verdict.judgement import AttackResult, AuditResult
 
 USAGE, INTERRUPTED = 2, 130
 

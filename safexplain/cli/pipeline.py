@@ -20,7 +20,8 @@ from safexplain._digest import model_digest
 from safexplain._progress import Progress, named
 from safexplain.audit import Signals, certify, utility
 from safexplain.audit.holdout_uses import uses_of
-from safexplain.audit.report import Configuration, Pictures, ReportData, write_report
+from safexplain.audit.report import ReportData, write_report
+from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.cli.collect import ask, find_cause
 from safexplain.cli.plan import Outcome, Plan, Pool
 from safexplain.verdict.certificate.write import MODEL_DIGEST, statement, write_json

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from safexplain.audit import Population, Queries, Shadows
-from safexplain.audit.report import Configuration
+from safexplain.audit.report.model import Configuration
 from safexplain.cli.release import Method
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.canaries.finding import Finding

@@ -1,6 +1,6 @@
-"""What a verdict is made of: counts of members found, paired counts, controls, and where the thresholds lie.
+"""What a verdict is made of: counts of members found, paired counts and controls. NumPy only.
 
-NumPy and SciPy only.
+Also what attacks and signals are called, as the files have them and as people read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.thresholds import loose_rank, tight_rank
 
 Verdict = Literal["certified", "leak", "inconclusive"]
 Role = Literal["explanation", "label", "loss", "explanation+label", "explanation+loss"]
@@ -30,7 +29,7 @@ class Evidence:
     Args:
         attack, signal: which attack on what.
         role: what it reads: the explanation, the label, the loss, or two of these.
-        loose: members above the threshold that is surely loose (see `bounds`).
+        loose: members above the threshold that is surely loose (see `thresholds`).
         tight: members above the threshold that is surely tight.
     """
 
@@ -89,17 +88,6 @@ class Control:
         return {"name": self.name, "fired": self.fired, "says": self.says, "numbers": dict(self.numbers)}
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks among the non-members that every attack of a judgement uses, and the risk of each kind of error."""
-
-    loose: int | None
-    tight: int
-    tight_share: float
-    upper_risk: float
-    lower_risk: float
-
-
 def is_judged(role: Role, policy: Policy) -> bool:
     """Whether the verdict rests on attacks that read this."""
     prediction, excess = policy.release == "explanation+prediction", policy.claim == "excess"
@@ -114,14 +102,6 @@ def is_judged(role: Role, policy: Policy) -> bool:
             return prediction and not excess
 
 
-def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
-    """Where thresholds lie, from the policy and the sizes alone: nobody can choose them after a look at the scores."""
-    upper, lower = policy.risk, policy.risk / max(attacks, 1)
-    parts = 4 if policy.claim == "excess" else 2
-    tight, share = tight_rank(non_members, policy.fpr, lower / parts)
-    return Ranks(loose_rank(non_members, policy.fpr, upper / parts), tight, share, upper, lower)
-
-
 def code(of: Evidence | Pair) -> str:
     """Name as the JSON has it."""
     return f"{of.attack} on {of.signal}"
@@ -130,3 +110,79 @@ def code(of: Evidence | Pair) -> str:
 def paired(found: NDArray[np.bool_], baseline: NDArray[np.bool_]) -> tuple[int, int]:
     """Members found by the first only, and by the second only."""
     return int((found & ~baseline).sum()), int((baseline & ~found).sum())
+
+
+WHOLE_MAP = "attributions"
+"""Name of the signal that is the whole attribution vector."""
+
+ATTACK_NAMES = {
+    "Threshold": "Threshold",
+    "LikelihoodRatio": "Likelihood ratio",
+    "LabelLikelihoodRatio": "Likelihood ratio",
+    "JointLikelihoodRatio": "Joint likelihood ratio",
+    "RMIA": "RMIA",
+    "Learned": "Learned classifier",
+    "LearnedElsewhere": "Classifier learned with non-members of another source",
+    "CounterfactualDistance": "CFD",
+    "CounterfactualLRT-global": "CFD-LRT",
+    "CounterfactualLRT-local": "Local CFD-LRT",
+    "DirectionAttack": "Direction attack",
+    "DirectionLRT": "Direction likelihood ratio",
+    "DirectionDensity": "Direction density ratio",
+    "AveragingAttack": "Averaging attack",
+}
+SIGNAL_NAMES = {
+    "l1": "L1 norm",
+    "l2": "L2 norm",
+    "variance": "variance",
+    "mean": "signed mean",
+    "positive": "share of positive entries",
+    "support": "share of non-zero entries",
+    "sparsity": "sparsity",
+    "peak": "peak",
+    WHOLE_MAP: "whole map",
+    f"{WHOLE_MAP}:sign": "signs of the map",
+    f"{WHOLE_MAP}:rank": "ranks of the map",
+    "label": "predicted label",
+    "loss": "loss",
+    "margin": "margin",
+    "class_l1": "L1 norms of several classes",
+    "class_l2": "L2 norms of several classes",
+    "class_mean": "signed means of several classes",
+    "l1+mean+positive+sparsity+peak": "summary numbers of the map",
+    "near_l1+near_mean+near_positive": "summary numbers (near-duplicates averaged)",
+    "repeated_l1+repeated_mean+repeated_positive": "summary numbers (repeated queries averaged)",
+    "near_map": "whole map, near-duplicates averaged",
+    "distance": "recourse distance",
+    "signed_distance": "recourse distance, signed by the true label",
+    "score": "released score",
+    "recovered_margin": "margin read from the answers",
+    "regressed_margin": "margin regressed from the scores",
+    "averaged_distance": "recourse distance of averaged answers",
+}
+"""Attacks and signals as people read them."""
+
+AVERAGED = {"near_": "near-duplicates averaged", "repeated_": "repeated queries averaged"}
+"""Prefix of signals computed from averages of several answers -> what was averaged."""
+
+
+def signal_name(signal: str) -> str:
+    """Readable name of a signal, or of several joined by +."""
+    if signal in SIGNAL_NAMES:
+        return SIGNAL_NAMES[signal]
+    if "+" in signal:
+        return " and ".join(signal_name(part) for part in signal.split("+"))
+    for prefix, what in AVERAGED.items():
+        if signal.startswith(prefix):
+            return f"{signal_name(signal.removeprefix(prefix))} ({what})"
+    return signal
+
+
+def title(attack: str, signal: str) -> str:
+    """Readable name of an attack on a signal."""
+    name = ATTACK_NAMES.get(attack, attack)
+    if name.isupper():
+        return f"{name} on the {signal_name(signal)}"
+    if attack in ATTACK_NAMES:
+        name = name[:1].lower() + name[1:]
+    return f"{name} of the {signal_name(signal)}"

@@ -2,14 +2,15 @@
 
     leak          the lower bound of some judged attack lies above the limit
     certified     the upper bounds of all judged attacks lie at or below the limit
-    inconclusive  otherwise, and whenever a control fired
+    inconclusive  otherwise, and whenever a control failed
 
 Of K judged attacks, each lower bound has a risk of (1 - confidence) / K (Bonferroni), because one of them is enough to
 call a leak. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it is wrong only if
 that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982). Half of every risk is
-spent on the threshold, half on the count, see `bounds`.
+spent on the threshold, half on the count, see `thresholds`.
 
-A judgement in plain words.
+A `Judgement` follows from counts alone and is what a certificate holds; an `AuditResult` adds each attack's curve and
+rates, and what a larger sample would decide.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import (
     EXIT_CODES,
@@ -26,71 +30,16 @@ from safexplain.verdict.evidence import (
     Control,
     Evidence,
     Pair,
-    Ranks,
+    Role,
     Verdict,
     code,
     is_judged,
-    ranks_of,
+    title,
 )
-from safexplain.verdict.names import title
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.thresholds import lower_bound, upper_bound
-
-
-def reasons(j: Judgement) -> tuple[str, ...]:
-    """Why the verdict is inconclusive; empty for the others."""
-    if j.verdict != "inconclusive":
-        return ()
-    found = [f"the control “{c.name}” fired: {c.says}" for c in j.fired]
-    if j.split != "certification":
-        found.append(f"these are the examples of the {j.split} split, on which nothing is certified")
-    if not j.decisive:
-        found.append(f"there is no {'baseline to compare with' if j.judged else 'attack to judge'}")
-    elif any(low > j.policy.limit for low, _ in j.decisive.values()):
-        pass  # a leak, were it not for the control
-    elif j.bound > j.policy.limit:
-        found.append("the interval is too wide to decide")
-    elif j.reused and j.references:
-        before = j.uses - 1 if j.uses else 0
-        found.append(
-            f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before,"
-            " so that a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split and"
-            " certify on fresh examples, or force it, and the certificate counts the uses"
-        )
-    elif j.references == 0:
-        found.append("without reference models only weak attacks could run, so nothing can be certified")
-    return tuple(found)
-
-
-def sentence(j: Judgement) -> str:
-    """The verdict in one sentence."""
-    p = j.policy
-    if not j.decisive:
-        return f"Inconclusive: {'; '.join(j.reasons)}."
-    best = j.strongest
-    low, high = j.decisive[code(best)]
-    if p.claim == "whole":
-        found = (
-            f"the strongest attack ({title(best.attack, best.signal)}) finds between {low:.1%} and {high:.1%} of"
-            f" the members while accusing at most {p.fpr:.1%} of the non-members"
-        )
-        allowed, all_below = f"the policy allows {p.limit:.1%}", f"no attack that was run finds more than {j.bound:.1%}"
-    else:
-        found = (
-            f"the strongest attack ({title(best.attack, best.signal)}) finds {low:+.1%} to {high:+.1%} more of the"
-            f" members than the {j.baseline} alone, while accusing at most {p.fpr:.1%} of the non-members"
-        )
-        allowed, all_below = (
-            f"the policy allows {p.limit:+.1%}",
-            f"no attack that was run adds more than {j.bound:+.1%}",
-        )
-    match j.verdict:
-        case "leak":
-            return f"Leak proven: {found}; {allowed}."
-        case "certified":
-            return f"Certified: {found}; {all_below} ({p.confidence:.0%} confidence), and {allowed}."
-        case "inconclusive":
-            return f"Inconclusive: {found}; {allowed}, but {'; '.join(j.reasons)}."
+from safexplain.verdict.power import Needed, could_certify, needed
+from safexplain.verdict.stats import RateAtFpr, RocCurve, auc_interval
+from safexplain.verdict.thresholds import Ranks, lower_bound, ranks_of, upper_bound
 
 
 @dataclass(frozen=True)
@@ -215,7 +164,27 @@ class Judgement:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the verdict is inconclusive; empty for the others."""
-        return reasons(self)
+        if self.verdict != "inconclusive":
+            return ()
+        found = [f"the control “{c.name}” fired: {c.says}" for c in self.fired]
+        if self.split != "certification":
+            found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
+        if not self.decisive:
+            found.append(f"there is no {'baseline to compare with' if self.judged else 'attack to judge'}")
+        elif any(low > self.policy.limit for low, _ in self.decisive.values()):
+            pass  # a leak, were it not for the control
+        elif self.bound > self.policy.limit:
+            found.append("the interval is too wide to decide")
+        elif self.reused and self.references:
+            before = self.uses - 1 if self.uses else 0
+            found.append(
+                f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before,"
+                " so that a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split"
+                " and certify on fresh examples, or force it, and the certificate counts the uses"
+            )
+        elif self.references == 0:
+            found.append("without reference models only weak attacks could run, so nothing can be certified")
+        return tuple(found)
 
     @cached_property
     def strongest(self) -> Evidence:
@@ -230,8 +199,37 @@ class Judgement:
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words."""
-        return sentence(self)
+        """The verdict in one sentence."""
+        p = self.policy
+        if not self.decisive:
+            return f"Inconclusive: {'; '.join(self.reasons)}."
+        best = self.strongest
+        low, high = self.decisive[code(best)]
+        if p.claim == "whole":
+            found = (
+                f"the strongest attack ({title(best.attack, best.signal)}) finds between {low:.1%} and {high:.1%} of"
+                f" the members while accusing at most {p.fpr:.1%} of the non-members"
+            )
+            allowed, all_below = (
+                f"the policy allows {p.limit:.1%}",
+                f"no attack that was run finds more than {self.bound:.1%}",
+            )
+        else:
+            found = (
+                f"the strongest attack ({title(best.attack, best.signal)}) finds {low:+.1%} to {high:+.1%} more of the"
+                f" members than the {self.baseline} alone, while accusing at most {p.fpr:.1%} of the non-members"
+            )
+            allowed, all_below = (
+                f"the policy allows {p.limit:+.1%}",
+                f"no attack that was run adds more than {self.bound:+.1%}",
+            )
+        match self.verdict:
+            case "leak":
+                return f"Leak proven: {found}; {allowed}."
+            case "certified":
+                return f"Certified: {found}; {all_below} ({p.confidence:.0%} confidence), and {allowed}."
+            case "inconclusive":
+                return f"Inconclusive: {found}; {allowed}, but {'; '.join(self.reasons)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads the counts and computes everything else again."""
@@ -324,3 +322,196 @@ def _control(content: Mapping[str, Any]) -> Control:
         raise InputError(f"not the outcome of an audit: fired is true, false or null, got {fired!r:.60}")
     numbers = {str(k): float(v) for k, v in content["numbers"].items()}
     return Control(str(content["name"]), fired, str(content["says"]), numbers)
+
+
+SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
+"""False-positive rates at which every attack is reported, beside the policy's."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """What one attack found.
+
+    Args:
+        evidence: the counts that the verdict uses.
+        curve: its ROC over the scored examples.
+        rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
+    """
+
+    evidence: Evidence
+    curve: RocCurve
+    rates: tuple[RateAtFpr, ...]
+
+    @property
+    def attack(self) -> str:
+        """Name of the attack."""
+        return self.evidence.attack
+
+    @property
+    def signal(self) -> str:
+        """Name of what it reads."""
+        return self.evidence.signal
+
+    @property
+    def role(self) -> Role:
+        """What kind of release it reads."""
+        return self.evidence.role
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC; 0.5 is chance."""
+        return self.curve.auc
+
+    @property
+    def title(self) -> str:
+        """Readable name."""
+        return title(self.attack, self.signal)
+
+    @property
+    def code(self) -> str:
+        """Name as the JSON has it."""
+        return code(self.evidence)
+
+    def at(self, fpr: float) -> RateAtFpr:
+        """The rate at one of the reported false-positive rates."""
+        return next(r for r in self.rates if r.fpr == fpr)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        low, high = auc_interval(self.curve)
+        return {
+            "attack": self.attack,
+            "signal": self.signal,
+            "role": self.role,
+            "auc": self.auc,
+            "auc_low": low,
+            "auc_high": high,
+            "balanced_accuracy": self.curve.balanced_accuracy,
+            "tpr": [
+                {k: getattr(r, k) for k in ("fpr", "realised_fpr", "tpr", "low", "high", "confidence")}
+                for r in self.rates
+            ],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult:
+    """All attacks under one policy, and what follows.
+
+    Args:
+        judgement: counts, controls and the verdict.
+        attacks: in the order of the suite.
+        orders: for each judged attack, who is a member from the highest score to the lowest.
+        sizes: examples in each split.
+    """
+
+    judgement: Judgement
+    attacks: tuple[AttackResult, ...]
+    orders: tuple[NDArray[np.bool_], ...]
+    sizes: dict[str, int]
+
+    @property
+    def policy(self) -> Policy:
+        """What counts as a leak."""
+        return self.judgement.policy
+
+    @property
+    def members(self) -> int:
+        """Members scored."""
+        return self.judgement.members
+
+    @property
+    def non_members(self) -> int:
+        """Non-members scored."""
+        return self.judgement.non_members
+
+    @property
+    def references(self) -> int:
+        """Models that stood in for the target."""
+        return self.judgement.references
+
+    @property
+    def uses(self) -> int | None:
+        """Which configuration this is that was judged on these examples; None: not counted."""
+        return self.judgement.uses
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """Checks that only training tells members from non-members."""
+        return self.judgement.controls
+
+    @property
+    def judged(self) -> tuple[AttackResult, ...]:
+        """The attacks that the verdict rests on."""
+        return tuple(a for a in self.attacks if is_judged(a.role, self.policy))
+
+    @property
+    def judged_confidence(self) -> float:
+        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
+        return 1 - self.judgement.ranks.lower_risk
+
+    def bounds(self, attack: AttackResult) -> tuple[float, float]:
+        """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
+        return self.judgement.bounds(attack.evidence)
+
+    def proven(self, attack: AttackResult) -> bool:
+        """Whether this attack alone proves a leak."""
+        return self.judgement.proven(attack.evidence)
+
+    @property
+    def strongest(self) -> AttackResult:
+        """The judged attack that decides."""
+        best = self.judgement.strongest
+        return next(a for a in self.attacks if a.evidence is best)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Certified, leak or inconclusive."""
+        return self.judgement.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """0 certified, 1 leak, 3 inconclusive."""
+        return self.judgement.exit_code
+
+    @cached_property
+    def could_certify(self) -> float:
+        """Smallest `max_tpr` that one guessing attack stays below here, with a probability of 90 %."""
+        return could_certify(self.policy, self.members, self.non_members)
+
+    @cached_property
+    def needed(self) -> Needed | None:
+        """A sample that would probably decide; None if the verdict is there or none would."""
+        if self.verdict != "inconclusive" or self.judgement.fired or self.policy.claim == "excess" or not self.orders:
+            return None
+        return needed(self.policy, list(self.orders))
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in plain words."""
+        text = self.judgement.sentence
+        if self.verdict != "inconclusive" or self.judgement.fired or self.judgement.split != "certification":
+            return text
+        if self.needed is not None and self.references:
+            n = self.needed
+            what = "certify" if n.verdict == "certified" else "prove a leak"
+            text += f" About {n.members:,} members and {n.non_members:,} non-members would probably {what}."
+        if self.policy.claim == "whole":
+            text += f" This sample could at best have certified {self.could_certify:.1%}."
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        n = self.needed
+        return {
+            **self.judgement.to_dict(),
+            "sentence": self.sentence,
+            "judged": [
+                {"attack": a.attack, "signal": a.signal, "low": self.bounds(a)[0], "high": self.bounds(a)[1]}
+                for a in self.judged
+            ],
+            "attacks": [a.to_dict() for a in self.attacks],
+            "could_certify": self.could_certify,
+            "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
+            "splits": dict(self.sizes),
+        }

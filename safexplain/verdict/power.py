@@ -1,14 +1,11 @@
-"""How probable each verdict is for a leak of a given size. NumPy and SciPy only.
+"""How probable each verdict is for a leak of a given size, and what a sample can decide. NumPy and SciPy only.
 
 One attack leaks, with a binormal receiver operating characteristic through (fpr, tpr), the others guess: at the
-threshold t(k) of `bounds` its true false-positive rate P has the distribution Beta(k, n0 - k + 1), and the members
+threshold t(k) of `thresholds` its true false-positive rate P has the distribution Beta(k, n0 - k + 1), and the members
 found there are Bin(n1, tpr(P)) for the leaking attack, Bin(n1, P) for those that guess. Whether a verdict follows
 depends on these counts alone, so its probability is one integral over P for the one and a beta-binomial tail for the
-others.
-
-What a sample can decide: the best certificate it could give, and how many more examples would decide.
-
-NumPy and SciPy only.
+others. From the same tails follow the best certificate that a sample could give (`could_certify`), and how many more
+examples would decide (`needed`).
 """
 
 from __future__ import annotations
@@ -22,9 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats as distributions
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.evidence import ranks_of
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.thresholds import lower_bound, upper_bound
+from safexplain.verdict.thresholds import lower_bound, ranks_of, upper_bound
 
 Floats = NDArray[np.float64]
 
@@ -153,7 +149,7 @@ def needed(policy: Policy, orders: list[NDArray[np.bool_]]) -> Needed | None:
 
     Args:
         policy: the claim "whole" is assumed.
-        orders: for each judged attack, who is a member from the highest score to the lowest (`bounds.ranked`).
+        orders: for each judged attack, who is a member from the highest score to the lowest (`thresholds.ranked`).
 
     Returns:
         None if no sample of up to 1,000 times the present size would: the rate found is too close to the limit.

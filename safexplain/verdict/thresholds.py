@@ -1,24 +1,28 @@
-"""Bounds of a true-positive rate at a false-positive rate that hold with the threshold's own uncertainty.
+"""Above which scores members are counted, so that bounds hold with the threshold's own uncertainty.
 
 NumPy and SciPy only. Let t(k) be the k-th highest of n0 independent non-member scores without ties. The true
 false-positive rate at t(k) has the distribution Beta(k, n0 - k + 1) whatever the scores are (the probability integral
 transform and order statistics: David & Nagaraja, Order Statistics, 3rd ed., section 2.1), hence
 
-    P(true rate at t(k) <  fpr) = P(Bin(n0, fpr) >= k)      a high rank k makes a threshold that is surely loose,
-    P(true rate at t(k) >= fpr) = P(Bin(n0, fpr) <  k)      a low rank one that is surely tight.
+    P(true rate at t(k) <  fpr) = P(Bin(n0, fpr) >= k)      small for a high rank k: the threshold of an upper bound,
+    P(true rate at t(k) >= fpr) = P(Bin(n0, fpr) <  k)      small for a low one: the threshold of a lower bound.
 
-An upper bound counts the members above a loose threshold, a lower bound those above a tight one; each count gets a
-one-sided Clopper-Pearson limit, and the two risks add up. Ties are broken by lot, which an attacker may do too: it
-makes the receiver operating characteristic of a score with ties the straight line between its points.
+An upper bound of the true-positive rate counts the members above the first, which is loose enough, a lower bound those
+above the second, which is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
+Ties are broken at random, which an attacker may do too: it makes the receiver operating characteristic of a score with
+ties the straight line between its points.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
+from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 
 
@@ -53,6 +57,25 @@ def tight_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
     if rank >= 1:
         return rank, 1.0
     return 1, fpr / float(-np.expm1(np.log(risk) / non_members))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks among the non-members that every attack of a judgement uses, and the risk of each kind of error."""
+
+    loose: int | None
+    tight: int
+    tight_share: float
+    upper_risk: float
+    lower_risk: float
+
+
+def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
+    """Where thresholds lie, from the policy and the sizes alone: nobody can choose them after a look at the scores."""
+    upper, lower = policy.risk, policy.risk / max(attacks, 1)
+    parts = 4 if policy.claim == "excess" else 2
+    tight, share = tight_rank(non_members, policy.fpr, lower / parts)
+    return Ranks(loose_rank(non_members, policy.fpr, upper / parts), tight, share, upper, lower)
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:

@@ -27,11 +27,11 @@ from safexplain.audit import (
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.scoring import MOST_TARGETS, Assignment
 from safexplain.audit.attacks.suite import Row
+from safexplain.audit.certify import Splits
 from safexplain.audit.holdout_uses import Uses
-from safexplain.audit.splits import Splits
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.evidence import EXIT_CODES
-from safexplain.verdict.result import SHOWN_FPRS
+from safexplain.verdict.judgement import SHOWN_FPRS
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.thresholds import lower_bound, upper_bound
 

@@ -20,19 +20,20 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from safexplain.audit.ablation import Ablation
 from safexplain.audit.certify import audit
-from safexplain.audit.report import Configuration, Pictures, ReportData, figures, maps, render, write_report
-from safexplain.audit.report.comparisons import excess_over_baseline, excess_tables
+from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
-from safexplain.audit.report.tables import FIRST, Scale, attack_tables
+from safexplain.audit.report.model import Configuration, Pictures
+from safexplain.audit.report.page import render
+from safexplain.audit.report.tables import FIRST, Scale, attack_tables, excess_over_baseline, excess_tables
+from safexplain.audit.root_cause import Ablation
 from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
+from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import power
-from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, loose_rank, lower_bound, tight_rank, upper_bound
 

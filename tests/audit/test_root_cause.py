@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from safexplain.audit.ablation import VERSIONS, Ablation, sentence
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment
-from safexplain.audit.root_cause import FEWEST, Sample, root_cause, sample
+from safexplain.audit.certify import Splits
+from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, Sample, root_cause, sample, sentence
 from safexplain.audit.signals import Signals
-from safexplain.audit.splits import Splits
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc

@@ -11,11 +11,11 @@ from scipy.integrate import quad
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import power as module
-from safexplain.verdict.evidence import Evidence, ranks_of
+from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import critical_counts, power
-from safexplain.verdict.thresholds import found_above, ranked
+from safexplain.verdict.thresholds import found_above, ranked, ranks_of
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 

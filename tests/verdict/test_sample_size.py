@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
-from safexplain.verdict.evidence import Evidence, ranks_of
+from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import Needed, could_certify, needed
-from safexplain.verdict.thresholds import found_above, ranked
+from safexplain.verdict.thresholds import found_above, ranked, ranks_of
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
 

@@ -1,11 +1,13 @@
 """Membership attacks on one signal, on several together, or on whole maps.
 
-Frozen dataclasses with `__call__(target, shadows, membership) -> scores`.
+Each is a frozen dataclass with `__call__(target, shadows, membership) -> scores`, as `base` says, where the threshold
+attack also is. `likelihood/` compares with models that saw the example and models that did not, `learned/` trains a
+classifier on whole maps, `rmia` and `recourse` are families of their own. `suite` is the table of what is run: one line
+an attack. `scoring` runs a line against the target that each example was assigned to.
 """
 
-from safexplain.audit.attacks.base import Attack
+from safexplain.audit.attacks.base import Attack, Threshold
 from safexplain.audit.attacks.learned.attack import Learned
-from safexplain.audit.attacks.learned.classifier import FittedLearned
 from safexplain.audit.attacks.likelihood.joint import JointLikelihoodRatio
 from safexplain.audit.attacks.likelihood.ratio import (
     GlobalVariance,
@@ -15,12 +17,10 @@ from safexplain.audit.attacks.likelihood.ratio import (
     SharedVariance,
 )
 from safexplain.audit.attacks.rmia import RMIA
-from safexplain.audit.attacks.threshold import Threshold
 
 __all__ = [
     "RMIA",
     "Attack",
-    "FittedLearned",
     "GlobalVariance",
     "JointLikelihoodRatio",
     "LabelLikelihoodRatio",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks import FittedLearned, LabelLikelihoodRatio, Learned
+from safexplain.audit.attacks import LabelLikelihoodRatio, Learned
+from safexplain.audit.attacks.learned.classifier import FittedLearned
 from safexplain.audit.attacks.suite import Numbers, Row, values_of
 from safexplain.audit.signals import Signals
 

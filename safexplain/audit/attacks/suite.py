@@ -19,8 +19,8 @@ from safexplain.audit.attacks import (
     SeparateVariance,
     Threshold,
 )
-from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
-from safexplain.audit.attacks.recourse.attacks import (
+from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.recourse import (
     AveragingAttack,
     CounterfactualDistance,
     CounterfactualLRT,
@@ -28,8 +28,7 @@ from safexplain.audit.attacks.recourse.attacks import (
 )
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.evidence import Role
-from safexplain.verdict.names import AVERAGED, WHOLE_MAP
+from safexplain.verdict.evidence import AVERAGED, WHOLE_MAP, Role
 
 Numbers = NDArray[np.floating[Any]]
 
@@ -104,7 +103,7 @@ RECOURSE: tuple[Row, ...] = (
     ),
     Row("AveragingAttack", AveragingAttack(), "averaged_distance", "explanation"),
 )
-"""Attacks on recourse; run where `meta` says, under "recourse", how it was asked for (`audit.recourse_signals`)."""
+"""Attacks on recourse; run where `meta` says, under "recourse", how it was asked for (`audit.collect_recourse`)."""
 
 SUITE: tuple[Row, ...] = (
     *(Row("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),

@@ -1,6 +1,11 @@
-"""The audit report: one HTML file that holds everything it shows, with the verdict first."""
+"""The audit report: one HTML file that holds everything it shows, with the verdict first.
 
-from safexplain.audit.report.model import Configuration, Pictures, ReportData
-from safexplain.audit.report.page import render, write_report
+`model` is what a report is made of: attacked configurations, pictures, provenance. `words` puts it into sentences,
+`tables` into rows, `figures` and `maps` into curves and pictures; `page` fills `template.html.j2` with these and writes
+the file.
+"""
 
-__all__ = ["Configuration", "Pictures", "ReportData", "render", "write_report"]
+from safexplain.audit.report.model import ReportData
+from safexplain.audit.report.page import write_report
+
+__all__ = ["ReportData", "write_report"]

@@ -1,6 +1,7 @@
 """Figures as inline SVG whose colours are CSS variables, so that they follow the page's light and dark themes.
 
-How often a leak of a given size would be found, or certified, with the sample of this audit: a figure and a text.
+ROC curves with the bounds that the verdict compares, and how often this sample would find, or certify, a leak of a
+given size.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -20,13 +20,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from safexplain.audit.report.words import percent
-from safexplain.verdict.evidence import ranks_of
+from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.power import power
 from safexplain.verdict.stats import RocCurve
-from safexplain.verdict.thresholds import found_above, lower_bound, upper_bound
-
-if TYPE_CHECKING:
-    from safexplain.verdict.result import AuditResult
+from safexplain.verdict.thresholds import found_above, lower_bound, ranks_of, upper_bound
 
 INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
 """Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.audit.root_cause import Ablation
+from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.privacy_statement import PrivacyStatement
-
-if TYPE_CHECKING:
-    from safexplain.audit.ablation import Ablation
-    from safexplain.audit.utility import Utility
-    from safexplain.verdict.canaries.finding import Finding
-    from safexplain.verdict.result import AuditResult
 
 NATIVE = "native"
 """Name of the configuration that releases explanations as they are."""

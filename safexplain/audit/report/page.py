@@ -10,11 +10,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safexplain._files import whole_file
-from safexplain.audit.ablation import sentence
-from safexplain.audit.report import comparisons, figures, maps, tables, verdict, words
-from safexplain.audit.report import figures as chances
+from safexplain.audit.report import figures, maps, tables, words
 from safexplain.audit.report.model import NATIVE, ReportData
-from safexplain.audit.report.words import limits
+from safexplain.audit.root_cause import sentence
 from safexplain.errors import InputError
 
 COMMAND = "command"
@@ -32,7 +30,7 @@ def render(report: ReportData) -> str:
             (configuration, figures.roc_figure(configuration.result, least, compare=compare, salt=f"roc-{i}"))
         )
     audited = report.audited.result
-    likely = chances.Chances.of(audited)
+    likely = figures.Chances.of(audited)
     return (
         _environment()
         .get_template("template.html.j2")
@@ -40,21 +38,21 @@ def render(report: ReportData) -> str:
             report=report,
             audited=report.audited,
             result=audited,
-            facts=verdict.facts(report.audited),
-            controls=verdict.controls(report.configurations),
-            limits=limits(audited, report.other_key),
-            excess=comparisons.excess_tables(report.configurations),
-            causes=comparisons.cause_table(report.root_cause or ()),
+            facts=words.facts(report.audited),
+            controls=words.controls(report.configurations),
+            limits=words.limits(audited, report.other_key),
+            excess=tables.excess_tables(report.configurations),
+            causes=tables.cause_table(report.root_cause or ()),
             causes_sentence=report.root_cause_sentence or sentence(report.root_cause or ()),
             likely=likely,
-            likely_figure="" if likely is None else chances.chances_figure(likely, audited),
+            likely_figure="" if likely is None else figures.chances_figure(likely, audited),
             words=words,
             native=NATIVE,
             configurations=report.configurations,
             hardened=[c for c in report.configurations if c.utility is not None],
             tables=tables.attack_tables(report.configurations),
             curves=curves,
-            utility=comparisons.utility_rows(report.configurations),
+            utility=tables.utility_rows(report.configurations),
             strips=_strips(report),
             signs=maps.has_signs(report.pictures) if report.pictures else (False, False),
             commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],

@@ -1,45 +1,40 @@
 """Reading a certificate: nothing is believed that can be checked. No torch here.
 
-Checked are the signature (where a public key is given), the form, the checksum, and that the verdict and every bound
-follow from the counts. Without a signature this finds damage and careless edits, not a forger, who can compute them.
+Checked are the signature (where a public key is given), the form of every field, the checksum, and that the verdict and
+every bound follow from the counts: counts, policy and what controls found are what an audit measured; everything else
+is computed again, so a file in which it does not follow has been changed. Without a signature this finds damage and
+careless edits, not a forger, who can compute them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safexplain.errors import CertificateError
+from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.read import finding_of
 from safexplain.verdict.certificate import strict_json
-from safexplain.verdict.certificate.fields import (
-    canaries_of,
-    check_names,
-    explainer_of,
-    notes_of,
-    object_of,
-    privacy_of,
-    subject_of,
-    texts_of,
-    utility_of,
-)
-from safexplain.verdict.certificate.recount import recount
 from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     CONFIGURATION,
+    MODEL_DIGEST,
     PREDICATE_TYPE,
     SCHEMA_VERSION,
     STATEMENT_TYPE,
     checksum,
     configuration_digest,
 )
-from safexplain.verdict.evidence import Verdict
+from safexplain.verdict.evidence import Verdict, code
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.power import could_certify
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-__all__ = ["Certificate", "load_certificate"]
+__all__ = ["Certificate", "load_certificate", "recount"]
 
 SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
 """Names that must not stand in a certificate, which is public."""
@@ -49,6 +44,15 @@ _FIELDS = frozenset(
     | {"checksum"}
 )
 _VERSIONS = ("safexplain", "captum", "torch")
+_HEX = re.compile(r"[0-9a-f]{32,128}")
+
+RELATIVE, ABSOLUTE = 1e-9, 1e-12
+"""How far a recorded float may be from the one computed here: versions of SciPy round differently."""
+
+MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
+"""Larger audits are refused, lest a few digits in a file keep its reader busy for hours."""
+
+_OPTIONAL = ("judged", "could_certify")
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,9 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         if content.get(name) != expected:
             older = " (audit again with this version)" if "explanation-audit" in str(content.get(name)) else ""
             raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{older}")
-    check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
-    predicate = object_of(content, "predicate")
-    check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries"})
+    _check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
+    predicate = _object_of(content, "predicate")
+    _check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries"})
     for _, value in strict_json.inside(content):
         if isinstance(value, dict) and (named := sorted(SECRETS & {name.lower() for name in value})):
             raise CertificateError(f"it holds a field {named[0]!r}: certificates are public; make a new secret")
@@ -152,14 +156,14 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         raise CertificateError(
             f"verdict says {predicate['verdict']!r:.40}, but {judgement.verdict!r} follows from the counts"
         )
-    explainer, hardening = explainer_of(predicate), object_of(predicate, "hardening")
-    materials, environment = texts_of(predicate, "materials"), texts_of(predicate, "environment")
+    explainer, hardening = _explainer_of(predicate), _object_of(predicate, "hardening")
+    materials, environment = _texts_of(predicate, "materials"), _texts_of(predicate, "environment")
     if materials.get(CONFIGURATION) != configuration_digest(explainer, hardening, predicate["audit"]["policy"]):
         raise CertificateError(f"materials: {CONFIGURATION!r} is not that of explainer, hardening and policy")
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
-    subject, utility, notes = subject_of(content["subject"]), utility_of(predicate["utility"]), notes_of(predicate)
-    privacy, canaries = privacy_of(predicate), canaries_of(predicate)
+    subject, utility, notes = _subject_of(content["subject"]), _utility_of(predicate["utility"]), _notes_of(predicate)
+    privacy, canaries = _privacy_of(predicate), _canaries_of(predicate)
     if predicate["checksum"] != checksum(content):
         raise CertificateError("it was changed after it was written: the checksum is another")
     return Certificate(
@@ -180,3 +184,209 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         signature=signature,
         statement=content,
     )
+
+
+def _explainer_of(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """Method, output and options, and perhaps softmax.
+
+    Raises:
+        CertificateError: something else; so do all functions here.
+    """
+    explainer = _object_of(predicate, "explainer")
+    _check_names(explainer, "explainer", {"method", "output", "options"}, optional={"softmax"})
+    if not isinstance(explainer["method"], str) or explainer["output"] not in ("probability", "logit"):
+        raise CertificateError(f"explainer: expected a method, and output probability or logit; got {explainer!r:.100}")
+    if not isinstance(explainer.get("softmax", False), bool):
+        raise CertificateError(f"explainer.softmax: expected true or false, got {explainer['softmax']!r:.40}")
+    _object_of(explainer, "options")
+    return explainer
+
+
+def _subject_of(subject: Any) -> dict[str, dict[str, str]]:
+    """Name -> digests of at least one model."""
+    found: dict[str, dict[str, str]] = {}
+    for entry in subject if isinstance(subject, list) else [subject]:
+        if not isinstance(entry, dict) or entry.keys() != {"name", "digest"} or not isinstance(entry["name"], str):
+            raise CertificateError(f"subject: expected names, each with its digest; got {entry!r:.80}")
+        digests = _texts_of(entry, "digest")
+        if entry["name"] in found or MODEL_DIGEST not in digests or not all(map(_HEX.fullmatch, digests.values())):
+            raise CertificateError(f"subject: expected different names with a {MODEL_DIGEST} each; got {entry!r:.120}")
+        found[entry["name"]] = digests
+    if not found:
+        raise CertificateError("subject: it names no model")
+    return found
+
+
+def _utility_of(utility: Any) -> dict[str, float] | None:
+    """Numbers by name, or None."""
+    if utility is None:
+        return None
+    values = utility.values() if isinstance(utility, dict) else [None]
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        raise CertificateError(f"utility: expected numbers by name, or null; got {utility!r:.80}")
+    return {name: float(value) for name, value in utility.items()}
+
+
+def _notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
+    """Texts."""
+    notes = predicate["notes"]
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CertificateError(f"notes: expected a list of texts, got {notes!r:.80}")
+    return tuple(notes)
+
+
+def _privacy_of(predicate: Mapping[str, Any]) -> PrivacyStatement | None:
+    """The guarantee of the model's training, its epsilons computed again; None where none is stated."""
+    if "privacy" not in predicate:
+        return None
+    try:
+        return PrivacyStatement.from_dict(predicate["privacy"])
+    except InputError as error:
+        raise CertificateError(f"privacy: {error}") from None
+
+
+def _canaries_of(predicate: Mapping[str, Any]) -> Finding | None:
+    """What canaries found about the model's training, its bound computed again; None where none were trained."""
+    if "canaries" not in predicate:
+        return None
+    try:
+        return finding_of(predicate["canaries"])
+    except InputError as error:
+        raise CertificateError(f"canaries: {error}") from None
+
+
+def _object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A field that is an object."""
+    value = content[name]
+    if not isinstance(value, dict):
+        raise CertificateError(f"{name}: expected an object, got {value!r:.60}")
+    return value
+
+
+def _texts_of(content: Mapping[str, Any], name: str) -> dict[str, str]:
+    """A field that is an object of texts."""
+    values = _object_of(content, name)
+    if not all(isinstance(value, str) for value in values.values()):
+        raise CertificateError(f"{name}: expected texts by name, got {values!r:.80}")
+    return values
+
+
+def _check_names(content: Mapping[str, Any], where: str, expected: Set[str], optional: Set[str] = frozenset()) -> None:
+    """Refuse a missing name and an unknown one."""
+    if missing := sorted(expected - content.keys()):
+        raise CertificateError(f"{where}: {', '.join(missing)} is missing")
+    if unknown := sorted(content.keys() - expected - optional):
+        raise CertificateError(f"{where}: unknown {', '.join(unknown):.80}")
+
+
+def recount(audit: Any) -> Judgement:
+    """The judgement of an `audit` field, after comparing every derived number and word with what the field says.
+
+    Args:
+        audit: what `AuditResult.to_dict()` or `Judgement.to_dict()` wrote.
+
+    Raises:
+        CertificateError: a count is missing or impossible, or something does not follow from the counts; the message
+            names it.
+    """
+    if not isinstance(audit, Mapping):
+        raise CertificateError(f"audit: expected an object, got {type(audit).__name__}")
+    try:
+        judgement = Judgement.from_dict(audit)
+        _check(judgement)
+        computed = {**judgement.to_dict(), **_derived(judgement)}
+    except (SafexplainError, ValueError, ArithmeticError) as error:
+        raise CertificateError(f"audit: {error}") from None
+    for name, value in computed.items():
+        if name not in audit and name in _OPTIONAL:
+            continue
+        if name == "sentence" and _advised(audit.get(name), judgement):
+            continue
+        _compare(audit.get(name, _MISSING), value, f"audit.{name}")
+    _check_rest(audit, judgement)
+    return judgement
+
+
+def _derived(judgement: Judgement) -> dict[str, Any]:
+    """What `AuditResult.to_dict` adds that follows from the counts."""
+    judged = []
+    for e in judgement.judged:
+        low, high = judgement.bounds(e)
+        judged.append({"attack": e.attack, "signal": e.signal, "low": low, "high": high})
+    most = could_certify(judgement.policy, judgement.members, judgement.non_members)
+    return {"judged": judged, "could_certify": most}
+
+
+def _check(judgement: Judgement) -> None:
+    """What `Judgement` takes, but no audit writes."""
+    if max(judgement.members, judgement.non_members, judgement.references) > MOST_EXAMPLES or judgement.references < 0:
+        raise CertificateError(f"members, non_members and references are counts up to {MOST_EXAMPLES:,}")
+    if judgement.split not in ("certification", "selection"):
+        raise CertificateError(f"split: expected certification or selection, got {judgement.split!r:.40}")
+    compared = [code(p) for p in judgement.pairs]
+    if len(judgement.evidence) > MOST_ATTACKS or len(compared) > MOST_ATTACKS or len(set(compared)) < len(compared):
+        raise CertificateError(f"excess: each attack is named once, and there are at most {MOST_ATTACKS}")
+    judged = {code(e) for e in judgement.judged}
+    if judgement.policy.claim == "excess" and compared and judged != set(compared):
+        raise CertificateError(f"excess: not all judged attacks are compared, or others are: {judged ^ set(compared)}")
+
+
+def _advised(sentence: Any, judgement: Judgement) -> bool:
+    """Whether it is the sentence of an inconclusive verdict with advice after it, as `AuditResult.sentence` gives."""
+    return (
+        judgement.verdict == "inconclusive"
+        and isinstance(sentence, str)
+        and sentence.startswith(f"{judgement.sentence} ")
+    )
+
+
+def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:
+    """Fields that do not follow, but must fit."""
+    if "attacks" in audit:
+        shown = [
+            {k: a.get(k) for k in ("attack", "signal", "role")} if isinstance(a, Mapping) else a
+            for a in (audit["attacks"] if isinstance(audit["attacks"], list) else [audit["attacks"]])
+        ]
+        evidence = [{"attack": e.attack, "signal": e.signal, "role": e.role} for e in judgement.evidence]
+        _compare(shown, evidence, "audit.attacks")
+    if "splits" in audit:
+        sizes, scored = audit["splits"], judgement.members + judgement.non_members
+        _compare(sizes.get(judgement.split) if isinstance(sizes, Mapping) else sizes, scored, "audit.splits")
+    uses = audit.get("uses")
+    if uses is not None and (isinstance(uses, bool) or not isinstance(uses, int) or uses < 1):
+        raise CertificateError(f"audit.uses: expected a count from 1 on, or null; got {uses!r:.60}")
+
+
+_MISSING = object()
+
+
+def _compare(found: Any, computed: Any, where: str) -> None:
+    """Raise at the first difference, deep inside or not."""
+    if found is _MISSING:
+        raise CertificateError(f"{where} is missing")
+    if isinstance(computed, Mapping):
+        names = found.keys() if isinstance(found, Mapping) else ()
+        for name in (*computed, *(n for n in names if n not in computed)):
+            if name not in computed:
+                raise CertificateError(f"{where}.{name} is unknown")
+            _compare(
+                found.get(name, _MISSING) if isinstance(found, Mapping) else found, computed[name], f"{where}.{name}"
+            )
+        return
+    if isinstance(computed, list | tuple):
+        if not isinstance(found, list) or len(found) != len(computed):
+            raise CertificateError(f"{where}: expected a list of {len(computed)}, got {_shown(found)}")
+        for i, (one, other) in enumerate(zip(found, computed, strict=True)):
+            _compare(one, other, f"{where}[{i}]")
+        return
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    if isinstance(computed, float) and number:
+        same = math.isclose(found, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    else:
+        same = type(found) is type(computed) and found == computed
+    if not same:
+        raise CertificateError(f"{where} says {_shown(found)}, but {_shown(computed)} follows from the counts")
+
+
+def _shown(value: Any) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else f"{value!r:.120}"

@@ -1,7 +1,7 @@
 """The machine-readable outcome of an audit: an in-toto Statement (v1) about one model and one configuration.
 
-No torch here, so that a gatekeeper can read certificates without it. `read_certificate` reads them back, `signature`
-signs them; `docs/schema/explanation-audit-v2.json` is their JSON Schema.
+No torch here, so that a gatekeeper can read certificates without it. `read` reads them back, `sign` signs them;
+`docs/schema/explanation-audit-v2.json` is their JSON Schema.
 """
 
 from __future__ import annotations

@@ -14,14 +14,17 @@ from torch import nn
 
 from safexplain.audit import Policy, Recipe, certify
 from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.likelihood.pooled import PooledDensityRatio
-from safexplain.audit.attacks.recourse.attacks import (
+from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.recourse import (
     AveragingAttack,
+    Boundary,
     CounterfactualDistance,
     CounterfactualLRT,
     DirectionAttack,
+    margins,
+    read_boundary,
+    ridge_boundaries,
 )
-from safexplain.audit.attacks.recourse.boundary import Boundary, margins, read_boundary, ridge_boundaries
 from safexplain.audit.attacks.suite import RECOURSE, SUITE, fitting
 from safexplain.audit.collect_recourse import coin_flips, collect_recourse
 from safexplain.audit.references.training import train_one

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.certificate import strict_json
-from safexplain.verdict.certificate.read import load_certificate
-from safexplain.verdict.certificate.recount import recount
+from safexplain.verdict.certificate.read import load_certificate, recount
 from safexplain.verdict.certificate.write import (
     as_json,
     write_json,

@@ -3,8 +3,6 @@
 DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model. Here it learns from all
 reference models, weighs an example's maps with and without it equally, so that knowing the example by its map is of no
 use, and keeps the epoch that does best on reference models it was not trained on.
-
-Which maps of which reference models a learned attack trains on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A trained classifier of maps, and how maps reach it: on its device, a part at a time.
+"""The classifier of attribution maps: one hidden vector from the map, joined by a few numbers about it, to one logit.
 
-Attributions as inputs of a classifier: every map at unit size, and its size and shape in a few numbers beside it.
-
-The classifier of attribution maps: one hidden vector from the map, joined by its scalars, to one logit.
+Every map comes at unit size, its size and shape in these numbers (`SCALARS`) beside it. Maps reach the network's device
+a part at a time.
 """
 
 from __future__ import annotations

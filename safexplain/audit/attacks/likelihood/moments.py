@@ -1,6 +1,6 @@
 """Means and spreads of reference signals with and without each example, in double precision, a part at a time.
 
-The scale on which Gaussians are fitted: norms and losses are closer to log-normal than to normal.
+`transformed` chooses the scale on which Gaussians are fitted: norms and losses are closer to log-normal than to normal.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""safexplain.audit.attacks.recourse."""
