@@ -3,7 +3,7 @@
 Each round trains the same models (same members, same initial weights, same order of batches) both ways, in alternating
 order; the figure is the median over rounds of loop time / batched time. That the weights agree is checked.
 
-    python audit/benchmarks/batched_training.py [--models 32] [--epochs 20] [--rounds 5] [--threads 1] [--out FILE]
+    python -m audit.benchmarks.batched_training [--models 32] [--epochs 20] [--rounds 5] [--threads 1] [--out FILE]
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from torch import nn
 from safexplain.audit import Population, Recipe
 from safexplain.audit.references.training import train_one, train_together
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 POOL = 600
 

@@ -13,7 +13,7 @@ On a GPU also: Figure 3 of arXiv 2511.21804 in full (500 x 768, 10 classes, R = 
 repeats, canaries crafted anew each time), and steps of its MLP for Purchase100 (600-128-100, 50,000 records, q = .25,
 R = 2,500, DP-Adam), whose 2,500 steps are projected unless `--mlp-steps 2500` takes them all.
 
-    python audit/benchmarks/canary_training.py [--rounds 3] [--device cpu] [--workers 2] [--quick] [--out FILE]
+    python -m audit.benchmarks.canary_training [--rounds 3] [--device cpu] [--workers 2] [--quick] [--out FILE]
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ from safexplain.audit.canaries.reference import reference
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 RECORDS, FEATURES, SIGMA, LR, BOUND, RATE = 500, 768, 5.5728, 0.001, 2.0, 0.25
 SIGMAS = {1.0: 22.3557, 0.25: 5.5728, 0.0625: 1.4028}

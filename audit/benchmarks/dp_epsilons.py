@@ -6,7 +6,7 @@ For each setting, epsilon under add/remove and under substitution, computed anew
 the smaller one is the sharper. Targets: 60 ms for a pair and 1 s for a calibration, at the settings of the table behind
 "Beyond Membership" (500 steps) and of ordinary fine-tuning.
 
-    python audit/benchmarks/dp_epsilons.py [--rounds 9] [--out FILE]
+    python -m audit.benchmarks.dp_epsilons [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from dp_accounting.pld import PLDAccountant
 from safexplain._privacy_loss import _loss
 from safexplain.dp import epsilons, noise_multiplier
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 SETTINGS = {
     "q 1, 500 steps": (22.3557, 1.0, 500),

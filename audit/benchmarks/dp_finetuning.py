@@ -6,7 +6,7 @@ order; the ratio to Opacus' ghost clipping is the median over rounds of the rati
 in a process of its own: on the GPU as torch counts it, on the CPU the resident size. "plain noise" draws one number
 where `float_safe` draws four, as Opacus does without its secure mode. The target is a ratio of at most 1.05 for ghost.
 
-    python audit/benchmarks/dp_finetuning.py [--device cuda] [--batch 32] [--rounds 9] [--out FILE]
+    python -m audit.benchmarks.dp_finetuning [--device cuda] [--batch 32] [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.steps import make_step
 from safexplain.dp.sgd.training import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, ROOT, provenance, table, write_json
 
 TARGET = 1.05
 REFERENCE = "Opacus, ghost"
@@ -146,10 +144,18 @@ def memory(way: str, size: int, device: str) -> float:
 
 def elsewhere(way: str, size: int, device: str) -> float:
     """`memory` in a process of its own."""
-    command = [sys.executable, __file__, "--memory-of", way, "--batch", str(size), "--device", device]
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "audit.benchmarks.dp_finetuning",
+        "--memory-of",
+        way,
+        "--batch",
+        str(size),
+        "--device",
+        device,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return round(float(json.loads(done.stdout.splitlines()[-1])), 1)
 
 

@@ -11,7 +11,7 @@ disturb less than the time on the clock, and of the ratio of two in the same rou
 both ways compute the same is tested in tests/dp/test_dp_head.py. The target, 15 times faster, is for runs that share
 batches.
 
-    python audit/benchmarks/dp_head.py [--rounds 5] [--steps 500] [--device cpu] [--out FILE]
+    python -m audit.benchmarks.dp_head [--rounds 5] [--steps 500] [--device cpu] [--out FILE]
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ from safexplain.dp.heads.closed_form import train_heads
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 ROWS, COLUMNS, CLASSES = 500, 768, 10
 SIGMA, LR, MOMENTUM, RATE = 5.5728, 0.1, 0.9, 0.25

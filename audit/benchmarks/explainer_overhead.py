@@ -7,7 +7,7 @@ shortest times stand beside it. Targets: a ratio of at most 1.05 for gradient me
 at batch 32. Memory is the highest resident size (on a GPU: the highest allocation) during one call over that before it,
 in a process of its own.
 
-    python audit/benchmarks/explainer_overhead.py [--all] [--memory] [--rounds 15] [--threads 1] [--out FILE]
+    python -m audit.benchmarks.explainer_overhead [--all] [--memory] [--rounds 15] [--threads 1] [--out FILE]
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ import safexplain.explain
 from safexplain.explain import CATALOG
 from safexplain.hardening.hardening import Hardening
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, peak_bytes, processor, write_json
+from ..shared.run import RESULTS, ROOT, peak_bytes, processor, write_json
 
 TARGETS = {"gradient": 1.05, "perturbation": 1.02}
 DEFAULT_OUT = RESULTS / "explainer_overhead.json"
@@ -136,7 +134,8 @@ def memory(name: str, batch: int, device: torch.device) -> dict[str, float | Non
     for which, key in enumerate(("native_peak_mib", "hardened_peak_mib")):
         command = [
             sys.executable,
-            __file__,
+            "-m",
+            "audit.benchmarks.explainer_overhead",
             "--peak-of",
             name,
             str(which),
@@ -145,7 +144,7 @@ def memory(name: str, batch: int, device: torch.device) -> dict[str, float | Non
             "--device",
             str(device),
         ]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         found[key] = json.loads(ran.stdout.splitlines()[-1])
     return found
 

@@ -8,7 +8,7 @@ The target is 60 ms. Memory is measured in a process of its own: the highest res
 before it, in units of the attribution (float32, 3 MiB), the released result included, the worst of three processes; the
 target is 3. A batch eight times as large is shown beside it.
 
-    python audit/benchmarks/hardening_speed.py [--rounds 15] [--batch 256] [--out FILE]
+    python -m audit.benchmarks.hardening_speed [--rounds 15] [--batch 256] [--out FILE]
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, peak_bytes, provenance, table, write_json
+from ..shared.run import RESULTS, ROOT, peak_bytes, provenance, table, write_json
 
 TARGET_MS, TARGET_MEMORY = 60.0, 3.0
 NOISE = GaussianNoise(Relative(0.3), key=bytes(32))
@@ -115,10 +113,8 @@ def memory(name: str, n: int, repeats: int = 3) -> dict[str, float] | None:
 
 
 def _in_a_process(name: str, n: int) -> dict[str, float] | None:
-    command = [sys.executable, __file__, "--memory-of", name, "--batch", str(n)]
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "audit.benchmarks.hardening_speed", "--memory-of", name, "--batch", str(n)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, float] | None = json.loads(done.stdout)
     return None if found is None else {k: round(v, 2) for k, v in found.items()}
 

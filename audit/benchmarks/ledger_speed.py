@@ -9,7 +9,7 @@ recorded beside. A million records: a ledger that is opened, asked what is spent
 the same from the records: read them, and compose them with dp-accounting's Renyi accountant. A round measures each
 once; figures are medians over rounds. Every round ends with `Ledger.verify`.
 
-    python audit/benchmarks/ledger_speed.py [--rounds 3] [--seconds 4] [--out FILE]
+    python -m audit.benchmarks.ledger_speed [--rounds 3] [--seconds 4] [--out FILE]
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
 from safexplain.ledger.storage.sqlite import SqliteStorage
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 PROCESSES, RECORDS = 4, 1_000_000
 TARGETS = {"SQLite": 2000.0, "PostgreSQL": 500.0}

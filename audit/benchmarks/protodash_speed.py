@@ -5,7 +5,7 @@ processor time of the one thread that works, which other work on the machine cha
 two reports of progress is elapsed time. Overheads are ratios of two calls in alternating order: the median over rounds,
 with its quartiles.
 
-    python audit/benchmarks/protodash_speed.py [--candidates 10000] [--rounds 15] [--skip-slow] [--out FILE]
+    python -m audit.benchmarks.protodash_speed [--candidates 10000] [--rounds 15] [--skip-slow] [--out FILE]
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ from sklearn.linear_model import LogisticRegression
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, HardenedProtoDash
 from safexplain.hardening.hardening import Hardening
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 TARGET = 10.0
 PROTOTYPES = 10

@@ -10,7 +10,7 @@ compares processor time for each query. Quality: distance against a long search 
 1,000 steps each, all batched), and against `linear_recourse` on a linear model with several kinds of constraints and
 features that cost differently.
 
-    python audit/benchmarks/recourse_search.py [--queries 1000] [--threads 1] [--quick] [--out FILE]
+    python -m audit.benchmarks.recourse_search [--queries 1000] [--threads 1] [--quick] [--out FILE]
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from safexplain.recourse.cost import L1, L2
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import search_recourse
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
-
-from common import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, provenance, table, write_json
 
 FEATURES, HIDDEN = 23, (64, 32)
 SECONDS, VALID, TIMES, RATIO, LINEAR_RATIO = 5.0, 0.99, 10.0, 1.01, 1.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import markdown
+from ..shared.run import markdown
 
 
 def search(found: dict[str, Any]) -> str:

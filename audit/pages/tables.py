@@ -1,6 +1,6 @@
 """The tables and lists of results in audit/README.md, written from audit/results/*.json.
 
-    python audit/suites/tables.py
+    python -m audit.pages
 
 Each stands in the README between `<!-- NAME -->` and `<!-- end -->`. Without a result, its place stays as it is.
 `tests/test_audit_tables.py` checks that the README says what the files say.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import benchmark_tables
-import canary_tables
-import recourse_tables
-from cells import auc, found_by
-from common import RESULTS, markdown
-from recommended import BEYOND, JOINT, worst_scalars
+from ..benchmarks import tables as benchmark_tables
+from ..shared.cells import auc, found_by
+from ..shared.run import RESULTS, markdown
+from ..suites.paper_b_recourse import tables as recourse_tables
+from ..suites.paper_c_canaries import tables as canary_tables
+from ..suites.recommended.suite import BEYOND, JOINT, worst_scalars
 
 README = RESULTS.parent / "README.md"
 
@@ -331,7 +330,3 @@ def main() -> int:
     """Write the README anew."""
     README.write_text(written(README.read_text()))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

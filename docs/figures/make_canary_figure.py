@@ -2,7 +2,7 @@
 
     python docs/figures/make_canary_figure.py [--out docs/figures]
 
-It is drawn from audit/results/canary_figure3.json, which `python audit/suites/canary_figure3.py` writes.
+It is drawn from audit/results/canary_figure3.json, which `python -m audit.suites.paper_c_canaries.figure3` writes.
 """
 
 from __future__ import annotations

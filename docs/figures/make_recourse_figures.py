@@ -3,7 +3,8 @@
     python docs/figures/make_recourse_figures.py [--out docs/figures]
 
 Figures 1 to 3 of "Accurate, Explainable, and Private Models", drawn from audit/results/recourse_evidence.json, which
-`python audit/suites/recourse_evidence.py` writes. Each is written twice, for the light and the dark scheme of the site.
+`python -m audit.suites.paper_b_recourse.evidence` writes. Each is written twice, for the light and the dark scheme of
+the site.
 """
 
 from __future__ import annotations

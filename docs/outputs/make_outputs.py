@@ -83,12 +83,12 @@ def _paper_a(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             " 1 % FPR, AUC",
             f"{ours[0]:.2%}, {ours[1]:.2%}, {ours[2]:.3f} (published, with the ROC's axes swapped and a wrong index:"
             f" {published[0]:.1%}, {published[1]:.1%}, {published[2]:.3f})",
-            "python audit/suites/paper_a.py",
+            "python -m audit.suites.paper_a",
         ),
         (
             "joint likelihood ratio of L1 and loss on the same signals, beside the loss alone",
             f"{joint[0]:.2%}, {joint[1]:.2%}, {joint[2]:.3f} ({loss[0]:.2%}, {loss[1]:.2%}, {loss[2]:.3f})",
-            "python audit/suites/paper_a.py",
+            "python -m audit.suites.paper_a",
         ),
     ]
 
@@ -103,7 +103,7 @@ def _verdict_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"wrong verdicts (a leak proven where there is none, a certificate just above the limit): worst of"
             f" {len(cells):,} simulated cells of {audits:,} audits, at most 5 % allowed",
             f"{worst[wrong] / audits:.1%} ({worst[low]:.1%} to {worst[high]:.1%})",
-            "python audit/suites/verdict_errors.py",
+            "python -m audit.suites.verdict_errors",
         )
     ]
 
@@ -127,7 +127,7 @@ def _recommended(found: dict[str, Any]) -> list[tuple[str, str, str]]:
                 f"AUC {aucs[0]:.3f}, {aucs[1]:.3f} ({'at' if now['criteria']['a'] else 'not quite at'} chance);"
                 f" {joint[0]:.3f}, {joint[1]:.3f}; {100 * excess:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f});"
                 f" {now['utility']['top_overlap']:.0%}",
-                "python audit/suites/recommended.py",
+                "python -m audit.suites.recommended",
             ))  # fmt: skip
     return rows
 
@@ -139,7 +139,7 @@ def _overhead(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "`HardenedIG` over Captum's integrated gradients (ResNet-18, 32 x 3 x 32 x 32, 25 steps, one core)",
             f"{ratio['ratio_median'] - 1:+.1%} time (quartiles {low - 1:+.1%} to {high - 1:+.1%})",
-            "python audit/benchmarks/explainer_overhead.py --all",
+            "python -m audit.benchmarks.explainer_overhead --all",
         )
     ]
 
@@ -150,7 +150,7 @@ def _speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "recommended hardening of 256 x 3 x 32 x 32 attributions, one core",
             f"{now['ms_median']:.0f} ms, {now['memory']['multiple']:.1f} times the attributions' memory",
-            "python audit/benchmarks/hardening_speed.py",
+            "python -m audit.benchmarks.hardening_speed",
         )
     ]
 
@@ -160,7 +160,7 @@ def _training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "32 reference MLPs as one batched computation, against a loop",
             f"{found['ratio_median']:.1f} times as fast",
-            "python audit/benchmarks/batched_training.py",
+            "python -m audit.benchmarks.batched_training",
         )
     ]
 
@@ -178,7 +178,7 @@ def _dp_attacks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "heads on a frozen MobileNet trained with DP on 2,000 CIFAR-10 images each: epsilon (one record added or"
             " removed / substituted), AUC of the L1 attack on InputXGradient, accuracy on new images",
             "; ".join(shown),
-            "python audit/suites/dp_attacks.py",
+            "python -m audit.suites.dp_attacks",
         )
     ]
 
@@ -190,7 +190,7 @@ def _dp_epsilons(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "epsilon under both adjacencies; calibration (500 to 1,500 steps, one core)",
             f"{min(pair):.0f} to {max(pair):.0f} ms; {min(calibration):.0f} to {max(calibration):.0f} ms",
-            "python audit/benchmarks/dp_epsilons.py",
+            "python -m audit.benchmarks.dp_epsilons",
         )
     ]
 
@@ -202,7 +202,7 @@ def _dp_finetuning(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "a DP-SGD step of a whole vision transformer (2.7 M parameters), mode ghost, over Opacus' ghost clipping",
             f"{ours['ratio_to_opacus_ghost']:.2f} of its time, {ours['peak_mib']:.0f} MiB against"
             f" {found['results']['Opacus, ghost']['peak_mib']:.0f} MiB",
-            "python audit/benchmarks/dp_finetuning.py",
+            "python -m audit.benchmarks.dp_finetuning",
         )
     ]
 
@@ -216,7 +216,7 @@ def _dp_head(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "a head on cached features (500 x 768 x 10) in closed form, over Opacus' PrivacyEngine: alone, and as one"
             " of 17",
             f"{one:.0f} and {many:.0f} times as fast",
-            "python audit/benchmarks/dp_head.py",
+            "python -m audit.benchmarks.dp_head",
         )
     ]
 
@@ -229,7 +229,7 @@ def _bound_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"lower bounds on epsilon above the truth, worst of {len(cells)} simulated cells, at most 5 % allowed:"
             " default method, threshold fixed or split; best of all thresholds, as published",
             f"{worst['pld fixed']:.1%}, {worst['pld split']:.1%}; {worst['gdp max']:.0%}",
-            "python audit/suites/bound_errors.py",
+            "python -m audit.suites.bound_errors",
         )
     ]
 
@@ -241,7 +241,7 @@ def _broken_trainers(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"bugs of DP trainers that canaries find ({len(powers)} kinds, 200 to 5,000 runs): least power; a right"
             " trainer accused of a bug",
             f"{min(powers):.1%}; {accused:.1%} at most",
-            "python audit/suites/broken_trainers.py",
+            "python -m audit.suites.broken_trainers",
         )
     ]
 
@@ -254,7 +254,7 @@ def _canary_figure3(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "epsilon of a substituted record shown by 2,500 runs of a head on CIFAR-10 features; accounting:"
             " add/remove, substituted",
             f"{shown}; {at['add_remove'][-1]:.1f}, {at['substitute'][-1]:.1f}",
-            "python audit/suites/canary_figure3.py",
+            "python -m audit.suites.paper_c_canaries.figure3",
         )
     ]
 
@@ -268,7 +268,7 @@ def _canary_training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "runs of an audit side by side (500 x 768, 500 steps), over a loop of Opacus trainings, a run",
             "; ".join(shown),
-            "python audit/benchmarks/canary_training.py",
+            "python -m audit.benchmarks.canary_training",
         )
     ]
 
@@ -287,13 +287,13 @@ def _recourse_evidence(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "attacks on recourse at epsilon .5 (5,000 rows and features): best balanced accuracy without privacy; as"
             " published; `DPModelRecourse`; what epsilon allows",
             f"{best('without privacy')}; {best(published)}; {best(private)}; {allowed}",
-            "python audit/suites/recourse_evidence.py",
+            "python -m audit.suites.paper_b_recourse.evidence",
         ),
         (
             f"accuracy on HELOC (n = {heloc['without privacy']['members_a_model']:,.0f}) without privacy and of"
             " `DPModelRecourse` at epsilon 1 (substituted)",
             ", ".join(f"{heloc[c]['test_accuracy']:.3f}" for c in ("without privacy", "DPModelRecourse, epsilon 1")),
-            "python audit/suites/recourse_evidence.py --task heloc",
+            "python -m audit.suites.paper_b_recourse.evidence --task heloc",
         ),
     ]
 
@@ -311,7 +311,7 @@ def _recourse_networks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             "recourse of overfitted networks on HELOC, best AUC: from the distance; with its sign; of private networks"
             " (epsilon 1)",
             "; ".join(shown),
-            "python audit/suites/recourse_networks.py --task heloc",
+            "python -m audit.suites.paper_b_recourse.networks --task heloc",
         )
     ]
 
@@ -324,7 +324,7 @@ def _recourse_search(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "recourse of 1,000 queries on an MLP of 23 features, one core: L2, L1; over a loop of Adam, over Alibi",
             f"{ours[0]:.1f} s, {ours[1]:.1f} s; {others[0]:,.0f} times, {others[1]:,.0f} times as fast",
-            "python audit/benchmarks/recourse_search.py",
+            "python -m audit.benchmarks.recourse_search",
         )
     ]
 
@@ -337,7 +337,7 @@ def _ledger_speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "charges a second by four processes, durable: SQLite, PostgreSQL; what a million releases add up to",
             f"{rates[0]:,.0f}, {rates[1]:,.0f}; {slowest:.0f} ms",
-            "python audit/benchmarks/ledger_speed.py",
+            "python -m audit.benchmarks.ledger_speed",
         )
     ]
 

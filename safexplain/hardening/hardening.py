@@ -129,7 +129,7 @@ grid=None)
 
     @classmethod
     def recommended(cls, key: bytes | None = None) -> Hardening:
-        """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended.py` shows it.
+        """The default, chosen by measurement on digits and CIFAR-10; `audit/suites/recommended` shows it.
 
         Signs are balanced in maps of 1,024 numbers and more, which are maps of pixels; see `RankNorm` for the reason.
         """

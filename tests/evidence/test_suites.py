@@ -1,32 +1,22 @@
 """The evidence under audit/: what the suites compute beside the library is right, and they run."""
 
-import importlib
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from evidence import DATA, ROOT, needs, run, twice
 from sklearn.metrics import auc as area
 
+from audit.shared import run as common
+from audit.suites.paper_a import suite as paper_a
+from audit.suites.recommended import suite as recommended
 from safexplain.audit import Population, Recipe, collect_signals, train_shadows
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.stats import roc, tpr_at_fpr
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-common, paper_a, recommended = (importlib.import_module(n) for n in ("common", "paper_a", "recommended"))
-
-DATA = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-needs_signals = pytest.mark.skipif(
-    not (DATA / "paper_a_ixg_signals.npz").is_file(), reason="paper_a_ixg_signals.npz is not there (SAFEXPLAIN_DATA)"
-)
-needs_cifar10 = pytest.mark.skipif(
-    not (DATA / "cifar10.npz").is_file(), reason="cifar10.npz is not there (SAFEXPLAIN_DATA)"
-)
+needs_signals, needs_cifar10 = needs("paper_a_ixg_signals.npz"), needs("cifar10.npz")
 
 
 @pytest.fixture
@@ -90,6 +80,13 @@ def test_examples_with_fewer_than_two_references_on_a_side_are_dropped():
     assert paper_a.released_score(np.zeros(3), np.zeros((4, 3)), membership)[1].tolist() == [True, True, False]
 
 
+def test_the_committed_table_3_is_the_published_one_and_the_corrected_one():
+    means = json.loads((ROOT / "audit" / "results" / "paper_a.json").read_text())["figures"]["means"]
+    assert np.round(means["l1"]["published"], 4).tolist() == [0.0922, 0.1562, 0.6380]
+    assert np.round(means["l1"]["corrected"], 4).tolist() == [0.0118, 0.0622, 0.6380]
+
+
+@pytest.mark.slow
 @needs_signals
 def test_table_3_is_reproduced_as_published_and_corrected(tmp_path, capsys):
     out = tmp_path / "paper_a.json"
@@ -232,17 +229,68 @@ def test_results_are_written_whole_or_not_at_all(tmp_path):
 
 
 def test_a_finished_part_is_not_made_again_unless_its_parameters_change(tmp_path):
-    parts, made = common.Parts(tmp_path), []
+    parts, made = common.Parts(tmp_path, "audit.suites.paper_d"), []
     for parameters in (["a", 1], ["a", 1], ["a", 2]):
         parts.get(parameters, lambda p=parameters: made.append(p) or {"p": p})
     assert made == [["a", 1], ["a", 2]]
 
 
+@pytest.fixture
+def tree(tmp_path):
+    """A repository in small: a suite, what it imports from its neighbours and the library, and what it does not."""
+    sources = {
+        "audit/suites/one/suite.py": "from safexplain.dp import noise\nfrom ..two.made import made\nfrom . import near",
+        "audit/suites/one/near.py": "from ...shared.run import table",
+        "audit/suites/two/made.py": "import safexplain.verdict.power",
+        "audit/suites/two/other.py": "",
+        "audit/shared/run.py": "import numpy",
+        "safexplain/__init__.py": "",
+        "safexplain/dp/__init__.py": "from safexplain.dp import inner",
+        "safexplain/dp/inner.py": "",
+        "safexplain/verdict/power.py": "",
+        "safexplain/other.py": "",
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path
+
+
+def code_now(root, *modules):
+    common.code_of.cache_clear()
+    common.code_digest.cache_clear()
+    return common.code_of("audit.suites.one", *modules, root=root)
+
+
+def test_what_was_stored_is_not_used_again_when_any_code_behind_it_has_changed(tree):
+    before, narrow = code_now(tree), code_now(tree, "safexplain.dp")
+    assert before == code_now(tree)
+    own = ("suites/one/suite", "suites/one/near", "suites/two/made", "shared/run")
+    changes = {f"audit/{name}.py": (True, True) for name in own}
+    changes |= {"safexplain/dp/__init__.py": (True, True), "safexplain/dp/inner.py": (True, True)}
+    changes |= {"safexplain/verdict/power.py": (True, False)}  # named modules of the library, and no others
+    changes |= {"safexplain/other.py": (False, False), "audit/suites/two/other.py": (False, False)}
+    for name, expected in changes.items():
+        source = (tree / name).read_text()
+        (tree / name).write_text(source + "\n# changed\n")
+        assert (code_now(tree) != before, code_now(tree, "safexplain.dp") != narrow) == expected, name
+        (tree / name).write_text(source)
+
+
+def test_a_stored_part_is_made_again_by_other_code(tmp_path, monkeypatch):
+    made = []
+    for code in ("one", "one", "two"):
+        monkeypatch.setattr(common, "code_of", lambda *_, code=code: code)
+        common.Parts(tmp_path, "audit.suites.paper_d").get("part", lambda: made.append(1) or {})
+    assert len(made) == 2
+
+
 def test_no_path_of_the_machine_is_recorded(monkeypatch):
-    script = str(ROOT / "audit" / "suites" / "paper_a.py")
+    script = str(ROOT / "audit" / "suites" / "paper_a" / "__main__.py")
     monkeypatch.setattr(sys, "argv", [script, "--data", "/home/somebody/data", "--quick"])
     found = common.provenance(1.0)
-    assert found["command"] == "python audit/suites/paper_a.py --data data --quick"
+    assert found["command"] == "python -m audit.suites.paper_a --data data --quick"
     assert str(ROOT) not in json.dumps(found)
 
 
@@ -260,31 +308,18 @@ def test_one_task_keeps_the_other_tasks_results_about_the_same_hardening_only(tm
     assert recommended.earlier(out, head | {"hardening": {"clip": "b"}}) == {}
 
 
-def run(script, *arguments, out):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SAFEXPLAIN_DATA": str(DATA)}
-    command = [sys.executable, str(ROOT / "audit" / script), *arguments, "--out", str(out)]
-    done = subprocess.run(command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1), done.stderr
-    return done.returncode, json.loads(out.read_text()) if out.exists() else None
-
-
 @pytest.mark.slow
 def test_recommended_runs_and_resumes(tmp_path):
-    quick = ("--quick", "--task", "digits", "--cache", str(tmp_path / "cache"))
-    code, first = run("suites/recommended.py", *quick, out=tmp_path / "out.json")
-    again = run("suites/recommended.py", *quick, out=tmp_path / "out.json")[1]
-    first, again = first["results"]["digits"], again["results"]["digits"]
-    assert code == 0
+    both = twice("audit.suites.recommended", tmp_path, "--task", "digits")
+    first, again = (found["results"]["digits"] for found in both)
     assert all(first[phase] == again[phase] for phase in ("selection", "confirmation"))
-    assert again["run"]["seconds"] < first["run"]["seconds"] / 2
 
 
 @pytest.mark.slow
 @needs_signals
 def test_paper_a_runs_quickly(tmp_path):
-    code, report = run("suites/paper_a.py", "--quick", out=tmp_path / "out.json")
-    assert code == 0
+    done, report = run("audit.suites.paper_a", "--quick", out=tmp_path / "out.json")
+    assert done.returncode == 0
     assert report["quick"]
 
 
@@ -293,8 +328,8 @@ def test_paper_a_runs_quickly(tmp_path):
 def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
     quick = ("--quick", "--device", "cpu", "--cache", str(tmp_path / "cache"))
     for stage in ("train", "signals", "attack"):
-        code, report = run("suites/cifar10_resnet18.py", *quick, "--stage", stage, out=tmp_path / "out.json")
-        assert (code, report is None) == (0, stage != "attack")
+        done, report = run("audit.suites.cifar10_resnet18", *quick, "--stage", stage, out=tmp_path / "out.json")
+        assert (done.returncode, report is None) == (0, stage != "attack")
     assert set(report["results"]) == {
         "InputXGradient native",
         "InputXGradient recommended",
@@ -305,11 +340,11 @@ def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "arguments"),
+    ("module", "arguments"),
     [
-        ("benchmarks/hardening_speed.py", ("--rounds", "3", "--batch", "16")),
-        ("benchmarks/batched_training.py", ("--rounds", "2", "--models", "4", "--epochs", "2")),
+        ("audit.benchmarks.hardening_speed", ("--rounds", "3", "--batch", "16")),
+        ("audit.benchmarks.batched_training", ("--rounds", "2", "--models", "4", "--epochs", "2")),
     ],
 )
-def test_benchmarks_run(tmp_path, script, arguments):
-    assert "seconds" in run(script, *arguments, out=tmp_path / "out.json")[1]
+def test_benchmarks_run(tmp_path, module, arguments):
+    assert "seconds" in run(module, *arguments, out=tmp_path / "out.json")[1]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "audit" / "suites"))
-tables = importlib.import_module("tables")
+from audit.pages import tables
 
 
 def test_the_readme_is_what_the_results_say():
     text = tables.README.read_text()
-    assert tables.written(text) == text, "run: python audit/suites/tables.py"
+    assert tables.written(text) == text, "run: python -m audit.pages"
 
 
 def test_every_figure_of_a_table_follows_its_result(tmp_path, monkeypatch):

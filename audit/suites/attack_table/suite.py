@@ -22,7 +22,7 @@ chosen in each cell after the fact by its AUC (its TPR), which favours it. Both 
 same examples; the interval of the difference of the means over targets comes from resampling EXAMPLES, with all their
 scores (normal, 95 %, 1,000 resamples). It does not cover other draws of the models.
 
-    python audit/suites/attack_table.py [--task cifar10|gtsrb|all] [--data DIR] [--out FILE] [--quick]
+    python -m audit.suites.attack_table [--task cifar10|gtsrb|all] [--data DIR] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cells import FPRS, HARDENINGS, auc, rates, written
-from common import Parts, Progress, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
-from recommended import interval, resampled_rates
 from scipy.special import ndtri
 from torch import Tensor, nn
 
@@ -57,6 +54,10 @@ from safexplain.audit.certify import Splits, certify
 from safexplain.audit.queries import Queries
 from safexplain.explain import CATALOG
 from safexplain.verdict.judgement import AuditResult
+
+from ...shared.cells import FPRS, HARDENINGS, auc, rates, written
+from ...shared.run import Parts, Progress, destination, load, parser, provenance, rounded, table, write_json
+from ..recommended.suite import interval, resampled_rates
 
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]
@@ -446,8 +447,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="captum")
     start, size = time.perf_counter(), pick_size(options)
     torch.set_num_threads(1)
-    code = (Path(__file__).with_name(name) for name in ("attack_table.py", "cells.py", "recommended.py"))
-    parts = Parts(options.cache / "attack_table", *code)
+    parts = Parts(options.cache / "attack_table", __package__)
     tasks = [make(size, options.data) for name, make in TASKS.items() if options.task in (name, "all")]
     trained = [Trained.of(task, size, options) for task in tasks]
     if options.stage == "train":
@@ -476,16 +476,3 @@ def main(argv: list[str] | None = None) -> int:
             write_json(out, rounded(head | {"summary": found, "results": results}) | run)
     print("\n" + "\n".join(found["sentences"]) + f"\nwritten to {out}", flush=True)
     return 0
-
-
-def rounded(value: Any) -> Any:
-    """Floats to 6 decimals, to keep the file readable."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {k: rounded(v) for k, v in value.items()}
-    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-if __name__ == "__main__":
-    finish(main)

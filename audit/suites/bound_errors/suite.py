@@ -14,7 +14,7 @@ are few) may be above the truth with a probability of 5 %; the suite fails if on
 
 Then the same for one run with many canaries, each of which joins by its own coins.
 
-    python audit/suites/bound_errors.py [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.bound_errors [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
@@ -39,6 +37,8 @@ from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_ceiling, one_run_lower_bound
 from safexplain.verdict.stats.intervals import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
+
+from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json
 
 Array = NDArray[np.float64]
 
@@ -210,7 +210,7 @@ def show(cells: list[dict[str, Any]], size: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no promised bound is surely above the truth in more than 5 %, 1 otherwise."""
     options = parser("bound_errors", __doc__).parse_args(argv)
-    progress, parts = Progress(), Parts(options.cache / "bound_errors", Path(__file__))
+    progress, parts = Progress(), Parts(options.cache / "bound_errors", __package__)
     repeats = QUICK_REPEATS if options.quick else REPEATS
     sizes = RUNS[:2] if options.quick else RUNS
     seconds = 0.0
@@ -261,7 +261,3 @@ def main(argv: list[str] | None = None) -> int:
     out = destination(options)
     write_json(out, report)
     return concluded(missed, out, "failed" if missed else "all targets met")
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -28,7 +28,7 @@ not less, and a step of four without noise little less: there the models between
 An auditor does not know the bug, and would run several of these audits: with k of them each needs the confidence
 1 - 0.05 / k.
 
-    python audit/suites/broken_trainers.py [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.broken_trainers [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from common import ROOT, Parts, Progress, destination, finish, parser, provenance, table, write_json
 from numpy.typing import NDArray
 
 from safexplain._privacy_loss import Steps
@@ -51,6 +49,8 @@ from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.finding import Verdict
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
+
+from ...shared.run import Parts, Progress, destination, parser, provenance, table, write_json
 
 Array = NDArray[np.float64]
 
@@ -63,13 +63,6 @@ BUG: Verdict = "violates the claim: a bug"
 ADD_REMOVE: Verdict = "violates add/remove as a claim about records or attributes"
 REPEATS, FALSE_ALARM_REPEATS, QUICK_REPEATS = 200, 1000, 5
 RISK, POWER, BLOCK = 0.05, 0.9, 50
-CODE = [
-    Path(__file__),
-    *(ROOT / "safexplain" / "audit" / "canaries" / f"{m}.py" for m in ("claim", "finding", "result", "scores")),
-    *(ROOT / "safexplain" / "audit" / "stats").glob("*.py"),
-    *(ROOT / "safexplain" / "dp" / f"{m}.py" for m in ("accounting", "pairs")),
-]
-"""What the verdicts depend on."""
 
 Canary = Literal["label", "features"]
 
@@ -373,7 +366,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the suite; 1 if a right trainer is accused too often, or a bug found too seldom."""
     options = parser("broken_trainers", __doc__).parse_args(argv)
     began, progress = time.monotonic(), Progress()
-    parts = Parts(options.cache / "broken_trainers", *CODE)
+    parts = Parts(options.cache / "broken_trainers", __package__)
     groups = {}
     for name, cases, repeats in (
         ("broken", BROKEN, REPEATS), ("hard", HARD, REPEATS), ("sound", SOUND, FALSE_ALARM_REPEATS),
@@ -390,7 +383,3 @@ def main(argv: list[str] | None = None) -> int:
         if names:
             print(f"{problem}: {', '.join(names)}", file=sys.stderr)
     return 1 if accused or missed else 0
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -8,10 +8,10 @@ allow.
 
 Three stages, each of which resumes where it was stopped, so that none needs to run longer than a scheduler's limit:
 
-    python audit/suites/cifar10_resnet18.py --stage train      # one file a finished model
-    python audit/suites/cifar10_resnet18.py --stage signals    # one file a model, explainer and hardening
-    python audit/suites/cifar10_resnet18.py --stage attack     # writes the results
-    python audit/suites/cifar10_resnet18.py --quick            # 400 images of 16 x 16, 3 models, 1 epoch; runs on a CPU
+    python -m audit.suites.cifar10_resnet18 --stage train      # one file a finished model
+    python -m audit.suites.cifar10_resnet18 --stage signals    # one file a model, explainer and hardening
+    python -m audit.suites.cifar10_resnet18 --stage attack     # writes the results
+    python -m audit.suites.cifar10_resnet18 --quick            # 400 images of 16 x 16, 3 models, 1 epoch; runs on a CPU
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Parts, Progress, Unusable, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -47,6 +46,8 @@ from safexplain.audit import (
     train_shadows,
 )
 from safexplain.explain import CATALOG
+
+from ...shared.run import Progress, Unusable, code_of, destination, load, parser, provenance, table, write_json
 
 POLICY = Policy(fpr=0.01)
 EXPLAINERS = ("InputXGradient", "Saliency")
@@ -197,8 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{plan} on {device}", flush=True)
     shadows = train(plan, pool, device, options.cache, progress)
     print(f"{len(shadows.models)} models trained, {time.perf_counter() - start:.0f} s", flush=True)
-    code = Parts(options.cache).code
-    what = json.dumps([repr(plan), repr(HARDENINGS), source, code, device, _weights_digest(shadows)])
+    what = json.dumps([repr(plan), repr(HARDENINGS), source, code_of(__package__), device, _weights_digest(shadows)])
     folder = options.cache / "cifar10_resnet18" / hashlib.sha256(what.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     if options.stage in ("signals", "all"):
@@ -229,7 +229,3 @@ def _weights_digest(shadows: Shadows) -> str:
         for tensor in model.state_dict().values():
             h.update(tensor.cpu().numpy().tobytes())
     return h.hexdigest()
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -11,46 +11,39 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from common import Progress, load
-from dp_released import EXPLAINERS as EXPLAINERS
-from dp_released import Released, released
 from numpy.typing import NDArray
-from third_party import third_party
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import safexplain.audit.collect
-import safexplain.dp.heads.features
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
 from safexplain._privacy_loss import epsilons
 from safexplain.audit.collect import summarise
 from safexplain.dp.accounting.calibration import noise_multiplier
-from safexplain.dp.heads import closed_form as head
-from safexplain.dp.heads import closed_form as head_step
-from safexplain.dp.heads import recipe as head_batches
-from safexplain.dp.heads import recipe as head_optimizer
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping
 
+from ...shared.run import Progress, code_of, load
+from ..third_party.suite import third_party
+from .released import EXPLAINERS as EXPLAINERS
+from .released import Released, released
+
 Arrays = dict[str, NDArray[Any]]
 
 CLASSES = 10
 DELTA = 1e-5
-TRAINING = (sys.modules[__name__], head, head_batches, head_optimizer, head_step)
-EXPLAINING = (sys.modules[__name__], safexplain.audit.collect, safexplain.dp.heads.features)
+TRAINING = ("safexplain.dp.heads.closed_form",)
+EXPLAINING = ("safexplain.audit.collect", "safexplain.dp.heads.features")
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 
@@ -182,18 +175,14 @@ def train(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], progr
 def trained(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], folder: Path, progress: Progress) -> Heads:
     """`train`, or what it stored: trained again, heads may differ in the last bit, and their explanations with them."""
     where = hashlib.sha256(seen.cpu().numpy().tobytes() + np.packbits(pool.membership).tobytes()).hexdigest()
-    what = [asdict(size), [b.sigma for b in budgets], pool.digest(), where, seen.device.type, digests(TRAINING)]
+    code = code_of(__package__, *TRAINING)
+    what = [asdict(size), [b.sigma for b in budgets], pool.digest(), where, seen.device.type, code]
     path = folder / f"heads-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.npz"
     if not path.is_file():
         heads = train(size, pool, seen, budgets, progress)
         save(path, {"weight": heads.weight.cpu().numpy(), "bias": heads.bias.cpu().numpy()})
     with np.load(path, allow_pickle=False) as file:
         return Heads(*(torch.from_numpy(file[name]).to(seen.device) for name in ("weight", "bias")))
-
-
-def digests(modules: Sequence[ModuleType]) -> list[str]:
-    """Of their sources."""
-    return [hashlib.sha256(Path(str(m.__file__)).read_bytes()).hexdigest() for m in modules]
 
 
 def save(path: Path, arrays: Arrays) -> None:
@@ -255,7 +244,8 @@ def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
 def parts(model: nn.Module, heads: Heads, pool: Pool, folder: Path, progress: Progress, rows: int = 200) -> Arrays:
     """`explained` for the whole pool, a file for each `rows` images."""
     weights = hashlib.sha256(heads.weight.cpu().numpy().tobytes() + heads.bias.cpu().numpy().tobytes()).hexdigest()
-    what = json.dumps([weights, model_digest(model.net).hex(), model.side, pool.digest(), digests(EXPLAINING), rows])
+    code = code_of(__package__, *EXPLAINING)
+    what = json.dumps([weights, model_digest(model.net).hex(), model.side, pool.digest(), code, rows])
     key, device = hashlib.sha256(what.encode()).hexdigest()[:32], heads.weight.device
     found = []
     for start in range(0, len(pool.x), rows):

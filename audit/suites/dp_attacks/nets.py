@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Unusable
-from dp_heads import CLASSES, DELTA, Budget, Size
-from third_party import third_party
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +17,10 @@ from safexplain._digest import model_digest
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
 from safexplain.dp.sgd.train_loop import Progress as Told
+
+from ...shared.run import Unusable
+from ..third_party.suite import third_party
+from .heads import CLASSES, DELTA, Budget, Size
 
 SIDES = {
     "vit_tiny_patch16_224": 224,

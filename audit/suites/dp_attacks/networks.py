@@ -14,38 +14,32 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 
-import dp_heads
-import dp_nets
 import numpy as np
 import torch
-from common import Progress
-from dp_heads import CLASSES, Arrays, Budget, Pool, Released, Size, digests, predicted, save
-from dp_nets import SIDES, fine_tuned, network
-from dp_released import released
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import safexplain.audit.collect
 from safexplain._digest import model_digest
 from safexplain.audit.collect import summarise
 from safexplain.dp.heads.closed_form import Heads
 
+from ...shared.run import Progress, code_of
+from .heads import CLASSES, Arrays, Budget, Pool, Released, Size, predicted, save
+from .nets import SIDES, fine_tuned, network
+from .released import released
+
 FULL = Size(net="vit_tiny_patch16_224", side=SIDES["vit_tiny_patch16_224"])
 QUICK = Size(models=3, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, resamples=20)
 
-PARTS = ("batches", "clipping", "finetune", "gaussian", "ghost", "layer_rules", "loop", "make_step", "modules",
-         "optimizers", "per_sample", "replacements", "training")  # fmt: skip
-TRAINING = (dp_nets, *(import_module(f"safexplain.dp.{name}") for name in PARTS))
-EXPLAINING = (sys.modules[__name__], dp_heads, safexplain.audit.collect)
+TRAINING = ("safexplain.dp.sgd.finetune",)
+EXPLAINING = ("safexplain.audit.collect",)
 """What decides the weights of a model; and, given these, what it releases."""
 
 NOTHING = Heads(torch.eye(CLASSES)[None], torch.zeros(1, CLASSES))
@@ -94,13 +88,13 @@ class Model:
         """Names its weights by everything that decides them."""
         s, members = self.start.size, hashlib.sha256(np.packbits(self.members).tobytes()).hexdigest()
         recipe = [s.side, s.steps, s.sample_rate, s.lr, self.budget.sigma, self.seed, self.start.device.type]
-        what = json.dumps([self.start.digest, self.pool.digest(), members, recipe, digests(TRAINING)])
+        what = json.dumps([self.start.digest, self.pool.digest(), members, recipe, code_of(__package__, *TRAINING)])
         return hashlib.sha256(what.encode()).hexdigest()[:32]
 
     @cached_property
     def file(self) -> Path:
         """Of what it releases."""
-        code = hashlib.sha256("".join(digests(EXPLAINING)).encode()).hexdigest()[:16]
+        code = code_of(__package__, *EXPLAINING)[:16]
         return self.start.folder / f"{self.key}-{code}.npz"
 
     def trained(self, progress: Progress, before: int, total: int) -> nn.Module:

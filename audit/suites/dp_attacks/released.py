@@ -10,7 +10,7 @@ from safexplain.audit import Signals
 from safexplain.audit.collect import SUMMARIES
 
 if TYPE_CHECKING:
-    from dp_heads import Arrays, Budget, Pool
+    from .heads import Arrays, Budget, Pool
 
 EXPLAINERS = ("InputXGradient", "Saliency")
 PREDICTED = ("label", "loss", "margin")

@@ -21,33 +21,23 @@ function gives.
 Tasks: "heads", linear heads on a frozen MobileNet (`dp_heads.py`), for a CPU; "network", whole networks fine-tuned
 (`dp_networks.py`), needs a GPU for the full size. The results of each are kept beside those of the other.
 
-    python audit/suites/dp_attacks.py [--task heads] [--device cpu] [--data DIR] [--out FILE] [--quick]
-    python audit/suites/dp_attacks.py --task network --device cuda [--net NAME]
+    python -m audit.suites.dp_attacks [--task heads] [--device cpu] [--data DIR] [--out FILE] [--quick]
+    python -m audit.suites.dp_attacks --task network --device cuda [--net NAME]
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import dp_heads
-import dp_networks
 import numpy as np
 import torch
-from attack_table import HUANG, estimate, rounded
-from cells import FPRS, auc, found_by, rates, written
-from common import Parts, Progress, concluded, destination, finish, parser, provenance, table, write_json
-from dp_heads import DELTA, Released, Size
-from dp_nets import SIDES
-from recommended import resampled_rates
 from scipy.stats import beta
 
 from safexplain._privacy_loss import epsilons
@@ -57,6 +47,26 @@ from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import Row, fitting, values_of
 from safexplain.audit.certify import Splits, certify
 from safexplain.dp.accounting.calibration import noise_multiplier
+
+from ...shared.cells import FPRS, auc, found_by, rates, written
+from ...shared.run import (
+    Parts,
+    Progress,
+    concluded,
+    destination,
+    earlier,
+    parser,
+    provenance,
+    rounded,
+    table,
+    write_json,
+)
+from ..attack_table.suite import HUANG, estimate
+from ..recommended.suite import resampled_rates
+from . import heads as dp_heads
+from . import networks as dp_networks
+from .heads import DELTA, Released, Size
+from .nets import SIDES
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
 POLICY = Policy(fpr=0.01)
@@ -182,7 +192,7 @@ def means(signals: Signals, rows: list[Row], resamples: int) -> dict[str, Any]:
 
 def measure(task: str, released: Released, options: Namespace) -> dict[str, Any]:
     """Every explainer at every epsilon: {"budgets": ..., "cells": {"EXPLAINER EPSILON": ...}}."""
-    stored = Parts(options.cache / "dp_attacks", Path(__file__), Path(dp_heads.__file__))
+    stored = Parts(options.cache / "dp_attacks", __package__)
     resamples, cells = size_of(options).resamples, {}
     for (explainer, name), signals in released.signals.items():
         progress = Progress(f"{task} {explainer} epsilon {name}: ")
@@ -296,15 +306,6 @@ def missed_accounting(accounted: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-def earlier(out: Path, quick: bool) -> dict[str, Any]:
-    """Results of other tasks in an earlier file."""
-    try:
-        found = json.loads(out.read_text())
-    except (OSError, ValueError):
-        return {}
-    return dict(found["results"]) if found.get("quick") == quick else {}
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when every target is met, 1 otherwise."""
     p = parser("dp_attacks", __doc__)
@@ -338,7 +339,3 @@ def main(argv: list[str] | None = None) -> int:
     write_json(out, rounded(report))
     print("\n".join(found["sentences"]))
     return concluded(wrong, out)
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -21,7 +21,7 @@ standard error: a last table gives each example one target, drawn at random, and
 The file has L1 and loss of InputXGradient on CIFAR-10 only. The paper's L2 and variance (Tables 1 and 3) and its other
 explanations and datasets (Tables 1 and 2) cannot be recomputed from it.
 
-    python audit/suites/paper_a.py [--data DIR] [--out FILE] [--quick]
+    python -m audit.suites.paper_a [--data DIR] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ import time
 from typing import Any
 
 import numpy as np
-from common import Progress, concluded, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
 from safexplain.audit.attacks import RMIA, Attack, GlobalVariance, JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
+
+from ...shared.run import Progress, concluded, destination, load, parser, provenance, table, write_json
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -275,7 +276,3 @@ def main(argv: list[str] | None = None) -> int:
     write_json(out, report)
     verdict = "quick run, targets not checked" if options.quick else "all targets met" if not missed else "failed"
     return concluded(missed, out, verdict)
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from recourse_conditions import BASELINE, Condition, Native, ceiling
-from recourse_tasks import Floats, Plan, Task
 from scipy.stats import t as student
 
 from safexplain._progress import Progress
@@ -20,6 +18,9 @@ from safexplain.audit.attacks.suite import Row, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
+
+from .conditions import BASELINE, Condition, Native, ceiling
+from .tasks import Floats, Plan, Task
 
 FPRS = (0.001, 0.01)
 GRID = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

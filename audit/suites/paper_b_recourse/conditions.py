@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from recourse_as_published import AsPublishedLaplace
-from recourse_tasks import Floats, Task
 from sklearn.linear_model import LogisticRegression
 
 from safexplain.recourse import (
@@ -21,6 +19,9 @@ from safexplain.recourse import (
     Recourse,
     linear_recourse,
 )
+
+from .as_published import AsPublishedLaplace
+from .tasks import Floats, Task
 
 EPSILONS = (0.5, 1.0)
 NORM_BOUND = 1.0

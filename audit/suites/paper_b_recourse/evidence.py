@@ -6,7 +6,7 @@ worth, and every attack with balanced accuracy (its threshold chosen on other ex
 at .1 % and 1 % of the non-members, and the curve. Members come by lot from one pool, each example is scored once, and
 public rows give all constants (`recourse_tasks`).
 
-    python audit/suites/recourse_evidence.py [--task NAME ...] [--models N] [--out FILE] [--quick]
+    python -m audit.suites.paper_b_recourse.evidence [--task NAME ...] [--models N] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from attack_table import rounded
-from common import Parts, Progress, concluded, destination, finish, provenance, table, write_json
-from recourse_cells import GRID, cell
-from recourse_conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
-from recourse_published import PUBLISHED as REPORTED
-from recourse_published import references_on_non_members, sizes
-from recourse_run import asked, biased, strongest
-from recourse_tasks import QUICK, TASKS, Plan, Task
+from ...shared.run import Parts, Progress, concluded, destination, finish, provenance, rounded, table, write_json
+from .cells import GRID, cell
+from .conditions import BASELINE, DP_MODEL, PUBLISHED, conditions
+from .options import asked, biased, strongest
+from .published import PUBLISHED as REPORTED
+from .published import references_on_non_members, sizes
+from .tasks import QUICK, TASKS, Plan, Task
 
 SEED = 0
 MOST_LOST = 0.03

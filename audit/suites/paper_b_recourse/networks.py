@@ -5,7 +5,7 @@ The search of `safexplain.recourse` answers from multilayer perceptrons about ev
 what he knows besides is the label of the one he asks about. Private networks are trained by `DPFineTuner`, from random
 weights, at fixed settings that nothing was tuned on, and their answers are post-processing.
 
-    python audit/suites/recourse_networks.py [--task NAME ...] [--models N] [--out FILE] [--quick]
+    python -m audit.suites.paper_b_recourse.networks [--task NAME ...] [--models N] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attack_table import rounded
-from common import Progress, concluded, destination, finish, provenance, table, write_json
 from numpy.typing import NDArray
-from recourse_cells import attacked, rows_of
-from recourse_conditions import ceiling
-from recourse_run import asked, biased, strongest
-from recourse_tasks import QUICK, TASKS, Floats, Plan, Task
 from torch import nn
 
 from safexplain.audit import Policy, Recipe
@@ -33,6 +27,12 @@ from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
 from safexplain.recourse import DPModelRecourse, Recourse, search_recourse
+
+from ...shared.run import Progress, concluded, destination, finish, provenance, rounded, table, write_json
+from .cells import attacked, rows_of
+from .conditions import ceiling
+from .options import asked, biased, strongest
+from .tasks import QUICK, TASKS, Floats, Plan, Task
 
 SEED = 0
 WIDTH = 64

@@ -5,11 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from common import Parts, Unusable, parser
-from recourse_tasks import Plan
+from ...shared.run import Parts, Unusable, parser
+from .tasks import Plan
 
 
 def asked(
@@ -42,10 +41,7 @@ def asked(
     if unknown := [name for name in names if name not in plans]:
         raise Unusable(f"unknown tasks {unknown}; known are {list(plans)}")
     chosen = {n: replace(plans[n], models=options.models) if options.models else plans[n] for n in names}
-    here = Path(__file__).resolve()
-    library = here.parents[2] / "safexplain"
-    code = [*here.parent.glob("recourse_*.py"), *(library / "recourse").glob("*.py"), *(library / "dp").glob("*.py")]
-    return options, chosen, Parts(options.cache / suite, *code)
+    return options, chosen, Parts(options.cache / suite, __package__)
 
 
 def strongest(found: dict[str, Any]) -> dict[str, Any]:

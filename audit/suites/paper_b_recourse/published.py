@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from recourse_conditions import Native
-from recourse_tasks import Task
 
 from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.verdict.stats import roc
+
+from .conditions import Native
+from .tasks import Task
 
 PUBLISHED: dict[str, Any] = {
     "accuracy": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common import markdown
+from ...shared.run import markdown
 
 
 def cells(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

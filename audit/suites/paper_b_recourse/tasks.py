@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import load
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+
+from ...shared.run import load
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ Beside the paper's estimator (Gaussian DP, the highest bound over all thresholds
 the mechanism's own trade-off curve, at the threshold 0 fixed in advance, and at one chosen on 30 % of the runs. The
 truth is known here, so bounds above it can be counted: both what all steps together leak, and what their sum does.
 
-    python audit/suites/canary_figure2.py [--runs N] [--repeats N] [--out FILE] [--quick]
+    python -m audit.suites.paper_c_canaries.figure2 [--runs N] [--repeats N] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from attack_table import rounded
-from common import Progress, concluded, destination, finish, parser, provenance, table, write_json
 from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
@@ -29,6 +27,8 @@ from scipy.stats import binom
 from safexplain._privacy_loss import Steps, epsilons, group_privacy_epsilon
 from safexplain.audit.canaries.run import worst_case_scores
 from safexplain.verdict.stats import bound_epsilon
+
+from ...shared.run import Progress, concluded, destination, finish, parser, provenance, rounded, table, write_json
 
 STEPS, DELTA = 500, 1e-5
 TARGETS = (1, 2, 4, 6, 8)

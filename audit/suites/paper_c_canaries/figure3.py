@@ -9,7 +9,7 @@ Two tasks: "10 classes", and "one logit" (cats and dogs, 250 images of each), wh
 natural canary is chosen from images that are not trained on. By default there are 600 runs of the first and 2,500 of
 the second, once, for a CPU; `--full` takes the paper's sizes.
 
-    python audit/suites/canary_figure3.py [--data DIR] [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
+    python -m audit.suites.paper_c_canaries.figure3 [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from canary_runs import add_arguments, report, weak
-from canary_tasks import Task, Training
-from common import Progress, finish, load, parser
-from dp_heads import Classifier
 from numpy.typing import NDArray
-from third_party import third_party
 from torch import Tensor
 
 from safexplain.dp.heads.features import features
+
+from ...shared.run import Progress, finish, load, parser
+from ..dp_attacks.heads import Classifier
+from ..third_party.suite import third_party
+from .runs import add_arguments, report, weak
+from .tasks import Task, Training
 
 NETS = {"full": "mobilenet_v2_1.0_224_imagenet", "quick": "mobilenet_v1_0.25_128_imagenet"}
 RATES = (1.0, 0.25, 0.0625)

@@ -22,16 +22,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from attack_table import rounded
-from canary_figure2 import highest_over_thresholds
-from canary_tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
-from common import ROOT, Parts, concluded, destination, provenance, table, write_json
-from dp_attacks import earlier
 
 from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import epsilon_ceiling
 
+from ...shared.run import Parts, concluded, destination, earlier, provenance, rounded, table, write_json
+from .figure2 import highest_over_thresholds
+from .tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
+
+BOUNDING = ("safexplain.verdict.canaries.result",)
+"""What decides verdicts, given scores; with all that it imports."""
 PILOT = 0.2
 """Share of the runs of a record canary that fix its threshold."""
 
@@ -82,7 +83,7 @@ def run(name: str, task: Task, options: Namespace) -> dict[str, Any]:
     """Every rate and canary of a task, with both accounted curves."""
     folder = options.cache / options.name
     folder.mkdir(parents=True, exist_ok=True)
-    stored, rates = Parts(folder, Path(__file__), *bounding()), {}
+    stored, rates = Parts(folder, __package__, *BOUNDING), {}
     for rate, given in task.settings.items():
         setting, claim, prefix = given.to(options.device), given.claim, f"{name}, q {rate:g},"
         adversary, cells = Adversary(setting), {}
@@ -102,12 +103,6 @@ def run(name: str, task: Task, options: Namespace) -> dict[str, Any]:
         sigma = setting.mechanism.noise_multiplier
         rates[f"{rate:g}"] = {"noise_multiplier": sigma, "steps": steps, **spent, "cells": cells}
     return {"task": task.to_dict(), "rates": rates}
-
-
-def bounding() -> list[Path]:
-    """The modules that decide verdicts, given bounds."""
-    folder = ROOT / "safexplain" / "audit" / "canaries"
-    return [folder / f"{name}.py" for name in ("claim", "finding", "result")]
 
 
 def accounted(claim: Claim, steps: Sequence[int]) -> dict[str, list[float | None]]:

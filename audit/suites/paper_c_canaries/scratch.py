@@ -5,7 +5,7 @@ initialisation in each run, T = 2,500, C = 5, learning rate .0018, delta 1e-5, t
 substitution, q = 1/4 and 1/16, 2,500 runs. Purchase100 cannot be had; here it is location30 (446 binary features, 30
 classes), an MLP of 446-128-30. On a CPU fewer records, steps and runs are used, as recorded; `--full` takes all.
 
-    python audit/suites/canary_scratch.py [--data DIR] [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
+    python -m audit.suites.paper_c_canaries.scratch [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from canary_runs import add_arguments, cells_of, report, weak
-from canary_tasks import Task, Training
-from common import finish, load, parser
+
+from ...shared.run import finish, load, parser
+from .runs import add_arguments, cells_of, report, weak
+from .tasks import Task, Training
 
 SCENARIOS = ("gradient", "crafted", "mislabelled")
 PUBLISHED = (

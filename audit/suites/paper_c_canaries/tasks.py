@@ -7,14 +7,12 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import ROOT, Progress
-from dp_heads import save
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
@@ -28,13 +26,13 @@ from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 
+from ...shared.run import Progress, code_of
+from ..dp_attacks.heads import save
+
 EPSILON, DELTA = 10.0, 1e-5
 """Under substitution, as in the paper."""
-CODE = (
-    "bounds", "canary", "craft", "crafted", "dense", "draws", "inserted", "mlp", "model", "networks", "reference",
-    "score", "similarity", "steps", "train",
-)  # fmt: skip
-"""Modules of `safexplain.audit.canaries` that decide the scores."""
+SCORING = tuple(f"safexplain.audit.canaries.{name}" for name in ("make_canary", "reference", "batched.train"))
+"""What scores depend on, with all that these modules import."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +103,10 @@ CHANGES = ("name", "noise_multiplier", "sample_rate", "expected_batch_size")
 """What of a setting's description differs between sample rates."""
 
 
-@cache
-def code() -> str:
-    """Digest of the modules that decide the scores, as they were when it was first asked for."""
-    folder = ROOT / "safexplain" / "audit" / "canaries"
-    h = hashlib.sha256()
-    for path in (Path(__file__), *(folder / f"{name}.py" for name in CODE)):
-        h.update(path.read_bytes())
-    return h.hexdigest()
-
-
 def key_of(setting: Setting, every: int, runs: int) -> str:
     """Of everything that decides scores but the canary and the repeat: training, data and code."""
-    h = hashlib.sha256(json.dumps([dict(setting.describe()), every, runs, setting.x.device.type, code()]).encode())
+    code = code_of(__package__, *SCORING)
+    h = hashlib.sha256(json.dumps([dict(setting.describe()), every, runs, setting.x.device.type, code]).encode())
     for tensor in (setting.x, setting.y, *(setting.auxiliary or ())):
         h.update(tensor.cpu().contiguous().numpy().tobytes())
     return h.hexdigest()[:24]

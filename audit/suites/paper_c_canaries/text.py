@@ -12,7 +12,7 @@ add/remove allows for: no phrase can exceed it, a crafted input only by being lo
 constants: 5, about their length before they are normalised; 384^(1/2), a variance of about 1 of each feature, at which
 the models forget earlier steps; and 1.
 
-    python audit/suites/canary_text.py [--data DIR] [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
+    python -m audit.suites.paper_c_canaries.text [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from canary_runs import add_arguments, report, weak
-from canary_tasks import Task, Training
-from common import Progress, finish, load, parser
-from sentence_embeddings import WIDTH, embeddings
+
+from ...shared.run import Progress, finish, load, parser
+from .runs import add_arguments, report, weak
+from .sentence_embeddings import WIDTH, embeddings
+from .tasks import Task, Training
 
 SCENARIOS = ("gradient", "crafted", "mislabelled", "natural")
 PUBLISHED = (

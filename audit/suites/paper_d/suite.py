@@ -8,7 +8,7 @@ here where membership means nothing, so that whatever an attack finds was made b
    of them and is evaluated on other images, through the same network and through another one.
 2. membership is a coin flip: simulated scores, and real classifiers trained on maps with shuffled membership.
 
-    python audit/suites/paper_d.py [--data DIR] [--out FILE] [--quick]
+    python -m audit.suites.paper_d [--data DIR] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import Parts, Progress, concluded, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
+
+from ...shared.run import Parts, Progress, concluded, destination, load, parser, provenance, table, write_json
 
 Floats = NDArray[np.float64]
 Images = NDArray[np.uint8]
@@ -320,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
     arrays, source = load(options.data, "cifar10", ("x_train", "y_train", "x_test", "y_test"))
     images = np.concatenate([arrays["x_train"], arrays["x_test"]])
     labels = np.concatenate([arrays["y_train"], arrays["y_test"]])
-    parts, progress, pairs = Parts(options.cache / "paper_d", Path(__file__)), Progress(), []
+    parts, progress, pairs = Parts(options.cache / "paper_d", __package__), Progress(), []
     made = [source["sha256"], size.side, size.epochs]
     for pair in range(size.pairs):
         pairs.append(parts.get(["confound", pair, *made], lambda p=pair: confound(images, labels, p, size)))
@@ -350,7 +350,3 @@ def main(argv: list[str] | None = None) -> int:
     write_json(out, report)
     verdict = "quick run, targets not checked" if options.quick else "all targets met" if not missed else "failed"
     return concluded(missed, out, verdict)
-
-
-if __name__ == "__main__":
-    finish(main)

@@ -25,7 +25,7 @@ them to read; configurations that balance the signs came then. Released maps com
 (HardenedInputXGradient, ...); only for the alternatives on CIFAR-10 is the hardening applied to stored native maps,
 which is what these classes do. A run of one task leaves the other's results in the file.
 
-    python audit/suites/recommended.py [--task digits|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.recommended [--task digits|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Parts, Progress, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from sklearn.datasets import load_digits
@@ -63,6 +62,8 @@ from safexplain.audit.attacks import (
 )
 from safexplain.audit.collect import summarise
 from safexplain.explain import CATALOG
+
+from ...shared.run import Parts, Progress, destination, load, parser, provenance, table, write_json
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -529,7 +530,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen.append(cifar10(options.quick, options.data))
     if options.task != "cifar10":
         chosen.insert(0, (digits(options.quick), {"file": "bundled with scikit-learn"}))
-    parts = Parts(options.cache / "recommended", Path(__file__))
+    parts = Parts(options.cache / "recommended", __package__)
     out = destination(options)
     head = {"suite": "recommended", "quick": options.quick, "hardening": Hardening.recommended().to_dict()}
     results: dict[str, Any] = {}
@@ -554,7 +555,3 @@ def earlier(out: Path, head: dict[str, Any]) -> dict[str, Any]:
         return {}
     same = all(found.get(k) == v for k, v in head.items())
     return dict(found["results"]) if same else {}
-
-
-if __name__ == "__main__":
-    finish(main)

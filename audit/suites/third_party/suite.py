@@ -12,7 +12,7 @@ apart without a model is checked by the blind baseline, also by a larger one, fi
    (an attacker can do so), and `Calibrated` subtracts what models without the example say (Watson et al., 2111.08440).
 3. What the blind baseline is for: members that are pixel-exact originals, non-members JPEG copies.
 
-    python audit/suites/third_party.py [--data DIR] [--out FILE] [--quick]
+    python -m audit.suites.third_party [--data DIR] [--out FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from attack_table import accuracy, hardening_of, release, resnet8, rounded
-from cells import FPRS, HARDENINGS, auc, found_by, rates, written
-from common import Parts, Progress, Unusable, destination, finish, load, parser, provenance, table, write_json
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
@@ -45,6 +42,10 @@ from safexplain.audit.attacks.suite import Row, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls import blind_baseline
+
+from ...shared.cells import FPRS, HARDENINGS, auc, found_by, rates, written
+from ...shared.run import Parts, Progress, Unusable, destination, load, parser, provenance, rounded, table, write_json
+from ..attack_table.suite import accuracy, hardening_of, release, resnet8
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -346,8 +347,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     start, size = time.perf_counter(), QUICK if options.quick else Size()
     size = replace(size, side=options.side or size.side)
-    code = (Path(__file__).with_name(name) for name in ("third_party.py", "attack_table.py", "cells.py"))
-    parts = Parts(options.cache / "third_party", *code)
+    parts = Parts(options.cache / "third_party", __package__)
     head = {
         "suite": "third_party",
         "quick": options.quick,
@@ -365,7 +365,3 @@ def main(argv: list[str] | None = None) -> int:
     run(size, options, parts, keep)
     print("\n" + "\n".join(sentences) + f"\nwritten to {out}", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    finish(main)

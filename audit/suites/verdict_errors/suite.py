@@ -26,12 +26,11 @@ been fixed before ("best accuracy").
 Then the same for the claim "excess", and whole audits through `certify` on signals of 17 models, with controls: where
 nothing leaks, where members and non-members differ by something that is not training, and where signals leak.
 
-    python audit/suites/verdict_errors.py [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from bisect import bisect_left
@@ -41,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, Parts, Progress, concluded, destination, finish, parser, provenance, table
 from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
@@ -64,6 +62,8 @@ from safexplain.verdict.thresholds import (
     upper_bound,
 )
 
+from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table
+
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
@@ -84,8 +84,7 @@ SETTING = ("members", "non_members", "correlation", "attacks", "policy")
 WRONG = ("wrong", "wrong_low", "wrong_high")
 OTHERS = ("naive_leak", "naive_certified", "point_leak", "point_certified")
 COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
-DECIDING = ("bounds", "evidence", "judgement", "policy", "power", "stats/intervals", "stats/roc")
-RULE = [ROOT / "safexplain" / "audit" / f"{module}.py" for module in DECIDING]
+RULE = ("safexplain.verdict.judgement", "safexplain.verdict.power")
 """What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
 BEST_ACCURACY_UP_TO = 10_000
 """Examples; above, sorting takes too long."""
@@ -529,9 +528,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no error rate is surely above 5 %, 1 otherwise."""
     options = parser("verdict_errors", __doc__).parse_args(argv)
     progress = Progress()
-    parts = Parts(options.cache / "verdict_errors", Path(__file__))
-    counted = Parts(options.cache / "verdict_errors")
-    counted.code = hashlib.sha256(b"".join(path.read_bytes() for path in (Path(__file__), *RULE))).hexdigest()
+    parts = Parts(options.cache / "verdict_errors", __package__)
+    counted = Parts(options.cache / "verdict_errors", __package__, *RULE)
     audits = QUICK_AUDITS if options.quick else AUDITS
     sizes = SIZES[:2] if options.quick else SIZES
     rows: list[Any] = []
@@ -616,7 +614,3 @@ def failures(rows: list[Any], excess: list[Any], through: dict[str, Any], audits
             if rate["low"] > 0.01 and not setting.startswith("shift"):
                 missed.append(f"the control {control} fires where nothing is wrong ({setting}): {rate}")
     return missed
-
-
-if __name__ == "__main__":
-    finish(main)

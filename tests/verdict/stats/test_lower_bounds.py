@@ -89,7 +89,7 @@ def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_many_experiments(mec
 
 
 def test_the_best_threshold_on_the_same_runs_is_above_the_truth_more_often():
-    """What papers report. (audit/suites/bound_errors.py measures it.)"""
+    """What papers report. (audit/suites/bound_errors measures it.)"""
     mu, runs, repeats = 2.0, 5000, 200
     true = gaussian_epsilon(mu, DELTA)
     rng = np.random.default_rng(3)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
+import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from evidence import run
 
 pytest.importorskip("opacus")
-
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "audit" / "benchmarks" / "canary_training.py"
 
 
 @pytest.mark.slow
 def test_a_quick_run_goes_through_every_part(tmp_path):
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    command = [sys.executable, str(SCRIPT), "--quick", "--workers", "2", "--out", str(tmp_path / "out.json")]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=400
-    )
+    done, report = run("audit.benchmarks.canary_training", "--quick", "--workers", 2, out=tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out.json").read_text())
     assert report["quick"]
     assert {len(rows) for rows in report["results"].values()} == {4}
     assert all(row["clock_seconds_a_run_median"] > 0 for rows in report["results"].values() for row in rows.values())
@@ -38,15 +26,10 @@ def test_a_quick_run_goes_through_every_part(tmp_path):
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """The script as a module."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    """The module, which sets threads when it is imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    spec = importlib.util.spec_from_file_location("canary_training", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "canary_training", module)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("audit.benchmarks.canary_training")
 
 
 @pytest.mark.parametrize(("times", "seconds", "met"), [(61.0, 59.0, [True, True]), (59.0, 61.0, [False, False])])

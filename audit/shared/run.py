@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import gc
 import hashlib
 import importlib.util
@@ -12,8 +13,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import safexplain
+from safexplain._digest import code_digest
 from safexplain._files import whole_file
 from safexplain.errors import SafexplainError
 
@@ -37,7 +40,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The arguments that every suite has."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "audit"
     data = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-    p = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    p = argparse.ArgumentParser(prog=started_as(sys.argv[0]), description=(doc or "").partition("\n")[0])
     p.add_argument("--data", type=Path, default=data, help="folder of the .npz files (default: $SAFEXPLAIN_DATA)")
     p.add_argument("--out", type=Path, help=f"default: audit/results/{name}.json; with --quick, in the cache folder")
     p.add_argument("--cache", type=Path, default=cache, help="finished models and parts, from which a run resumes")
@@ -88,17 +91,24 @@ def _versions() -> dict[str, str | None]:
 def provenance(seconds: float, device: str = "cpu") -> dict[str, Any]:
     """Hardware, versions, command line, revision and date; no machine's paths."""
     script, *given = sys.argv
-    shown = Path(script).resolve()
-    shown = shown.relative_to(ROOT) if shown.is_relative_to(ROOT) else Path(shown.name)
     given = [Path(a).name if a.startswith(("/", "~")) else a for a in given]
     return {
-        "command": " ".join(["python", str(shown), *given]),
+        "command": " ".join([started_as(script), *given]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "revision": revision(),
         "hardware": hardware(device),
         "versions": {"python": platform.python_version(), "safexplain": safexplain.__version__, **_versions()},
     }
+
+
+def started_as(script: str) -> str:
+    """The command that runs this file: a module here by its name."""
+    path = Path(script).resolve()
+    if not path.is_relative_to(ROOT) or path.suffix != ".py":
+        return f"python {path.name}"
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    return f"python -m {module}"
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:
@@ -150,6 +160,24 @@ def write_json(path: Path, content: Any) -> None:
         partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def rounded(value: Any) -> Any:
+    """Floats to 6 decimals, to keep the file readable."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def earlier(out: Path, quick: bool) -> dict[str, Any]:
+    """Results of other tasks in an earlier file; none where there is no such file."""
+    try:
+        found = json.loads(out.read_text())
+    except (OSError, ValueError):
+        return {}
+    return dict(found["results"]) if found.get("quick") == quick else {}
+
+
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A Markdown table, its first `left` columns flush left."""
     rule = ["---"] * left + ["---:"] * (len(header) - left)
@@ -172,8 +200,8 @@ class Progress:
     def __init__(self, prefix: str = "") -> None:
         self.prefix, self.stage, self.done, self.started, self.shown = prefix, "", 0.0, 0.0, 0.0
 
-    def __call__(self, stage: str, done: float, total: float) -> None:
-        """`done` of `total` units of `stage` are finished."""
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """`done` of `total` units of `stage` are finished; notes are not shown."""
         now, tty = time.monotonic(), sys.stderr.isatty()
         if stage != self.stage or done < self.done:
             self.stage, self.started, self.shown = stage, now, 0.0 if tty else now
@@ -187,14 +215,15 @@ class Progress:
 
 
 class Parts:
-    """Finished parts of a long run as JSON files, named by what made them: parameters and the code of the library."""
+    """Finished parts of a long run as JSON files, named by what made them: parameters and code.
 
-    def __init__(self, folder: Path, *code: Path) -> None:
-        self.folder = folder
-        h = hashlib.sha256()
-        for path in sorted([*code, *_library()]):
-            h.update(path.name.encode() + path.read_bytes())
-        self.code = h.hexdigest()
+    Args:
+        folder: of the files; made when needed.
+        package, modules: whose code makes the parts, as in `code_of`.
+    """
+
+    def __init__(self, folder: Path, package: str, *modules: str) -> None:
+        self.folder, self.code = folder, code_of(package, *modules)
 
     def get(self, parameters: Any, make: Callable[[], Any]) -> Any:
         """The stored part, or what `make()` returns, stored."""
@@ -207,12 +236,50 @@ class Parts:
         return json.loads(path.read_text())
 
 
-def _library() -> list[Path]:
-    """The files that decide what is released, how it is attacked and how models train."""
-    package = ROOT / "safexplain"
-    return [
-        p for part in (".", "explain", "audit", "audit/attacks", "audit/stats") for p in (package / part).glob("*.py")
-    ]
+@cache
+def code_of(package: str, *modules: str, root: Path = ROOT) -> str:
+    """SHA-256 of all files of a package in audit/, of all in audit/ that they import, and of the library behind them.
+
+    Nobody lists files: what a suite stored is not used again when any of this code has changed.
+
+    Args:
+        package: a suite's `__package__`.
+        modules: of the library, by full name, each with all that it imports; none: all that those files import.
+        root: folder that holds `audit` and `safexplain`.
+    """
+    waiting, met, library = sorted(root.joinpath(*package.split(".")).glob("*.py")), dict[Path, bytes](), set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path in met:
+            continue
+        met[path] = path.read_bytes()
+        for name in _imported(path, met[path], root):
+            if name.startswith("audit.") and (found := _source(name, root)):
+                waiting.append(found)
+            elif name.partition(".")[0] == "safexplain" and _source(name, root):
+                library.add(name)
+    h = hashlib.sha256(code_digest(*(modules or sorted(library)), package=root / "safexplain").encode())
+    for path in sorted(met):
+        h.update(f"{path.relative_to(root).as_posix()} {len(met[path])} ".encode() + met[path])
+    return h.hexdigest()
+
+
+def _source(name: str, root: Path) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+
+
+def _imported(path: Path, source: bytes, root: Path) -> Iterator[str]:
+    """Every name in an import statement, in full: modules, and names that may be modules."""
+    here = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) + 1 - node.level] if node.level else ()
+            whole = ".".join((*above, *([node.module] if node.module else [])))
+            yield whole
+            yield from (f"{whole}.{alias.name}" for alias in node.names)
 
 
 def concluded(missed: Sequence[str], out: Path, said: str = "") -> int:
@@ -230,7 +297,7 @@ def concluded(missed: Sequence[str], out: Path, said: str = "") -> int:
 
 
 def finish(main: Callable[[list[str] | None], int]) -> None:
-    """Run a suite as a script: one line and exit code 2 for what the user can mend, 130 for Ctrl-C."""
+    """Run a suite from the command line: one line and exit code 2 for what the user can mend, 130 for Ctrl-C."""
     try:
         code = main(None)
     except (Unusable, SafexplainError) as error:

@@ -1,26 +1,19 @@
-"""audit/suites/broken_trainers.py: its trainers are what they say, each bug is found, and none is made up."""
+"""audit/suites/broken_trainers: its trainers are what they say, each bug is found, and none is made up."""
 
-import importlib
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from evidence import twice
 from torch import nn
 
+from audit.suites.broken_trainers import suite as battery
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.verdict.canaries.claim import Claim
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "audit" / "suites"))
-battery = importlib.import_module("broken_trainers")
 RIGHT = battery.RIGHT
 
 
@@ -182,16 +175,7 @@ def spread(model):
 
 @pytest.mark.slow
 def test_the_suite_runs_and_resumes(tmp_path):
-    out = tmp_path / "out.json"
-    command = [sys.executable, str(ROOT / "audit" / "suites" / "broken_trainers.py"), "--quick", "--out", str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for _ in range(2):
-        done = subprocess.run(
-            [*command, "--cache", str(tmp_path / "cache")], capture_output=True, text=True, env=environment, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
+    found = twice("audit.suites.broken_trainers", tmp_path)[1]
     assert {row["trainer"] for row in found["broken"]} == set(battery.BROKEN)
     assert all(row["power"] == 1 for row in found["broken"] if row["runs"] == 200)
-    assert found["provenance"]["seconds"] < 30
-    assert found["provenance"]["command"].startswith("python audit/suites/broken_trainers.py")
+    assert found["provenance"]["command"].startswith("python -m audit.suites.broken_trainers")

@@ -1,0 +1,1 @@
+"""What things cost in time and memory, a module each; `tables` shows what the committed results say."""

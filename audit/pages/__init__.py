@@ -1,0 +1,1 @@
+"""README.md and docs/evidence, written from the results: `tables` knows every table."""

@@ -1,0 +1,1 @@
+"""Which attack finds most, and what the recommended hardening leaves of it."""

@@ -1,0 +1,1 @@
+"""How often lower bounds on epsilon are above the truth."""

@@ -1,0 +1,1 @@
+"""Which bugs of DP trainers an audit by canaries finds."""

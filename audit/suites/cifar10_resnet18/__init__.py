@@ -1,0 +1,1 @@
+"""The audit at the scale of a ResNet-18; needs a GPU."""

@@ -1,0 +1,1 @@
+""" "Explaining the Model, Protecting Your Data": what its published figures are."""

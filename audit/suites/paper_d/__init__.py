@@ -1,0 +1,1 @@
+""" "DeepLeak": what its evaluation reports where nothing can leak."""

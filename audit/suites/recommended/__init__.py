@@ -1,0 +1,1 @@
+"""What `Hardening.recommended()` rests on: attacks under it and twelve alternatives."""

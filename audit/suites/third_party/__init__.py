@@ -1,0 +1,1 @@
+"""Public networks that nobody here trained, audited with and without reference models."""

@@ -1,0 +1,1 @@
+"""How often a verdict is wrong, and how often it is reached."""
