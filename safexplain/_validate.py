@@ -22,17 +22,22 @@ from numpy.typing import NDArray
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, SafexplainError
 
 
-def keep_number(step: object, name: str, *, minimum: float | None = None, above: float | None = None) -> None:
+def keep_number(
+    step: object, name: str, *, minimum: float | None = None, above: float | None = None, below: float | None = None
+) -> None:
     """Check a field of a frozen dataclass and keep it as a plain float.
 
     Configurations that are equal (1, 1.0 and NumPy's 1; 0 and -0.0) must also read the same as JSON, which the noise is
     a function of.
     """
-    value = check_number(f"{type(step).__name__} {name}", getattr(step, name), minimum=minimum, above=above)
+    owner = f"{type(step).__name__} {name}"
+    value = check_number(owner, getattr(step, name), minimum=minimum, above=above, below=below)
     object.__setattr__(step, name, value)
 
 
-def check_number(name: str, value: float, *, minimum: float | None = None, above: float | None = None) -> float:
+def check_number(
+    name: str, value: float, *, minimum: float | None = None, above: float | None = None, below: float | None = None
+) -> float:
     """The value as a float, if it is a finite real number within its limits.
 
     Raises:
@@ -51,6 +56,8 @@ def check_number(name: str, value: float, *, minimum: float | None = None, above
         raise ConfigurationError(f"{name} must be at least {minimum:g}, got {value!r}")
     if above is not None and value <= above:
         raise ConfigurationError(f"{name} must be greater than {above:g}, got {value!r}")
+    if below is not None and value >= below:
+        raise ConfigurationError(f"{name} must be less than {below:g}, got {value!r}")
     return number
 
 

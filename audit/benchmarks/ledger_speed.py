@@ -37,7 +37,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from safexplain.ledger import Gaussian, Laplace, Ledger
-from safexplain.ledger.accounts import Standing, store
+from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
 from safexplain.ledger.storage.sqlite import SqliteStorage
@@ -129,7 +129,7 @@ def fill(url: str, release: Release) -> None:
             " SELECT 'ann', 0, 5, 'm', '{}', ? FROM n",
             (RECORDS, to_json(release)),
         )
-        store(execute, Standing("ann", 0, 5, sums), Standing("", 0, 5, sums))
+        save_balances(execute, Balance("ann", 0, 5, sums), Balance("", 0, 5, sums))
 
 
 def from_sums(url: str, release: Release) -> float:

@@ -16,7 +16,7 @@ from rich.console import Console
 from safexplain.cli.console import result_table
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Account, Ledger
-from safexplain.ledger.export import line
+from safexplain.ledger.inspection import charge_as_json
 
 __all__ = ["ledger_app"]
 
@@ -50,7 +50,7 @@ def show_command(
     if json_:
         content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
         if principal is not None:
-            content["charges"] = [line(c) for c in charges]
+            content["charges"] = [charge_as_json(c) for c in charges]
         if checked is not None:
             content["verified"] = checked
         typer.echo(json.dumps(content, allow_nan=False))

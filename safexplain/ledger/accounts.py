@@ -1,73 +1,43 @@
-"""Accounts inside a transaction: read and locked, charged, written back. Nothing here knows which database it is.
+"""Accounts: the budgets of a ledger, what was spent of them, and whether a release still fits.
 
-What was recorded, read back.
-
-What a ledger was made with: budgets and period, stored in its database.
-
-How an account stands: a row of the table of accounts, read and written.
-
-A ledger's first connection: tables are made or brought up to date, and settings compared.
+`Settings` are the budgets that a ledger was made with. A `Balance` is a row of the table of accounts: the running sums
+of one principal in its current period. `Balances` are those of a principal and of all principals together, read and
+locked inside a transaction; entries are charged to both, and both are written back. Nothing here knows which database
+it is.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
-from safexplain.ledger.arguments import number
+from safexplain._validate import check_number
+from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger.composition import Budget, Composition, epsilon_alone
-from safexplain.ledger.records import (
-    CHARGE_COLUMNS,
-    PERIODS,
-    Account,
-    Charge,
-    Grant,
-    begins,
-    charge_of,
-    instant,
-    microseconds,
-    renews,
-)
+from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
 from safexplain.ledger.releases import Gaussian, Release, to_json
-from safexplain.ledger.storage.protocol import Storage
+from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import VERSION, Execute, check_version, identity_of, migrate, name_ledger
 
-PAGE = 1000
-"""Rows read at once."""
+NOTHING = Composition()
+TOTAL = ""
+"""The principal whose account is that of all together."""
 
-
-def charges(read: Execute, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-    """Recorded releases, oldest first; no transaction stays open between pages.
-
-    Args:
-        read: runs a statement.
-        principal: only of this one.
-        since: only from this time on; without a time zone it is UTC.
-    """
-    where, values = "", list[Any]()
-    if principal is not None:
-        where, values = " AND principal = ?", [principal]
-    if since is not None:
-        if not isinstance(since, datetime):
-            raise ConfigurationTypeError(f"since: expected a datetime, got {since!r}")
-        since = since if since.tzinfo else since.replace(tzinfo=UTC)
-        where, values = where + " AND time >= ?", [*values, microseconds(since)]
-    query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE id > ?{where} ORDER BY id LIMIT {PAGE}"
-    last = 0
-    while rows := read(query, (last, *values)):
-        yield from map(charge_of, rows)
-        last = rows[-1][0]
-
-
-def grants(read: Execute) -> list[Grant]:
-    """Every budget that replaced another, oldest first."""
-    rows = read("SELECT principal, time, epsilon, delta, note FROM ledger_grants ORDER BY id", ())
-    return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
+ACCOUNT_COLUMNS = (
+    "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, loss, unbounded, charges,"
+    " granted_epsilon, granted_delta"
+)
+_NAMES = ACCOUNT_COLUMNS.split(", ")
+_ROW = f"({', '.join('?' * len(_NAMES))})"
+_STORE = f"INSERT INTO ledger_accounts ({ACCOUNT_COLUMNS}) VALUES "
+_REPLACE = f" ON CONFLICT (principal) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _NAMES[1:])}"
+_INSERT = (
+    "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release, question, digest, repeated)"
+    f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {CHARGE_COLUMNS}"
+)
 
 
 @dataclass(frozen=True)
@@ -94,10 +64,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epsilon", "total_epsilon"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, checked_epsilon(name, getattr(self, name)))
+                object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
         for name in ("delta", "total_delta"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, checked_delta(name, getattr(self, name)))
+                object.__setattr__(self, name, check_number(name, getattr(self, name), minimum=0, below=1))
         if self.period is not None and self.period not in PERIODS:
             raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
         if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
@@ -162,46 +132,8 @@ class Settings:
         return Budget(self.total_epsilon, self.total_delta or 0.0)
 
 
-def checked_epsilon(name: str, value: Any) -> float:
-    """A budget's epsilon.
-
-    Raises:
-        ConfigurationError: it is out of range.
-    """
-    found = number(name, value)
-    if not 0 < found < math.inf:
-        raise ConfigurationError(f"{name}: expected a finite number above 0, got {value!r}")
-    return found
-
-
-def checked_delta(name: str, value: Any) -> float:
-    """A budget's delta.
-
-    Raises:
-        ConfigurationError: it is out of range.
-    """
-    found = number(name, value)
-    if not 0 <= found < 1:
-        raise ConfigurationError(f"{name}: expected a number of at least 0 and below 1, got {value!r}")
-    return found
-
-
-NOTHING = Composition()
-TOTAL = ""
-"""The principal whose account is that of all together."""
-
-ACCOUNT_COLUMNS = (
-    "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, loss, unbounded, charges,"
-    " granted_epsilon, granted_delta"
-)
-_NAMES = ACCOUNT_COLUMNS.split(", ")
-_ROW = f"({', '.join('?' * len(_NAMES))})"
-_STORE = f"INSERT INTO ledger_accounts ({ACCOUNT_COLUMNS}) VALUES "
-_REPLACE = f" ON CONFLICT (principal) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _NAMES[1:])}"
-
-
 @dataclass(frozen=True)
-class Standing:
+class Balance:
     """A row of accounts.
 
     Args:
@@ -219,7 +151,7 @@ class Standing:
     granted: Budget | None = None
 
     @classmethod
-    def of(cls, row: tuple[Any, ...]) -> Standing:
+    def of(cls, row: tuple[Any, ...]) -> Balance:
         """From a row of ACCOUNT_COLUMNS.
 
         Raises:
@@ -245,16 +177,10 @@ class Standing:
         return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted)
 
 
-def store(execute: Execute, *standings: Standing) -> None:
+def save_balances(execute: Execute, *balances: Balance) -> None:
     """Write rows of accounts."""
-    values = [value for standing in standings for value in standing.row]
-    execute(_STORE + ", ".join([_ROW] * len(standings)) + _REPLACE, values)
-
-
-_INSERT = (
-    "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release, question, digest, repeated)"
-    f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {CHARGE_COLUMNS}"
-)
+    values = [value for balance in balances for value in balance.row]
+    execute(_STORE + ", ".join([_ROW] * len(balances)) + _REPLACE, values)
 
 
 @dataclass(frozen=True)
@@ -270,7 +196,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Book:
+class Balances:
     """The account of one principal and that of all together, at one time.
 
     Args:
@@ -282,11 +208,11 @@ class Book:
 
     settings: Settings
     time: int
-    total: Standing
-    mine: Standing
+    total: Balance
+    mine: Balance
 
     @classmethod
-    def open(cls, execute: Execute, settings: Settings, principal: str, now: int) -> Book:
+    def open(cls, execute: Execute, settings: Settings, principal: str, now: int) -> Balances:
         """Read both accounts.
 
         Args:
@@ -296,10 +222,10 @@ class Book:
             now: microseconds since 1970.
         """
         rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?)", (TOTAL, principal))
-        return cls.of(settings, {row[0]: Standing.of(row) for row in rows}, principal, now)
+        return cls.of(settings, {row[0]: Balance.of(row) for row in rows}, principal, now)
 
     @classmethod
-    def of(cls, settings: Settings, found: Mapping[str, Standing], principal: str, now: int) -> Book:
+    def of(cls, settings: Settings, found: Mapping[str, Balance], principal: str, now: int) -> Balances:
         """From accounts that were read.
 
         Raises:
@@ -308,7 +234,7 @@ class Book:
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
-        mine, begun = found.get(principal, Standing(principal)), begins(settings.period or "", time)
+        mine, begun = found.get(principal, Balance(principal)), begins(settings.period or "", time)
         if principal != TOTAL and mine.period != begun:
             mine = replace(mine, period=begun, sums=NOTHING)
         return cls(settings, time, found[TOTAL], mine)
@@ -323,8 +249,8 @@ class Book:
         """Of all together."""
         return self.total.granted or self.settings.total
 
-    def with_entries(self, entries: list[Entry]) -> Book:
-        """The book after some releases.
+    def charged(self, entries: list[Entry]) -> Balances:
+        """The balances after some releases.
 
         Raises:
             BudgetExhausted: one of them does not fit.
@@ -343,11 +269,11 @@ class Book:
             mine = self._checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
                 total = self._checked(total.add(entry.release, opening), total, limit, entry, None)
-        return Book(
+        return Balances(
             self.settings,
             self.time,
-            Standing(TOTAL, 0, self.time, total, self.total.granted),
-            Standing(self.mine.principal, self.mine.period, self.time, mine, self.mine.granted),
+            Balance(TOTAL, 0, self.time, total, self.total.granted),
+            Balance(self.mine.principal, self.mine.period, self.time, mine, self.mine.granted),
         )
 
     def _checked(
@@ -365,9 +291,9 @@ class Book:
             principal=principal, requested=asked, spent=spent, budget=budget.epsilon, renews=renewal,
         )  # fmt: skip
 
-    def write(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
+    def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
         """Store both accounts and record the entries that brought them here."""
-        self.store(execute)
+        self.save(execute)
         who = self.mine.principal
         return [
             charge_of(
@@ -380,24 +306,24 @@ class Book:
             for e in entries
         ]  # fmt: skip
 
-    def with_budget(self, budget: Budget) -> Book:
-        """The book after a grant."""
+    def granted(self, budget: Budget) -> Balances:
+        """The balances after a grant."""
         if self.mine.principal == TOTAL:
             return replace(self, total=replace(self.total, granted=budget, time=self.time))
         return replace(self, mine=replace(self.mine, granted=budget), total=replace(self.total, time=self.time))
 
-    def store(self, execute: Execute) -> None:
+    def save(self, execute: Execute) -> None:
         """Write both accounts back."""
-        store(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
+        save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
     def account(self) -> Account:
-        """How the principal stands; of all together where the book was opened for the total."""
+        """How the principal stands; of all together where these were opened for the total."""
         whole = self.mine.principal == TOTAL
-        standing, budget = (self.total, self.total_budget) if whole else (self.mine, self.budget)
-        spent, period = standing.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
+        balance, budget = (self.total, self.total_budget) if whole else (self.mine, self.budget)
+        spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
         return Account(
-            standing.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
-            budget.delta, standing.sums.charges, period, renews(period, self.time), standing.sums.rule,
+            balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
+            budget.delta, balance.sums.charges, period, renews(period, self.time), balance.sums.rule,
         )  # fmt: skip
 
 
@@ -425,7 +351,7 @@ def prepare(storage: Storage, given: Settings) -> Settings:
                 name_ledger(execute)
             if at is None:
                 given.completed().save(execute)
-                store(execute, Standing(TOTAL))
+                save_balances(execute, Balance(TOTAL))
     storage.ledger = identity_of(storage.read)
     stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
     given.agree(stored)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from safexplain._digest import sha256
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.ledger.accounts import Book, Entry
+from safexplain.ledger.accounts import Balances, Entry
 from safexplain.ledger.records import Answer, Charge
 from safexplain.ledger.releases import Release, as_release, from_json, to_json
 from safexplain.ledger.storage.schema import Execute
@@ -115,7 +115,7 @@ class Batch:
             if stored is None or not stored.owned:
                 text = stored.text if stored else (made or {}).get(q, "")
                 release = stored.release if stored else self.releases[i]
-                digest = hashlib.sha256(text.encode()).hexdigest()
+                digest = sha256(text)
                 entries.append(Entry(release, self.mechanism, self.parameters, q, digest, stored is not None))
         return entries
 
@@ -143,17 +143,17 @@ class Batch:
             ) from None
         return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
 
-    def settle(self, execute: Execute, book: Book, made: Mapping[str, str]) -> tuple[Answer, ...]:
+    def settle(self, execute: Execute, balances: Balances, made: Mapping[str, str]) -> tuple[Answer, ...]:
         """Inside a transaction that holds the accounts: charge and store what nobody stored meanwhile.
 
         Args:
             execute: runs a statement.
-            book: the accounts, locked.
+            balances: of the accounts, locked.
             made: answers as JSON.
         """
         found = self.look_up(execute)
         entries = self.entries(found, made)
-        charges = book.with_entries(entries).write(execute, entries) if entries else []
+        charges = balances.charged(entries).record(execute, entries) if entries else []
         for entry in entries:
             if entry.question is not None and not entry.repeated:
                 execute(
@@ -178,7 +178,7 @@ class Batch:
 def question_digest(question: str | bytes) -> str:
     """SHA-256 of a question; text and bytes of the same spelling are different questions."""
     if isinstance(question, str):
-        return hashlib.sha256(b"text:" + question.encode("utf-8", "surrogatepass")).hexdigest()
+        return sha256(b"text:" + question.encode("utf-8", "surrogatepass"))
     if isinstance(question, bytes | bytearray | memoryview):
-        return hashlib.sha256(b"bytes:" + bytes(question)).hexdigest()
+        return sha256(b"bytes:" + bytes(question))
     raise ConfigurationTypeError(f"question: expected text or bytes, got {type(question).__name__}")

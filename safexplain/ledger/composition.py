@@ -44,7 +44,7 @@ P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too
    condition k refuses: on A_k the process is that of condition k alone. P(S) <= P(F) + sum over k of P(S and A_k - F)
    <= D / 4 + sum over k of (e^E Q(S and A_k) + D_k), with D_0 = 0, D_1 = D / 2 and eight times D / 32: D in all. With
    all of D for each condition this would be false: who sees a low loss could go on to spend D on approximate answers,
-   who sees a high one to spend D on another condition (tests/ledger/test_ledger_adversary.py plays the best such
+   who sees a high one to spend D on another condition (tests/ledger/test_adversary.py plays the best such
    strategies, against this filter and against that one).
 6. Change of rule. After a past without failure what follows is (E - e, D - d)-DP, so with F1 the failures before the
    change P(S) <= P(F1) + e^E Q(S) + E_P[(D - d) 1(not F1)]. As P(F1) = E_P[deltas answered up to the first failure]
@@ -55,17 +55,14 @@ P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too
 Periods: each has a filter of its own, and the proof holds given everything before it; k periods are together
 (k E, k D)-DP, which a limit on the total of all principals can cap.
 
-Amounts as whole numbers, so that sums are exact: ten charges of 0.1 are 1.0, in whatever order they are added.
-
-Epsilon and delta are counted in 1e-30 after being cut to 15 significant decimal digits, which is what a double is sure
+Amounts are whole numbers, so that sums are exact: ten charges of 0.1 are 1.0, in whatever order they are added. Epsilon
+and delta are counted in 1e-30 after being cut to 15 significant decimal digits, which is what a double is sure
 to hold: 0.1 + 0.2 counts as 0.3, and three charges of a third fill a budget of 1. Nothing above 0 counts as 0. Budgets
 are counted as they stand. What is promised thus holds up to a relative 1e-14 in epsilon and delta. Losses (of a Renyi
 or Gaussian rule) come from floating-point formulas; they are counted in 1e-18 and rounded up by more than the formulas'
 error.
 
-Releases as Renyi and as Gaussian differential privacy, and what either allows within (epsilon, delta).
-
-Renyi divergence of order alpha (Mironov 2017, arXiv 1702.07476), in both directions:
+Losses of releases are Renyi divergences of order alpha (Mironov 2017, arXiv 1702.07476), in both directions:
 
 * mu-GDP: alpha mu^2 / 2 (Corollary 3; post-processing does not raise it);
 * pure epsilon: log(p^alpha q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p:
@@ -76,11 +73,9 @@ Renyi divergence of order alpha (Mironov 2017, arXiv 1702.07476), in both direct
 The last two are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
 where the formulas would cancel.
 
-Gaussian differential privacy of a pure answer: mu = -2 Phi^-1(1 / (1 + e^eps)). Its trade-off curve is at least that of
-randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps); the Gaussian curve of this
+or for the gaussian rule mu^2. A pure answer is mu-GDP with mu = -2 Phi^-1(1 / (1 + e^eps)). Its trade-off curve is at
+least that of randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps); the Gaussian curve of this
 mu passes through the same three points and is convex, hence below the lines that join them, everywhere.
-
-Conditions of a rule on sums of losses, and the part of delta that each has; `composition` says why they hold.
 """
 
 from __future__ import annotations
@@ -301,7 +296,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Composition:
-    """Running sums of one account, all that a decision needs; amounts in the units of `amounts`.
+    """Running sums of one account, all that a decision needs; amounts in units of 1e-30 and of 1e-18 (losses).
 
     Args:
         rule: "" before the first release, "basic", "renyi" or "gaussian".

@@ -1,6 +1,7 @@
 """The ledger: who may still ask. Charges are atomic, and what was answered is never charged twice.
 
-What a ledger tells: accounts, records, copies of them, and whether they add up.
+`LedgerReader` is what a ledger tells: accounts, records, copies of them, and whether they add up. `Ledger` adds what
+changes it: charges, answers and grants.
 """
 
 from __future__ import annotations
@@ -8,30 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from safexplain.ledger import answers, export, verify
-from safexplain.ledger.accounts import (
-    ACCOUNT_COLUMNS,
-    TOTAL,
-    Book,
-    Entry,
-    Settings,
-    Standing,
-    charges,
-    checked_delta,
-    checked_epsilon,
-    grants,
-    prepare,
-)
-from safexplain.ledger.arguments import described, named, text
+from safexplain._validate import check_number
+from safexplain.errors import ConfigurationError
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare
+from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
-from safexplain.ledger.export import replacing
-from safexplain.ledger.records import Account, Answer, Charge, Grant
+from safexplain.ledger.inspection import replacing, verify, write_charges
+from safexplain.ledger.records import Account, Answer, Charge, Grant, charges, described, grants, named, text
 from safexplain.ledger.releases import Release, as_release
-from safexplain.ledger.storage import open_storage
-from safexplain.ledger.storage.protocol import Storage
+from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute
 
 
@@ -47,17 +37,17 @@ class LedgerReader:
 
     def account(self, principal: str) -> Account:
         """How a principal stands."""
-        return self._book(self._storage.read, named(principal)).account()
+        return self._balances(self._storage.read, named(principal)).account()
 
     def total(self) -> Account:
         """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
-        return self._book(self._storage.read, TOTAL).account()
+        return self._balances(self._storage.read, TOTAL).account()
 
     def accounts(self) -> list[Account]:
         """Every principal that was ever charged or granted a budget, by name."""
         rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
-        found, now = {row[0]: Standing.of(row) for row in rows}, self._storage.now()
-        return [Book.of(self._settings, found, name, now).account() for name in found if name != TOTAL]
+        found, now = {row[0]: Balance.of(row) for row in rows}, self._storage.now()
+        return [Balances.of(self._settings, found, name, now).account() for name in found if name != TOTAL]
 
     def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
         """Recorded releases, oldest first.
@@ -83,7 +73,7 @@ class LedgerReader:
             ConfigurationError: another format, or a file of the ledger itself.
             InputError: the file cannot be written.
         """
-        return export.write(self.charges(), target, format, self._storage.files)
+        return write_charges(self.charges(), target, format, self._storage.files)
 
     def backup(self, path: str | PathLike[str]) -> None:
         """Write a copy of an SQLite ledger, also while it is in use; copying its file alone would miss its log.
@@ -108,10 +98,10 @@ class LedgerReader:
         """
         with self._storage.transaction() as execute:
             self._storage.lock(execute)
-            return verify.verify(execute)
+            return verify(execute)
 
-    def _book(self, execute: Execute, principal: str) -> Book:
-        return Book.open(execute, self._settings, principal, self._storage.now())
+    def _balances(self, execute: Execute, principal: str) -> Balances:
+        return Balances.open(execute, self._settings, principal, self._storage.now())
 
 
 class Ledger(LedgerReader):
@@ -197,8 +187,8 @@ class Ledger(LedgerReader):
         entry = Entry(as_release(release, epsilon, delta, mu), *described(mechanism, parameters))
         name = named(principal)
         with self._storage.transaction() as execute:
-            book = self._locked_book(execute, name).with_entries([entry])
-            return book.write(execute, [entry])[0]
+            balances = self._locked_balances(execute, name).charged([entry])
+            return balances.record(execute, [entry])[0]
 
     def answer(
         self,
@@ -261,14 +251,14 @@ class Ledger(LedgerReader):
             InputError: the answers are not JSON, or not as many as asked for.
             LedgerError: the database cannot be written.
         """
-        batch = answers.Batch.of(named(principal), questions, release, *described(mechanism, parameters))
+        batch = Batch.of(named(principal), questions, release, *described(mechanism, parameters))
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
-            self._book(self._storage.read, principal).with_entries(batch.entries(found))
+            self._balances(self._storage.read, principal).charged(batch.entries(found))
             made = batch.made(compute, found)
             with self._storage.transaction() as execute:
-                book = self._locked_book(execute, principal)
-                return batch.settle(execute, book, made)
+                balances = self._locked_balances(execute, principal)
+                return batch.settle(execute, balances, made)
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
 
@@ -289,25 +279,25 @@ class Ledger(LedgerReader):
             LedgerError: the database cannot be written.
         """
         name, note = TOTAL if principal is None else named(principal), text("note", note)
-        epsilon = checked_epsilon("epsilon", epsilon)
+        epsilon = check_number("epsilon", epsilon, above=0)
         with self._storage.transaction() as execute:
-            book = self._locked_book(execute, name)
-            old = book.total_budget if principal is None else book.budget
-            budget = Budget(epsilon, old.delta if delta is None else checked_delta("delta", delta))
+            balances = self._locked_balances(execute, name)
+            old = balances.total_budget if principal is None else balances.budget
+            budget = Budget(epsilon, old.delta if delta is None else check_number("delta", delta, minimum=0, below=1))
             execute(
                 "INSERT INTO ledger_grants (principal, time, epsilon, delta, note) VALUES (?, ?, ?, ?, ?)",
-                (name, book.time, budget.epsilon, budget.delta, note),
+                (name, balances.time, budget.epsilon, budget.delta, note),
             )
-            book.with_budget(budget).store(execute)
+            balances.granted(budget).save(execute)
         return self.total() if principal is None else self.account(principal)
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
 
-    def _locked_book(self, execute: Execute, principal: str) -> Book:
+    def _locked_balances(self, execute: Execute, principal: str) -> Balances:
         now = self._storage.lock(execute)  # before accounts are read, one of which another may just be opening
-        return Book.open(execute, self._settings, principal, now)
+        return Balances.open(execute, self._settings, principal, now)
 
     def __enter__(self) -> Ledger:
         return self
@@ -329,3 +319,33 @@ class Ledger(LedgerReader):
     def __repr__(self) -> str:
         each = self._settings.each
         return f"Ledger({self._storage.name!r}, epsilon={each.epsilon:g}, delta={each.delta:g})"
+
+
+def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
+    """The storage that a URL names; nothing is connected yet.
+
+    Args:
+        url: "sqlite:///relative.db", "sqlite:////absolute.db" or "postgresql://user@host/database".
+        timeout: seconds to wait for others.
+        clock: microseconds since 1970, instead of the usual clock.
+
+    Raises:
+        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
+        MissingExtraError: PostgreSQL without the extra.
+    """
+    timeout = check_number("timeout", timeout, above=0.0)
+    scheme, separator, rest = str(url).partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        from safexplain.ledger.storage.postgres import PostgresStorage
+
+        return PostgresStorage(str(url), timeout, clock)
+    if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
+        from safexplain.ledger.storage.sqlite import SqliteStorage
+
+        if "?" in rest:
+            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
+        return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
+    raise ConfigurationError(
+        f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
+        " forget what was spent"
+    )

@@ -1,18 +1,19 @@
-"""What a ledger hands out: accounts, charges, grants and answers.
+"""What a ledger records and hands out: accounts, charges, grants and answers, and what may stand in them.
 
-Calendar periods of budgets, in UTC; instants are microseconds since 1970.
+Instants are microseconds since 1970; periods of budgets are those of the calendar, in UTC.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from safexplain.errors import LedgerError
+from safexplain.errors import ConfigurationTypeError, InputError, LedgerError
 from safexplain.ledger.releases import Release, from_json
+from safexplain.ledger.storage.schema import Execute
 
 PERIODS = ("lifetime", "day", "week", "month")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -157,3 +158,78 @@ def charge_of(row: tuple[Any, ...]) -> Charge:
         raise LedgerError(
             f"the ledger is damaged: charge {number} cannot be read ({error}); restore it from a backup"
         ) from None
+
+
+PAGE = 1000
+"""Rows read at once."""
+
+
+def charges(read: Execute, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
+    """Recorded releases, oldest first; no transaction stays open between pages.
+
+    Args:
+        read: runs a statement.
+        principal: only of this one.
+        since: only from this time on; without a time zone it is UTC.
+    """
+    where, values = "", list[Any]()
+    if principal is not None:
+        where, values = " AND principal = ?", [principal]
+    if since is not None:
+        if not isinstance(since, datetime):
+            raise ConfigurationTypeError(f"since: expected a datetime, got {since!r}")
+        since = since if since.tzinfo else since.replace(tzinfo=UTC)
+        where, values = where + " AND time >= ?", [*values, microseconds(since)]
+    query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE id > ?{where} ORDER BY id LIMIT {PAGE}"
+    last = 0
+    while rows := read(query, (last, *values)):
+        yield from map(charge_of, rows)
+        last = rows[-1][0]
+
+
+def grants(read: Execute) -> list[Grant]:
+    """Every budget that replaced another, oldest first."""
+    rows = read("SELECT principal, time, epsilon, delta, note FROM ledger_grants ORDER BY id", ())
+    return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
+
+
+def named(principal: str) -> str:
+    """A principal's name.
+
+    Raises:
+        InputError: no database keeps it as it is.
+    """
+    if not isinstance(principal, str):
+        raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
+    try:
+        size = len(principal.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= 500 or "\0" in principal:
+        raise InputError(f"principal: expected 1 to 500 bytes of UTF-8 without NUL, got {principal[:40]!r}")
+    return principal
+
+
+def text(name: str, value: Any) -> str:
+    """Text that every database keeps as it is.
+
+    Raises:
+        InputError: it has a NUL, or characters that UTF-8 does not.
+    """
+    found = str(value)
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name}: expected text that UTF-8 can hold, got {found[:40]!a}") from None
+    if "\0" in found:
+        raise InputError(f"{name}: expected text without NUL, got {found[:40]!r}")
+    return found
+
+
+def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
+    """What is recorded beside a release."""
+    try:
+        written = json.dumps(dict(parameters), sort_keys=True, allow_nan=False) if parameters else "{}"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"parameters: expected a mapping of JSON types without NaN or infinity ({error})") from None
+    return text("mechanism", mechanism), written

@@ -7,14 +7,12 @@ the answer can be. All releases of a ledger must speak of the same neighbours (`
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from safexplain._validate import check_whole
+from safexplain._validate import check_whole, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
-from safexplain.ledger.arguments import number
 
 NEGLIGIBLE = 1e-12
 """Smaller epsilons (mus) of a release are refused: no budget would notice them."""
@@ -35,7 +33,7 @@ class Pure:
     kind: ClassVar[str] = "pure"
 
     def __post_init__(self) -> None:
-        _keep_positive(self, "epsilon")
+        keep_number(self, "epsilon", minimum=NEGLIGIBLE)
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ class Approximate:
     kind: ClassVar[str] = "approximate"
 
     def __post_init__(self) -> None:
-        _keep(self, "epsilon", least=0.0)
-        _keep(self, "delta", above=0.0, below=1.0)
+        keep_number(self, "epsilon", minimum=0)
+        keep_number(self, "delta", above=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Gaussian:
     kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _keep_positive(self, "mu")
+        keep_number(self, "mu", minimum=NEGLIGIBLE)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Laplace:
     kind: ClassVar[str] = "laplace"
 
     def __post_init__(self) -> None:
-        _keep_positive(self, "epsilon")
+        keep_number(self, "epsilon", minimum=NEGLIGIBLE)
         if self.steps is not None:
             check_whole("steps", self.steps, 1)
             if self.steps > MOST_STEPS:
@@ -156,20 +154,3 @@ def from_json(text: str) -> Release:
         raise LedgerError(
             f"the ledger is damaged: {str(text)[:80]!r} is no release ({error}); restore it from a backup"
         ) from None
-
-
-def _keep_positive(owner: object, name: str) -> None:
-    _keep(owner, name, above=0.0)
-    if getattr(owner, name) < NEGLIGIBLE:
-        raise ConfigurationError(f"{name}: expected at least {NEGLIGIBLE:g}, got {getattr(owner, name)!r}")
-
-
-def _keep(owner: object, name: str, least: float = 0.0, above: float = -1.0, below: float = math.inf) -> None:
-    """Make a field a float, or say what it should have been."""
-    value = getattr(owner, name)
-    found = number(name, value)
-    if not (found >= least and above < found < below):
-        low = f"above {above:g}" if above >= 0 else f"of at least {least:g}"
-        high = f" and below {below:g}" if below < math.inf else ""
-        raise ConfigurationError(f"{name}: expected a finite number {low}{high}, got {value!r}")
-    object.__setattr__(owner, name, found)

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from safexplain.ledger import Approximate, Budget, Pure
-from safexplain.ledger.composition import Composition, best_order, renyi, renyi_allowed
+from safexplain.ledger import Approximate, Pure
+from safexplain.ledger.composition import Budget, Composition, best_order, renyi, renyi_allowed
 
 CASES = [(1.0, 0.05, 12), (2.0, 0.01, 24), (4.0, 0.01, 24)]
 """E, D, and how many of the small pure answers fill E."""

@@ -7,8 +7,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 
-from safexplain.ledger import Approximate, Budget, Gaussian, Laplace, Pure
-from safexplain.ledger.composition import Composition, best_order
+from safexplain.ledger import Approximate, Gaussian, Laplace, Pure
+from safexplain.ledger.composition import Budget, Composition, best_order
 
 
 def composed(releases, budget):

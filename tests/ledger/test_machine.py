@@ -116,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
         before = [] if key and self.is_new_day() else (self.mine[name] if key else self.total).releases
         slow = Slow([*before, release])
         epsilon, delta = self.budget(key)
-        account = self.ledger._book(self.ledger._storage.read, key).mine.sums
+        account = self.ledger._balances(self.ledger._storage.read, key).mine.sums
         after = account.add(release, type(self.ledger._settings.each)(epsilon, delta))
         at = self.changed[key]
         if at is None or not before:
@@ -191,7 +191,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert account.charges == len(slow.releases)
             assert account.spent <= account.epsilon == epsilon
             if slow.releases:
-                order = self.ledger._book(self.ledger._storage.read, name).mine.sums.order
+                order = self.ledger._balances(self.ledger._storage.read, name).mine.sums.order
                 at = self.changed[name] or 0
                 oracle = slow.spent(account.rule, order, at if account.rule != "basic" else 0, epsilon, delta)
                 assert account.spent == pytest.approx(min(oracle, epsilon), rel=2e-3, abs=1e-9)

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain.ledger import Gaussian, Laplace, Ledger
-from safexplain.ledger.accounts import Standing, store
+from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import to_json
 
@@ -24,7 +24,7 @@ def fill(ledger, release, count):
             " SELECT 'ann', 0, 5, 'm', '{}', ? FROM n",
             (count, to_json(release)),
         )
-        store(execute, Standing("ann", 0, 5, sums), Standing("", 0, 5, sums))
+        save_balances(execute, Balance("ann", 0, 5, sums), Balance("", 0, 5, sums))
 
 
 @pytest.mark.parametrize("release", [Gaussian(2e-4), Laplace(1e-4)], ids=["gaussian", "laplace"])

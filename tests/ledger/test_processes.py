@@ -83,10 +83,10 @@ def test_an_account_that_another_is_just_opening_is_seen(url):
 
         thread, entries = threading.Thread(target=charge), [Entry(Pure(0.75))]
         with other._storage.transaction() as execute:
-            book = other._locked_book(execute, "ann").with_entries(entries)
+            balances = other._locked_balances(execute, "ann").charged(entries)
             thread.start()
             time.sleep(0.2)
-            book.write(execute, entries)
+            balances.record(execute, entries)
         thread.join()
         assert [e.spent for e in refused] == [0.75]
         assert ledger.verify() == 1

@@ -1,45 +1,138 @@
-"""Where a ledger is kept: one protocol, two databases.
+"""Where a ledger is kept: `Storage` says what a database must do, `schema` has its tables.
 
-`protocol` says what a database must do, `schema` has the tables; `sqlite` and `postgres` do it, with `write_queue` and
-`forks` for the processes that share one file or one connection. `open_storage` picks by URL; only the database that is
-asked for is imported.
+`sqlite` and `postgres` are the two databases; `Ledger` picks one by its URL, and only that one is imported.
+
+A storage has one connection a process, which its threads share. No thread is inside the database while a process forks,
+and the child opens a connection of its own. SQLite must not even be open: a child takes over SQLite's record of locks,
+but not the locks, so that a parent which closes the file deletes the log that the child goes on writing. A connection
+of other code to the same file remains its owner's duty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, Protocol
 
-from safexplain._validate import check_number
-from safexplain.errors import ConfigurationError
-from safexplain.ledger.storage.protocol import Storage
+from safexplain.ledger.storage.schema import Execute
+
+Rows = list[tuple[Any, ...]]
 
 
-def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage that a URL names; nothing is connected yet.
+class Storage(Protocol):
+    """A database that runs transactions one after another. SQL has ? for parameters.
 
-    Args:
-        url: "sqlite:///relative.db", "sqlite:////absolute.db" or "postgresql://user@host/database".
-        timeout: seconds to wait for others.
-        clock: microseconds since 1970, instead of the usual clock.
-
-    Raises:
-        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
-        MissingExtraError: PostgreSQL without the extra.
+    Attributes:
+        name: to show in messages, without a password.
+        identity: type of a column that numbers its rows.
+        ledger: identity of the ledger that every connection must lead to; None before it is known.
+        guard: the lock under which threads use the connection.
+        files: on this machine, which nothing else may write.
     """
-    timeout = check_number("timeout", timeout, above=0.0)
-    scheme, separator, rest = str(url).partition("://")
-    if separator and scheme in ("postgresql", "postgres"):
-        from safexplain.ledger.storage.postgres import PostgresStorage
 
-        return PostgresStorage(str(url), timeout, clock)
-    if separator and scheme == "sqlite" and rest.startswith("/") and rest[1:] not in ("", ":memory:"):
-        from safexplain.ledger.storage.sqlite import SqliteStorage
+    name: str
+    identity: str
+    ledger: str | None
+    guard: threading.RLock
 
-        if "?" in rest:
-            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
-        return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
-    raise ConfigurationError(
-        f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
-        " forget what was spent"
-    )
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See the class."""
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Rows as of the last commit."""
+
+    def transaction(self) -> AbstractContextManager[Execute]:
+        """All or nothing, durable once the block is left; rolled back if it raises.
+
+        Raises:
+            LedgerError: the database cannot be written, or others did not let go of it within the timeout.
+        """
+
+    def lock(self, execute: Execute) -> int:
+        """Inside a transaction: keep other writers out until it ends; the time, as `now`."""
+
+    def sync(self) -> None:
+        """Make durable what was read; others may have committed it a moment ago."""
+
+    def version(self, execute: Execute | None = None) -> int | None:
+        """Version of the schema found; None: there is no ledger yet."""
+
+    def exists(self) -> bool:
+        """False where there is no database to connect to; `make` makes one."""
+
+    def make(self) -> None:
+        """Make an empty database, if there is none.
+
+        Raises:
+            InputError: there is no place for it.
+            LedgerError: it cannot be made.
+        """
+
+    def now(self) -> int:
+        """Microseconds since 1970 by the clock that this database goes by."""
+
+    @property
+    def address(self) -> str:
+        """URL that names it from any working directory."""
+
+    def backup(self, path: Path) -> None:
+        """Write a copy of everything that was acknowledged, while others go on.
+
+        Raises:
+            ConfigurationError: the database has tools of its own for that.
+            LedgerError: it cannot be written.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another."""
+
+    def before_fork(self) -> None:
+        """In the parent, under the guard: close what must not be open in two processes."""
+
+    def forget(self) -> None:
+        """In the child: drop the connection without closing it, make a new guard."""
+
+
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+_FORKING = threading.Lock()
+_held: list[Any] = []
+
+
+def watch(storage: Storage) -> None:
+    """Look after the storage whenever this process forks."""
+    _OPEN.add(storage)
+
+
+def abandon(connection: object) -> None:
+    """Never close a connection that belongs to the parent: that would drop its locks, or end its session."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def _before() -> None:
+    _FORKING.acquire()
+    for storage in sorted(_OPEN, key=id):
+        storage.guard.acquire()
+        _held.append(storage)
+        storage.before_fork()
+
+
+def _in_parent() -> None:
+    while _held:
+        _held.pop().guard.release()
+    _FORKING.release()
+
+
+def _in_child() -> None:
+    while _held:
+        _held.pop().forget()
+    _FORKING.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

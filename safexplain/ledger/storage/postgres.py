@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
-from safexplain.ledger.storage.forks import abandon, watch
-from safexplain.ledger.storage.protocol import Rows
+from safexplain.ledger.storage import Rows, abandon, watch
 from safexplain.ledger.storage.schema import Execute, check_identity, version_of
 
 try:
@@ -195,7 +194,7 @@ class PostgresStorage:
         return self.url
 
     def before_fork(self) -> None:
-        """See Forkable; the parent keeps its session."""
+        """See Storage; the parent keeps its session."""
 
     def forget(self) -> None:
         """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""

@@ -4,7 +4,7 @@ Sums are whole numbers kept as text, as they may have more than 64 bits; `loss` 
 microseconds since 1970, UTC. The account "" is that of all principals together; its time is the last that the ledger
 saw.
 
-Which ledger it is: a random name in the database, so that another one in its place is not taken for it.
+A ledger has a random name in its database, so that another one in its place is not taken for it.
 """
 
 from __future__ import annotations

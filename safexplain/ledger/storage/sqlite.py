@@ -5,21 +5,19 @@ Here it does not (NORMAL); whoever committed lets the next one in, then syncs th
 acknowledged. The kernel serves syncs that wait together by one, and a synced log holds every commit before, so what was
 acknowledged survives a power failure as under FULL.
 
-Time that a jump of the wall clock does not move: read once, then counted by a clock that only goes forward.
+Time is read once from the wall clock and then counted by a clock that only goes forward. Time of a ledger is the later
+of this and of the last time that it recorded, so a clock that is set back never opens a period again. A wall clock that
+is set forward goes unnoticed by running processes, but one that starts then opens the period of that date early; the
+ledger stays at that time until the date is reached, and renews nothing before.
 
-Time of a ledger is the later of this and of the last time that it recorded, so a clock that is set back never opens a
-period again. A wall clock that is set forward goes unnoticed by running processes, but one that starts then opens the
-period of that date early; the ledger stays at that time until the date is reached, and renews nothing before.
-
-Whether an open file is still the one at its path: who deletes or replaces it leaves the process that holds it alone
-with what it goes on writing, while everybody else counts from another file.
-
-Errors of SQLite, said so that one knows what to do.
+Whoever deletes or replaces an open file leaves the process that holds it alone with what it goes on writing, while
+everybody else counts from another file; so it is checked that the file at the path is still the one that is open.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
 import time
@@ -31,10 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import InputError, LedgerError
-from safexplain.ledger.storage.forks import watch
-from safexplain.ledger.storage.protocol import Rows
+from safexplain.ledger.storage import Rows, watch
 from safexplain.ledger.storage.schema import Execute, check_identity, version_of
-from safexplain.ledger.storage.write_queue import FileQueue
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows: SQLite's own waiting has to do)
+    fcntl = None  # type: ignore[assignment]
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC  # the first also counts while suspended
 
@@ -123,6 +124,59 @@ def explained(name: str) -> Iterator[None]:
         raise LedgerError(f"ledger {name} {advice} ({error})") from error
     except OSError as error:
         raise LedgerError(f"ledger {name}: {error}; look at the permissions there") from error
+
+
+class FileQueue:
+    """The processes that write one database, in turn: a lock on a file beside it.
+
+    The kernel releases the lock when its holder dies. SQLite's own waiting polls at growing intervals and starves some.
+
+    Args:
+        path: of the file, which stays empty.
+        like: file whose permissions it gets, as whoever may write that one waits here.
+    """
+
+    def __init__(self, path: Path, like: Path) -> None:
+        self.path = path
+        self.like = like
+        self._file: int | None = None
+
+    def acquire(self, timeout: float) -> bool:
+        """Whether the lock was had within so many seconds."""
+        if fcntl is None:  # pragma: no cover
+            return True
+        if self._file is None:
+            self._file = self._open()
+        until = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(random.uniform(1e-4, 6e-4))
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            file, owner = os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), os.stat(self.like)
+            with suppress(PermissionError):  # somebody else made it meanwhile
+                os.fchmod(file, owner.st_mode & 0o666)
+                os.fchown(file, owner.st_uid, owner.st_gid)
+            return file
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if fcntl is not None and self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file; in a forked child this leaves the parent's lock alone."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class SqliteStorage:
@@ -303,11 +357,11 @@ class SqliteStorage:
             self._log = self._log_file = None
 
     def before_fork(self) -> None:
-        """See Forkable; both processes open it again when they need it."""
+        """See Storage; both processes open it again when they need it."""
         self.close()
 
     def forget(self) -> None:
-        """See Forkable."""
+        """See Storage."""
         self._start()
 
 

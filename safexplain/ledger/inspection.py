@@ -1,0 +1,199 @@
+"""What is read from a ledger as a whole: its charges as a file for other programs, and whether everything adds up.
+
+Files are written whole or not at all, and never over the ledger itself. `verify` replays every recorded release and
+compares the sums with those of the accounts, and looks for the answer of every charged question.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+
+from safexplain._digest import sha256
+from safexplain._files import whole_file
+from safexplain.errors import ConfigurationError, InputError, LedgerError
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance
+from safexplain.ledger.composition import Composition
+from safexplain.ledger.records import Charge
+from safexplain.ledger.releases import from_json, to_json
+from safexplain.ledger.storage.schema import Execute
+
+PAGE = 10_000
+"""Rows read at once."""
+
+COLUMNS = (
+    "id", "time", "principal", "mechanism", "kind", "epsilon", "delta", "mu", "steps", "parameters", "period",
+    "question", "digest", "repeated",
+)  # fmt: skip
+
+
+@contextmanager
+def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of the target once the block is left without an error.
+
+    Args:
+        target: path.
+        kept: files that must not be replaced.
+
+    Raises:
+        ConfigurationError: the target is one of them.
+        InputError: there is no such folder, or it cannot be written.
+    """
+    path = Path(target)
+    if any(path.resolve() == file.resolve() for file in kept):
+        raise ConfigurationError(f"{path} is a file of the ledger itself; name another one")
+    try:
+        with whole_file(path) as partial:
+            partial.unlink(missing_ok=True)  # SQLite would write into what a killed process left
+            yield partial
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def charge_as_json(charge: Charge) -> dict[str, Any]:
+    """A charge as JSON types; what its kind of release does not have is None."""
+    release = json.loads(to_json(charge.release))
+    return {
+        "id": charge.id,
+        "time": charge.time.isoformat(),
+        "principal": charge.principal,
+        "mechanism": charge.mechanism,
+        **{name: release.get(name) for name in ("kind", "epsilon", "delta", "mu", "steps")},
+        "parameters": dict(charge.parameters),
+        "period": charge.period.isoformat() if charge.period else None,
+        "question": charge.question,
+        "digest": charge.digest,
+        "repeated": charge.repeated,
+    }
+
+
+def write_charges(
+    charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str, kept: Sequence[Path] = ()
+) -> int:
+    """Write charges; how many there were.
+
+    Args:
+        charges: oldest first.
+        target: path, or a text stream.
+        format: "jsonl" or "csv".
+        kept: files that must not be replaced.
+
+    Raises:
+        ConfigurationError: another format, or one of the files to keep.
+        InputError: the file cannot be written.
+    """
+    if format not in ("jsonl", "csv"):
+        raise ConfigurationError(f'format: expected "jsonl" or "csv", got {format!r}')
+    if isinstance(target, str | PathLike):
+        with replacing(target, kept) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
+            return write_charges(charges, stream, format)
+    table = csv.DictWriter(target, COLUMNS, lineterminator="\n")
+    if format == "csv":
+        table.writeheader()
+    count = 0
+    for charge in charges:
+        content = charge_as_json(charge)
+        if format == "csv":
+            table.writerow({**content, "parameters": json.dumps(content["parameters"])})
+        else:
+            target.write(json.dumps(content) + "\n")
+        count += 1
+    return count
+
+
+def verify(execute: Execute) -> int:
+    """Replay every charge; how many there are.
+
+    Args:
+        execute: runs a statement, in a transaction that holds the ledger.
+
+    Raises:
+        LedgerError: something does not match; the message names the first few.
+    """
+    rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal", ())
+    stored = {row[0]: Balance.of(row) for row in rows}
+    tallies, count, wrong = _tally(execute, stored)
+    for name, balance in stored.items():
+        if tallies[name].replayed() != balance.sums:
+            wrong.append(f"the sums of {repr(name) if name else 'the total'} are not those of its charges")
+    wrong += _unmatched(execute)
+    if wrong:
+        shown = "; ".join(wrong[:5])
+        raise LedgerError(f"the ledger is damaged: {shown}. Restore it from a backup, and look who can write it")
+    return count
+
+
+def _tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tally], int, list[str]]:
+    """How often each release was charged to each account in its period, the number of charges, and strays."""
+    tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
+    strays: dict[str, None] = {}
+    count = last = 0
+    query = "SELECT id, principal, period, release, repeated FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
+    while page := execute(query, (last, PAGE)):
+        count, last = count + len(page), page[-1][0]
+        for _, principal, period, release, repeated in page:
+            if principal not in stored:
+                strays[principal] = None
+            elif stored[principal].period == period:
+                tallies[principal].count(release)
+            if not repeated:
+                tallies[TOTAL].count(release)
+    return tallies, count, [f"{name!r} has charges but no account" for name in strays]
+
+
+class _Tally:
+    """Counts of the releases of an account, before and after its change of rule; the sums tell where that was."""
+
+    def __init__(self, sums: Composition) -> None:
+        self.sums = sums
+        self.before: Counter[str] = Counter()
+        self.after: Counter[str] = Counter()
+        self.epsilon = self.delta = 0
+
+    def count(self, text: str) -> None:
+        if self.sums.rule == "basic" or (self.epsilon, self.delta) == (
+            self.sums.prefix_epsilon,
+            self.sums.prefix_delta,
+        ):
+            self.after[text] += 1
+            return
+        self.before[text] += 1
+        one = NOTHING.add_under_rule(from_json(text))
+        self.epsilon, self.delta = self.epsilon + one.epsilon, self.delta + one.delta
+
+    def replayed(self) -> Composition:
+        """The sums that the counted releases make under the rule of the account."""
+        found = replace(
+            NOTHING, rule=self.sums.rule, order=self.sums.order, prefix_epsilon=self.epsilon,
+            prefix_delta=self.delta, charges=self.before.total(),
+        )  # fmt: skip
+        for text, times in self.after.items():
+            found = found.add_under_rule(from_json(text), times)
+        return found
+
+
+def _unmatched(execute: Execute) -> list[str]:
+    """Charges without their answer, answers without a charge, answers that were altered."""
+    orphans = execute(
+        "SELECT question FROM ledger_answers WHERE question NOT IN"
+        " (SELECT question FROM ledger_charges WHERE question IS NOT NULL) LIMIT 5",
+        (),
+    )
+    wrong, last = [f"the answer to {question[:12]}... was charged to nobody" for (question,) in orphans], 0
+    query = (
+        "SELECT c.id, c.digest, a.value FROM ledger_charges c LEFT JOIN ledger_answers a ON a.question = c.question"
+        " WHERE c.question IS NOT NULL AND c.id > ? ORDER BY c.id LIMIT ?"
+    )
+    while page := execute(query, (last, PAGE)):
+        last = page[-1][0]
+        for number, digest, value in page:
+            if value is None or sha256(value) != digest:
+                wrong.append(f"the answer of charge {number} is {'missing' if value is None else 'altered'}")
+    return wrong
