@@ -73,9 +73,10 @@ Losses of releases are Renyi divergences of order alpha (Mironov 2017, arXiv 170
 The last two are at most alpha epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which stands in
 where the formulas would cancel.
 
-or for the gaussian rule mu^2. A pure answer is mu-GDP with mu = -2 Phi^-1(1 / (1 + e^eps)). Its trade-off curve is at
-least that of randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps); the Gaussian curve of this
-mu passes through the same three points and is convex, hence below the lines that join them, everywhere.
+The loss under the gaussian rule is mu^2. A pure answer is mu-GDP with mu = -2 Phi^-1(1 / (1 + e^eps)): its trade-off
+curve is at least that of randomised response, whose three corners are (0, 1), (c, c) and (1, 0), c = 1 / (1 + e^eps);
+the Gaussian curve of this mu passes through the same three points and is convex, hence below the lines that join them,
+everywhere.
 """
 
 from __future__ import annotations
