@@ -154,10 +154,37 @@ def _resident(field: str) -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """All or nothing."""
+    """All or nothing, as `json_text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.write_text(json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """Plain JSON that is read and compared line by line: a cell of a table is a line.
+
+    An element of a list of objects or lists is a line, and so is an object of plain values and lists of these; any
+    other object has a line a key. The same content gives the same bytes.
+    """
+    return _lines(content, "") + "\n"
+
+
+def _lines(value: Any, pad: str) -> str:
+    deeper = pad + "  "
+    if isinstance(value, dict) and value and (not pad or not all(map(_in_a_line, value.values()))):
+        inside = [f"{json.dumps(key)}: {_lines(part, deeper)}" for key, part in value.items()]
+        opened, closed = "{}"
+    elif isinstance(value, list | tuple) and not _in_a_line(value):
+        inside = [json.dumps(part) for part in value]
+        opened, closed = "[]"
+    else:
+        return json.dumps(value)
+    return f"{opened}\n{deeper}" + f",\n{deeper}".join(inside) + f"\n{pad}{closed}"
+
+
+def _in_a_line(value: Any) -> bool:
+    inside = value if isinstance(value, list | tuple) else [value]
+    return not any(isinstance(part, dict | list | tuple) for part in inside)
 
 
 def rounded(value: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from audit.pages import tables
+from audit.shared.run import RESULTS, json_text
 
 
 def test_the_readme_is_what_the_results_say():
@@ -48,3 +49,25 @@ def test_an_attack_that_was_not_run_is_said_so():
 def test_the_highest_bound_is_of_a_judged_attack():
     attacks = [{"bounds": [0.0, 0.1], "judged": True}, {"bounds": [0.0, 0.9], "judged": False}, {"bounds": [0.0, 0.2]}]
     assert tables.highest_bound({"attacks": attacks})["bounds"][1] == 0.2
+
+
+# ------------------------------------------------------------------------------------------------- how results are kept
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_committed_result_has_a_cell_a_line(path):
+    text = path.read_text()
+    assert json_text(json.loads(text)) == text, "write it with audit.shared.run.write_json"
+
+
+def test_results_are_plain_json_of_few_lines():
+    content = {
+        "suite": "some", "none": [], "size": {"n": 1, "of": [1, 2.5]},
+        "cells": {"a": {"auc": 0.5, "attacks": [{"tpr": [{"fpr": 0.1}]}, {"tpr": []}]}, "b": {}},
+        "rows": [[1, [2]], [3, []]],
+    }  # fmt: skip
+    lines = json_text(content).splitlines()
+    assert json.loads("".join(lines)) == content
+    assert '  "size": {"n": 1, "of": [1, 2.5]},' in lines
+    assert '        {"tpr": [{"fpr": 0.1}]},' in lines
+    assert lines[-4:] == ["    [1, [2]],", "    [3, []]", "  ]", "}"]

@@ -31,12 +31,10 @@ nothing leaks, where members and non-members differ by something that is not tra
 
 from __future__ import annotations
 
-import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +42,6 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain._files import whole_file
 from safexplain.audit.certify import certify
 from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Evidence, Pair
@@ -62,7 +59,7 @@ from safexplain.verdict.thresholds import (
     upper_bound,
 )
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table
+from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -497,33 +494,6 @@ def errors_table(rows: list[list[Any]], audits: int) -> str:
     return table(header, lines)
 
 
-def write_rows(path: Path, report: dict[str, Any]) -> None:
-    """As `write_json`, each cell in one line."""
-    kept: dict[str, str] = {}
-
-    def held(rows: list[Any]) -> list[str]:
-        names = [f"@{len(kept) + i}@" for i in range(len(rows))]
-        kept.update(zip(names, map(json.dumps, rows), strict=True))
-        return names
-
-    whole, excess, curves = report["whole"], report["excess"], report["power"]
-    by_examples = {n: {v: held([p])[0] for v, p in c.items()} for n, c in curves["by_examples"].items()}
-    text = json.dumps(
-        {
-            **report,
-            "whole": {**whole, "columns": held([whole["columns"]])[0], "cells": held(whole["cells"])},
-            "excess": {**excess, "columns": held([excess["columns"]])[0], "cells": held(excess["cells"])},
-            "power": {**curves, "tpr": held([curves["tpr"]])[0], "by_examples": by_examples},
-        },
-        indent=1,
-    )
-    for name, row in kept.items():
-        text = text.replace(f'"{name}"', row, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
-        partial.write_text(text + "\n")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no error rate is surely above 5 %, 1 otherwise."""
     options = parser("verdict_errors", __doc__).parse_args(argv)
@@ -579,7 +549,7 @@ def main(argv: list[str] | None = None) -> int:
         **provenance(seconds),
     }
     out = destination(options)
-    write_rows(out, report)
+    write_json(out, report)
     return concluded(missed, out, "failed" if missed else "all targets met")
 
 
