@@ -8,7 +8,8 @@ from alibi.explainers import AnchorTabular
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import RandomForestClassifier
 
-from safexplain.explain import HardenedAnchors, anchor_hardening
+from safexplain import HardenedAnchors
+from safexplain.explain import anchor_hardening
 
 
 def numbers(value: object) -> set[float]:

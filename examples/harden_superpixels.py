@@ -7,7 +7,7 @@ from sklearn.datasets import load_sample_image
 from torch import nn
 
 from safexplain import GaussianNoise, Hardening, superpixels
-from safexplain.explain import HardenedFeatureAblation as FeatureAblation
+from safexplain.captum import FeatureAblation
 
 
 def main() -> None:

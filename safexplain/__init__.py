@@ -1,18 +1,19 @@
 """Hardened explainers and an audit that proves or refutes that their explanations leak the training set.
 
 A native explainer's attribution is hardened (`hardening`) by a class that takes its place (`explain`; Captum's own
-names
-in `captum`); `audit` attacks what is released and `verdict` says what follows; `dp` trains with differential privacy,
-`recourse` answers with it, and `ledger` counts what was spent; `loading` reads people's files; `cli` is the command
-line.
+names in `captum`); `audit` attacks what is released and `verdict` says what follows; `dp` trains with differential
+privacy, `recourse` answers with it, and `ledger` counts what was spent; `loading` reads people's files; `cli` is the
+command line.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from safexplain.explain import (
-        HardenedAnchors,
+    from safexplain.explain.aix360 import HardenedProtoDash
+    from safexplain.explain.alibi import HardenedAnchors
+    from safexplain.explain.segments import superpixels
+    from safexplain.explain.wrap import (
         HardenedDeconvolution,
         HardenedDeepLift,
         HardenedGradCAM,
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
         HardenedKernelShap,
         HardenedLime,
         HardenedOcclusion,
-        HardenedProtoDash,
         HardenedSaliency,
         HardenedSmoothGrad,
         HardenedVarGrad,
         harden,
-        superpixels,
     )
     from safexplain.hardening import (
         GaussianNoise,
@@ -93,8 +92,11 @@ _HARDENING = (
 )
 _ELSEWHERE = {
     **dict.fromkeys(_HARDENING, "hardening"),
+    "HardenedAnchors": "explain.alibi",
     "HardenedCounterfactual": "recourse",
+    "HardenedProtoDash": "explain.aix360",
     "Probability": "outputs",
+    "superpixels": "explain.segments",
 }
 
 
@@ -102,7 +104,7 @@ def __getattr__(name: str) -> Any:
     """Names are imported when they are asked for: a certificate is read without torch, and `--help` is quick."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"safexplain.{_ELSEWHERE.get(name, 'explain')}"), name)
+    return getattr(import_module(f"safexplain.{_ELSEWHERE.get(name, 'explain.wrap')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -29,8 +29,8 @@ import captum
 import torch
 from torchvision.models.resnet import BasicBlock, ResNet
 
-import safexplain.explain
 from safexplain.explain import CATALOG
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 from ..shared.run import RESULTS, ROOT, peak_bytes, processor, write_json
@@ -84,7 +84,7 @@ def calls(name: str, batch: int, device: torch.device) -> tuple[Callable[[], obj
     options = row.options(x, chosen)
     layer = (model.layer2[-1],) if row.of == "layer" else ()
     native = row.explainer(model, *layer)
-    kind = getattr(safexplain.explain, row.hardened_name)
+    kind = HARDENED[row.name]
     hardened = kind(model, *layer, hardening=Hardening.recommended(key=bytes(32)))
     native_call, hardened_call = (lambda e=e: e.attribute(x, target=target, **options) for e in (native, hardened))
     return native_call, hardened_call

@@ -36,11 +36,12 @@ from matplotlib import pyplot as plt
 from torch import Tensor, nn
 from torch.nn import functional
 
-import safexplain.explain
-from safexplain import Hardening, Probability
+from safexplain import Hardening, Probability, superpixels
 from safexplain.audit import utility
-from safexplain.explain import CATALOG, Row, superpixels
+from safexplain.explain import CATALOG
 from safexplain.explain.feature_groups import find_groups
+from safexplain.explain.row import Row
+from safexplain.explain.wrap import HARDENED
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "explainers.md"
@@ -154,7 +155,7 @@ class Case:
         options = {k: stand_ins[v] if isinstance(v, str) and v in stand_ins else v for k, v in picture.options.items()}
         model = self.net if picture.logits else Probability(self.net).eval()
         native = row.explainer(model, made.get("layer")) if not made or "layer" in made else row.native(model, **made)
-        hardened = getattr(safexplain.explain, row.hardened_name)(model, **made, hardening=HARDENING)
+        hardened = HARDENED[row.name](model, **made, hardening=HARDENING)
         return native, hardened, options | ({"nt_type": row.nt_type} if row.nt_type else {})
 
 

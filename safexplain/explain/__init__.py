@@ -1,127 +1,25 @@
-"""Hardened explainers: the methods of Captum, Alibi and AIX360 with answers that are clipped, masked and noised."""
+"""Hardened explainers: the methods of Captum, Alibi and AIX360 with answers that are clipped, masked and noised.
 
-from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, HardenedProtoDash
-from safexplain.explain.alibi import (
-    HardenedAnchorImage,
-    HardenedAnchors,
-    HardenedAnchorTabular,
-    HardenedAnchorText,
-    anchor_hardening,
-)
+`catalog` has a `row` for each method, and `wrap` makes the hardened classes from the rows. A call goes through
+`hardened`: a native explainer on private modules (`isolation`) computes the map, `query` says what its noise is a
+function of, `feature_groups` at which resolution it is hardened, and `hardening` hardens it. `certified` loads what was
+audited. `captum` has the methods that Captum lacks and the checks of models; `alibi` and `aix360` are whole adapters.
+"""
+
+from safexplain.explain.alibi import anchor_hardening
 from safexplain.explain.captum.gradcam import GradCAM, GradCAMPlusPlus
-from safexplain.explain.captum.inputs import (
-    HardenedDeconvolution,
-    HardenedDeepLift,
-    HardenedDeepLiftShap,
-    HardenedFeatureAblation,
-    HardenedFeaturePermutation,
-    HardenedGradCAM,
-    HardenedGradCAMPlusPlus,
-    HardenedGradientShap,
-    HardenedGuidedBackprop,
-    HardenedGuidedGradCam,
-    HardenedIG,
-    HardenedInputXGradient,
-    HardenedKernelShap,
-    HardenedLime,
-    HardenedLRP,
-    HardenedOcclusion,
-    HardenedSaliency,
-    HardenedShapleyValues,
-    HardenedShapleyValueSampling,
-    HardenedSmoothGrad,
-    HardenedVarGrad,
-)
 from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.captum.layers_and_neurons import (
-    HardenedInternalInfluence,
-    HardenedLayerActivation,
-    HardenedLayerConductance,
-    HardenedLayerDeepLift,
-    HardenedLayerDeepLiftShap,
-    HardenedLayerFeatureAblation,
-    HardenedLayerFeaturePermutation,
-    HardenedLayerGradCam,
-    HardenedLayerGradientShap,
-    HardenedLayerGradientXActivation,
-    HardenedLayerIntegratedGradients,
-    HardenedLayerLRP,
-    HardenedNeuronConductance,
-    HardenedNeuronDeconvolution,
-    HardenedNeuronDeepLift,
-    HardenedNeuronDeepLiftShap,
-    HardenedNeuronFeatureAblation,
-    HardenedNeuronGradient,
-    HardenedNeuronGradientShap,
-    HardenedNeuronGuidedBackprop,
-    HardenedNeuronIntegratedGradients,
-)
-from safexplain.explain.catalog import CATALOG, REFUSED, find_row
-from safexplain.explain.row import FAMILIES, Row
-from safexplain.explain.segments import grid_segments, superpixels
+from safexplain.explain.catalog import CATALOG, find_row
+from safexplain.explain.segments import grid_segments
 from safexplain.explain.wrap import harden
 
 __all__ = [
     "CATALOG",
-    "FAMILIES",
-    "REFUSED",
     "GradCAM",
     "GradCAMPlusPlus",
-    "HardenedAnchorImage",
-    "HardenedAnchorTabular",
-    "HardenedAnchorText",
-    "HardenedAnchors",
-    "HardenedDeconvolution",
-    "HardenedDeepLift",
-    "HardenedDeepLiftShap",
-    "HardenedFeatureAblation",
-    "HardenedFeaturePermutation",
-    "HardenedGradCAM",
-    "HardenedGradCAMPlusPlus",
-    "HardenedGradientShap",
-    "HardenedGuidedBackprop",
-    "HardenedGuidedGradCam",
-    "HardenedIG",
-    "HardenedInputXGradient",
-    "HardenedInternalInfluence",
-    "HardenedKernelShap",
-    "HardenedLRP",
-    "HardenedLayerActivation",
-    "HardenedLayerConductance",
-    "HardenedLayerDeepLift",
-    "HardenedLayerDeepLiftShap",
-    "HardenedLayerFeatureAblation",
-    "HardenedLayerFeaturePermutation",
-    "HardenedLayerGradCam",
-    "HardenedLayerGradientShap",
-    "HardenedLayerGradientXActivation",
-    "HardenedLayerIntegratedGradients",
-    "HardenedLayerLRP",
-    "HardenedLime",
-    "HardenedLimeImage",
-    "HardenedLimeTabular",
-    "HardenedLimeText",
-    "HardenedNeuronConductance",
-    "HardenedNeuronDeconvolution",
-    "HardenedNeuronDeepLift",
-    "HardenedNeuronDeepLiftShap",
-    "HardenedNeuronFeatureAblation",
-    "HardenedNeuronGradient",
-    "HardenedNeuronGradientShap",
-    "HardenedNeuronGuidedBackprop",
-    "HardenedNeuronIntegratedGradients",
-    "HardenedOcclusion",
-    "HardenedProtoDash",
-    "HardenedSaliency",
-    "HardenedShapleyValueSampling",
-    "HardenedShapleyValues",
-    "HardenedSmoothGrad",
-    "HardenedVarGrad",
-    "Row",
     "anchor_hardening",
     "default_layer",
     "find_row",
     "grid_segments",
     "harden",
-    "superpixels",
 ]

@@ -11,25 +11,23 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import model_checks
+from safexplain.explain.captum.gradient import Gradient
 from safexplain.explain.certified import Pinned, load_certified
 from safexplain.explain.feature_groups import find_groups, harden_groups, names_of
-from safexplain.explain.hardening_or_default import given_or
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import query_of
 from safexplain.explain.row import Row
-from safexplain.hardening.hardening import Hardening, plain
+from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 
 __all__ = ["Hardened", "refuse_inside"]
-
-Inputs = TypeVar("Inputs", Tensor, tuple[Tensor, ...])
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -55,7 +53,16 @@ class Hardened(Attribution):  # type: ignore[misc]
     _pinned: Pinned | None = None
 
     def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
-        raise NotImplementedError("build() gives each hardened class its constructor")
+        """Make the native explainer with the native arguments, and harden it; see the class."""
+        bound = inspect.signature(self._native.__init__).bind(self, *args, **kwargs)
+        if self._row.nt_type and not isinstance(method := bound.arguments.get("attribution_method"), Attribution):
+            if not callable(method):
+                raise ConfigurationTypeError(
+                    f"{type(self).__name__} takes a Captum explainer or a model, got {type(method).__name__}"
+                )
+            bound.arguments["attribution_method"] = Gradient(method)
+        self._native.__init__(*bound.args, **bound.kwargs)
+        self._adopt(hardening)
 
     @classmethod
     def from_certificate(
@@ -91,45 +98,13 @@ class Hardened(Attribution):  # type: ignore[misc]
             cls, model, path, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
         )
 
-    def attribute(self, inputs: Inputs, *args: Any, **kwargs: Any) -> Inputs:
-        """Explain a batch; see the class.
+    def attribute(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively, and release hardened attributions; see the class.
 
         Raises:
             RefusedError: a convergence delta is asked for, the method would silently be another one, or the
                 native explainer returned more than one tensor for each input.
         """
-        raise NotImplementedError("build() gives each hardened class its attribute method")
-
-    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the delta together with the released map undoes the noise on the map's sum."""
-        raise RefusedError(_NO_DELTA)
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: it would return native attributions."""
-        raise RefusedError("attribute_future would return native attributions; call attribute")
-
-    def has_convergence_delta(self) -> bool:
-        """False: a hardened explainer gives no convergence delta."""
-        return False
-
-    def __repr__(self) -> str:
-        inner = [value for value in vars(self).values() if isinstance(value, Attribution)]
-        explained = _label(inner[0]) if inner else _label(self.forward_func)
-        return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
-
-    def _adopt(self, hardening: Hardening | None) -> None:
-        """Take the hardening; refuse what could only give wrong answers."""
-        self.hardening = given_or(Hardening.recommended, hardening)
-        if hasattr(self, "is_delta_supported"):
-            self.is_delta_supported = False
-        for explainer in explainers_in(vars(self)):
-            if isinstance(explainer, Hardened):
-                refuse_inside(type(explainer), type(self).__name__)
-        for explainer in (self, *explainers_in(vars(self))):
-            model_checks.check_relus(explainer)
-            model_checks.check_deeplift(explainer)
-
-    def _release(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._pinned is not None:
             given = _flat(self._signature.bind_partial(self, *args, **kwargs))
             args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
@@ -159,6 +134,39 @@ class Hardened(Attribution):  # type: ignore[misc]
         _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
+
+    def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the delta together with the released map undoes the noise on the map's sum."""
+        raise RefusedError(_NO_DELTA)
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: it would return native attributions."""
+        raise RefusedError("attribute_future would return native attributions; call attribute")
+
+    def has_convergence_delta(self) -> bool:
+        """False: a hardened explainer gives no convergence delta."""
+        return False
+
+    def __repr__(self) -> str:
+        inner = [value for value in vars(self).values() if isinstance(value, Attribution)]
+        explained = _label(inner[0]) if inner else _label(self.forward_func)
+        return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
+
+    def _adopt(self, hardening: Hardening | None) -> None:
+        """Take the hardening; refuse what could only give wrong answers."""
+        self.hardening = hardening_or_default(hardening)
+        if hasattr(self, "is_delta_supported"):
+            self.is_delta_supported = False
+        for explainer in explainers_in(vars(self)):
+            if isinstance(explainer, Hardened):
+                refuse_inside(type(explainer), type(self).__name__)
+        for explainer in (self, *explainers_in(vars(self))):
+            model_checks.check_relus(explainer)
+            model_checks.check_deeplift(explainer)
+
+    def _refuse_inside(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """What wrappers find as `attribute.__wrapped__`."""
+        refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
 
     def _empty(self, bound: inspect.BoundArguments) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""

@@ -63,7 +63,7 @@ class Row:
         nt_type: for a NoiseTunnel, the one aggregate that the class stands for.
         search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
             (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
-            `safexplain.explain.superpixels`.
+            `safexplain.superpixels`.
         deepleak: what DeepLeak's released code used, where that differs from its Table VIII.
         needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
     """

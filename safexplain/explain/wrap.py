@@ -1,11 +1,18 @@
-"""From a row to a class: `build` makes HardenedX, `harden` wraps an explainer that exists already."""
+"""From rows to classes: every row of the catalog, put through `build`, is a hardened class, and `harden` wraps an
+explainer that exists already.
+
+A new explainer is one row in `safexplain.explain.catalog`; its class is made here from that row, and
+`safexplain.captum` has it under Captum's name.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 from captum.attr import Attribution
 
@@ -13,69 +20,82 @@ from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360, is_aix360
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
-from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.as_native import as_native, refuse_twice
 from safexplain.explain.catalog import CATALOG, REFUSED
-from safexplain.explain.hardened import Hardened, refuse_inside
-from safexplain.explain.hardening_or_default import refuse_twice, with_hardening
+from safexplain.explain.hardened import Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["build", "harden"]
+__all__ = ["HARDENED", "build", "harden"]
 
 
-_NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
-"""Native class -> its row; a NoiseTunnel may stand for several."""
-
-
-def build(row: Row, *, module: str) -> type[Hardened]:
-    """The hardened class of a row, to be assigned to `row.hardened_name` in the module of that name.
+def build(row: Row) -> type[Hardened]:
+    """The hardened class of a row: `Hardened` and the native class, with the native signatures.
 
     Raises:
         RefusedError: the native class has no `inputs` to tie the noise to.
     """
-    native = row.native
-    constructor = inspect.signature(native.__init__)
+    native, name = row.native, row.hardened_name
     signature = inspect.signature(native.attribute)
     if "inputs" not in signature.parameters:
         raise RefusedError(f"{native.__name__}.attribute has no `inputs`, so that its answers cannot be hardened")
     if row.nt_type:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
-        parameters = {**signature.parameters, "nt_type": tunnel}
-        signature = signature.replace(parameters=list(parameters.values()))
-
-    def __init__(self: Hardened, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
-        bound = constructor.bind(self, *args, **kwargs)
-        method = bound.arguments.get("attribution_method")
-        if row.nt_type and not isinstance(method, Attribution):
-            if not callable(method):
-                raise ConfigurationTypeError(
-                    f"{row.hardened_name} takes a Captum explainer or a model, got {type(method).__name__}"
-                )
-            bound.arguments["attribution_method"] = Gradient(method)
-        native.__init__(*bound.args, **bound.kwargs)
-        self._adopt(hardening)
-
-    def attribute(self: Hardened, *args: Any, **kwargs: Any) -> Any:
-        return self._release(args, kwargs)
-
-    def refuse(self: Hardened, *args: Any, **kwargs: Any) -> NoReturn:
-        refuse_inside(type(self), "NoiseTunnel, TCAV and the layer wrappers")
-
-    _dress(__init__, native.__init__, with_hardening(constructor), row, module)
-    _dress(attribute, native.attribute, signature, row, module)
-    attribute.__wrapped__ = refuse  # type: ignore[attr-defined]
+        signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
+    attribute = as_native(Hardened.attribute, native.attribute, signature=signature, owner=name, module=__name__)
+    attribute.__wrapped__ = Hardened._refuse_inside
     namespace = {
-        "__module__": module,
-        "__qualname__": row.hardened_name,
+        "__module__": __name__,
         "__doc__": _class_doc(row),
-        "__init__": __init__,
+        "__init__": as_native(Hardened.__init__, native.__init__, owner=name, module=__name__),
         "attribute": attribute,
         "_row": row,
         "_native": native,
         "_signature": signature,
     }
-    return type(row.hardened_name, (Hardened, native), namespace)
+    return type(name, (Hardened, native), namespace)
+
+
+def _class_doc(row: Row) -> str:
+    lines = [f"Hardened {row.name}. {row.summary}", ""]
+    if row.citation:
+        lines += [f"Source: {row.citation}.", ""]
+    if row.nt_type:
+        lines += [
+            "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
+            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel.",
+            "",
+        ]
+    if row.hooks:
+        lines += [
+            "Runs on a private copy of the model, so that other threads may use the model meanwhile.",
+            "",
+        ]
+    if row.library == "captum" and not row.nt_type and row.in_base and row.name in CATALOG:
+        lines += [f"Captum's own name for it is `safexplain.captum.{row.native.__name__}`.", ""]
+    lines += [
+        "Args:",
+        f"    as {row.native.__name__}'s constructor.",
+        "    hardening: None for Hardening.recommended().",
+    ]
+    return "\n".join(lines)
+
+
+HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
+    {row.name: build(row) for row in CATALOG.values() if row.in_base}
+)
+"""Name of a row -> its hardened class, for all rows that the base install brings. Each is made here, once."""
+
+globals().update({kind.__name__: kind for kind in HARDENED.values()})  # where pickle looks for them
+
+_NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
+"""Native class -> its row; a NoiseTunnel may stand for several."""
+
+
+def __getattr__(name: str) -> type[Hardened]:
+    """For type checkers: `from safexplain.explain.wrap import HardenedIG`."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
@@ -123,13 +143,10 @@ def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened
 
 @cache
 def _hardened_class(native: Any) -> type[Hardened]:
-    from safexplain import explain
-
     if native in _NATIVES:
-        public: type[Hardened] = getattr(explain, _NATIVES[native].hardened_name)
-        return public
+        return HARDENED[_NATIVES[native].name]
     summary = (inspect.getdoc(native) or native.__name__).partition("\n\n")[0]
-    kind = build(_row_of(native, summary), module=__name__)
+    kind = build(_row_of(native, summary))
     kind.__reduce__ = lambda self: (_blank, (native,), dict(vars(self)))  # type: ignore[method-assign]
     return kind
 
@@ -145,35 +162,3 @@ def _row_of(native: Any, summary: str) -> Row:
 def _blank(native: Any) -> Hardened:
     kind = _hardened_class(native)
     return kind.__new__(kind)
-
-
-def _dress(function: Any, native: Any, signature: inspect.Signature, row: Row, module: str) -> None:
-    function.__signature__ = signature
-    function.__name__ = native.__name__
-    function.__qualname__ = f"{row.hardened_name}.{native.__name__}"
-    function.__module__ = module
-    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].replace(">>> ", "").rstrip()
-    function.__doc__ = f"As natively, hardened: see the class. The native documentation:\n\n{native_doc}"
-
-
-def _class_doc(row: Row) -> str:
-    lines = [f"Hardened {row.name}. {row.summary}", ""]
-    if row.citation:
-        lines += [f"Source: {row.citation}.", ""]
-    if row.nt_type:
-        lines += [
-            "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
-            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel.",
-            "",
-        ]
-    if row.hooks:
-        lines += [
-            "Runs on a private copy of the model, so that other threads may use the model meanwhile.",
-            "",
-        ]
-    lines += [
-        "Args:",
-        f"    as {row.native.__name__}'s constructor.",
-        "    hardening: None for Hardening.recommended().",
-    ]
-    return "\n".join(lines)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -277,6 +277,19 @@ grid=None)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
         return rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+
+
+def hardening_or_default(hardening: object, default: Callable[[], Hardening] = Hardening.recommended) -> Hardening:
+    """The hardening that was given, or the default for None.
+
+    Raises:
+        ConfigurationTypeError: something else was given.
+    """
+    if hardening is None:
+        return default()
+    if not isinstance(hardening, Hardening):
+        raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
+    return hardening
 
 
 def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

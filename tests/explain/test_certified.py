@@ -23,6 +23,7 @@ from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi
 from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import statement, write_json
@@ -97,9 +98,7 @@ def test_every_map_is_released_as_the_audit_released_it(row: Any, output: Any, t
     method = Method(row, output, options)
     keyed = Hardening.recommended(KEY.encode())
     explainer = {"method": row.name, "output": output, "options": options}
-    loaded = getattr(safexplain.explain, row.hardened_name).from_certificate(
-        model, certificate(tmp_path, model, explainer=explainer)
-    )
+    loaded = HARDENED[row.name].from_certificate(model, certificate(tmp_path, model, explainer=explainer))
     if target_for(row):
         audited = released(method.explain(keyed), model, x, torch.tensor([1, 0, 2, 1]))
         served = released(loaded.attribute, x, target=torch.tensor([1, 0, 2, 1]))
@@ -115,7 +114,7 @@ def test_superpixels_are_those_of_each_image(tmp_path: Path) -> None:
     model, x = image_net(), images()
     options = {"n_segments": 6, "compactness": 5.0, "n_samples": 20}
     explainer = {"method": "Lime", "output": "probability", "options": options}
-    loaded = safexplain.explain.HardenedLime.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
+    loaded = HARDENED["Lime"].from_certificate(model, certificate(tmp_path, model, explainer=explainer))
     target = torch.tensor([1, 0, 2, 1])
     audited = released(
         Method(find_row("Lime"), "probability", options).explain(Hardening.recommended()), model, x, target
@@ -137,7 +136,7 @@ def test_an_empty_batch_gives_an_empty_answer(tmp_path: Path) -> None:
     model = image_net()
     for row in (find_row("IG"), find_row("Occlusion"), find_row("LayerGradCam")):
         explainer = {"method": row.name, "options": {}}
-        kind = getattr(safexplain.explain, row.hardened_name)
+        kind = HARDENED[row.name]
         loaded = kind.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
         assert len(loaded.attribute(images()[:0], target=torch.tensor([], dtype=torch.long))) == 0
 
@@ -279,7 +278,7 @@ def test_only_the_default_layer_and_the_default_constructor_were_audited(tmp_pat
     model = image_net()
     explainer = {"method": "GradCAM", "options": {}}
     path = certificate(tmp_path, model, explainer=explainer)
-    kind = safexplain.explain.HardenedGradCAM
+    kind = HARDENED["GradCAM"]
     assert kind.from_certificate(model, path, layer=default_layer(model)).layer is model[3]
     with pytest.raises(RefusedError, match="layer"):
         kind.from_certificate(model, path, layer=model[0])
@@ -318,7 +317,7 @@ def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
     assert loaded.attribute(images(), target=1).shape == images().shape
 
 
-@pytest.mark.parametrize("kind", [HardenedAlibi, HardenedAIX360, safexplain.explain.HardenedProtoDash])
+@pytest.mark.parametrize("kind", [HardenedAlibi, HardenedAIX360, safexplain.HardenedProtoDash])
 def test_only_maps_are_certified(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="only maps are certified"):
         kind.from_certificate(image_net(), tmp_path / "certificate.json")

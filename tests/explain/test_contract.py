@@ -9,7 +9,7 @@ from captum.metrics import infidelity, sensitivity_max
 from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, rows, run
 from torch import nn
 
-from safexplain.explain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
+from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise

@@ -8,16 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.explain import (
-    HardenedAnchorImage,
-    HardenedAnchorTabular,
-    HardenedAnchorText,
-    HardenedLimeImage,
-    HardenedLimeTabular,
-    HardenedLimeText,
-    HardenedProtoDash,
-    anchor_hardening,
-)
+from safexplain import HardenedProtoDash
+from safexplain.explain import anchor_hardening
+from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
+from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, HardenedAnchorText
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing import MARKER_NUMBER, MARKER_TEXT, ContractError, check_explainer

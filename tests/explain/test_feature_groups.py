@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import safexplain.explain
+from safexplain import HardenedKernelShap, HardenedOcclusion, superpixels
 from safexplain.errors import RefusedError
-from safexplain.explain import HardenedFeatureAblation, HardenedKernelShap, HardenedOcclusion, grid_segments, harden
+from safexplain.explain import grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
+from safexplain.explain.wrap import HARDENED, HardenedFeatureAblation
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
@@ -106,7 +107,7 @@ def forget_calls():
 @pytest.mark.parametrize("target", [1, torch.tensor([0, 1, 2, 3])], ids=["one target", "targets"])
 def test_the_few_numbers_are_hardened_and_written_back(name, make_mask, target):
     model, x, mask = image_net(), images(), make_mask()
-    kind = getattr(safexplain.explain, f"Hardened{name}")
+    kind = HARDENED[name]
     options = {"target": target, "feature_mask": mask, **FEW[name]}
     native = ask(kind(model, hardening=Hardening.none()), x, **options)
     assert torch.equal(ask(kind(model, hardening=STEPS), x, **options), slowly_hardened(native, mask, STEPS, {}))
@@ -280,7 +281,7 @@ def test_a_tunnel_over_a_masked_method_is_hardened_by_the_mask(nt_type):
 def test_groups_may_span_tensors(name):
     model, x = TwoInputs().eval(), (images(), torch.randn(4, 5, generator=torch.Generator().manual_seed(0)))
     masks = (torch.arange(64).view(1, 1, 8, 8) // 16, torch.tensor([[0, 1, 4, 4, 2]]))
-    kind = getattr(safexplain.explain, f"Hardened{name}")
+    kind = HARDENED[name]
     options = {"target": 1, "feature_mask": masks, **FEW[name]}
     image, vector = ask(kind(model, hardening=NOISY), x, **options)
     native, _ = ask(kind(model, hardening=Hardening.none()), x, **options)
@@ -298,7 +299,7 @@ def test_groups_may_span_tensors(name):
 def test_superpixels_give_one_number_each():
     pytest.importorskip("skimage")
     model, x = image_net(), images(3)
-    mask = safexplain.explain.superpixels(x, n_segments=9)
+    mask = superpixels(x, n_segments=9)
     released = ask(HardenedKernelShap(model, hardening=NOISY), x, target=1, feature_mask=mask)
     for example, own in zip(released, mask, strict=True):
         groups = own.expand_as(example)
@@ -337,7 +338,7 @@ def test_relative_noise_is_relative_to_a_number_of_the_map():
 @pytest.mark.parametrize("make_mask", [shared_mask, own_masks])
 def test_the_same_partition_under_other_numbers_gives_the_same_noise(name, make_mask):
     model, x, mask = image_net(), images(), make_mask()
-    kind = getattr(safexplain.explain, f"Hardened{name}")
+    kind = HARDENED[name]
     swapped = 6 - mask if name == "FeaturePermutation" else mask.clone()
     if name != "FeaturePermutation":
         swapped[mask == 0], swapped[mask == 1] = 1, 0
@@ -361,7 +362,7 @@ def test_another_partition_gets_other_noise(name, make_mask):
     """Were it the same, answers for finer and finer groups would tell the noise of the coarse ones."""
     x = images(32)
     model, masks = image_net(), [make_mask(batch=32, seed=seed) for seed in (3, 5)]
-    kind = getattr(safexplain.explain, f"Hardened{name}")
+    kind = HARDENED[name]
     values = []
     for mask in masks:
         options = {"target": 1, "feature_mask": mask} | ({"n_samples": 8} if FEW[name] else {})
@@ -400,7 +401,7 @@ def test_coefficients_in_place_of_maps_are_tied_to_their_partition_too():
 @pytest.mark.parametrize("name", ["FeatureAblation", "KernelShap"])
 def test_neither_order_nor_company_changes_an_answer_under_masks_of_ones_own(order, name):
     model, x, mask, target = image_net(), images(), own_masks(), torch.tensor([0, 1, 2, 3])
-    kind = getattr(safexplain.explain, f"Hardened{name}")
+    kind = HARDENED[name]
 
     def noise(part):
         options = {"target": target[part], "feature_mask": mask[part], **FEW[name]}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from explain_nets import NOISY, image_net, images, quiet, run
 
-from safexplain.explain import CATALOG, HardenedIG, harden
+from safexplain import HardenedIG
+from safexplain.explain import CATALOG, harden
 from safexplain.explain.hardened import Hardened
 from safexplain.hardening.hardening import Hardening
 

@@ -6,13 +6,13 @@ import torch
 from captum.attr import LayerFeatureAblation, NoiseTunnel
 from explain_nets import NOISY, image_net, images, quiet
 
-from safexplain import explain
-from safexplain.explain import harden
+from safexplain.explain import CATALOG, grid_segments, harden
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 X = images(4)
-SQUARES = explain.grid_segments(X, 4)
+SQUARES = grid_segments(X, 4)
 SAMPLING = {"KernelShap": {"n_samples": 20}, "Lime": {"n_samples": 20}, "ShapleyValueSampling": {"n_samples": 2}}
 
 
@@ -31,7 +31,7 @@ def noise(make, x=X, **options):
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_baseline_for_which_the_map_is_known_does_not_show_the_noise_of_another(name):
     """With the input as its baseline the native map is zero, so that the released one is the noise."""
-    model, kind = image_net(), getattr(explain, f"Hardened{name}")
+    model, kind = image_net(), HARDENED[name]
     options = {"target": 1, "feature_mask": SQUARES, **SAMPLING[name]}
 
     def make(hardening):
@@ -48,7 +48,7 @@ def test_a_set_of_baselines_belongs_to_all_examples_alike():
     model, baselines = image_net(), torch.randn(4, 3, 8, 8)
 
     def make(hardening):
-        return explain.HardenedDeepLiftShap(model, hardening=hardening)
+        return HARDENED["DeepLiftShap"](model, hardening=hardening)
 
     whole = noise(make, target=1, baselines=baselines)
     order = torch.tensor([2, 0, 3, 1])
@@ -61,7 +61,7 @@ def test_baselines_that_are_drawn_only_estimate_again():
     model = image_net()
 
     def make(hardening):
-        return explain.HardenedGradientShap(model, hardening=hardening)
+        return HARDENED["GradientShap"](model, hardening=hardening)
 
     one, two = (noise(make, target=1, baselines=torch.randn(3, 3, 8, 8)) for _ in range(2))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
@@ -71,7 +71,7 @@ def test_a_tunnel_over_a_method_with_baselines_has_them_in_its_query():
     model = image_net()
 
     def make(hardening):
-        return explain.HardenedSmoothGrad(explain.CATALOG["IG"].explainer(model), hardening=hardening)
+        return HARDENED["SmoothGrad"](CATALOG["IG"].explainer(model), hardening=hardening)
 
     options = {"target": 1, "nt_samples": 2, "n_steps": 3}
     zero, one = (noise(make, baselines=b, **options) for b in (torch.zeros_like(X), torch.ones_like(X)))
@@ -95,7 +95,7 @@ def test_every_aggregate_of_a_tunnel_has_its_own_noise():
     for nt_type in ("smoothgrad", "smoothgrad_sq", "vargrad"):
 
         def make(hardening):
-            return harden(NoiseTunnel(explain.CATALOG["Saliency"].explainer(model)), hardening)
+            return harden(NoiseTunnel(CATALOG["Saliency"].explainer(model)), hardening)
 
         noises.append(noise(make, target=1, nt_samples=2, nt_type=nt_type).flatten())
     assert torch.corrcoef(torch.stack(noises)).fill_diagonal_(0).abs().max() < 0.15

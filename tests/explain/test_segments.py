@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from safexplain import superpixels
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.explain import grid_segments, superpixels
+from safexplain.explain import grid_segments
 
 segmentation = pytest.importorskip("skimage.segmentation")
 

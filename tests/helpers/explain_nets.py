@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import safexplain.explain
 from safexplain.explain import CATALOG, default_layer
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 
@@ -104,7 +104,7 @@ class Gate(nn.Module):
 
 def hardened_class(row):
     """The hardened class, as a function of a model: methods of layers get the default layer."""
-    kind = getattr(safexplain.explain, row.hardened_name)
+    kind = HARDENED[row.name]
     return kind if row.of == "input" else Layered(kind)
 
 

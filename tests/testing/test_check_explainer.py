@@ -17,16 +17,10 @@ import torch
 from captum.attr import InputXGradient, LayerGradCam, Saliency
 from torch import nn
 
-import safexplain.explain
+from safexplain import HardenedIG, HardenedInputXGradient, HardenedSaliency, HardenedSmoothGrad
 from safexplain.errors import ConfigurationError, SafexplainError
-from safexplain.explain import (
-    CATALOG,
-    HardenedIG,
-    HardenedInputXGradient,
-    HardenedSaliency,
-    HardenedSmoothGrad,
-    harden,
-)
+from safexplain.explain import CATALOG, harden
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.testing import CLAUSES, MARKER_TEXT, ContractError, ContractReport, check_explainer
 
@@ -79,7 +73,7 @@ def is_quick(row):
 
 def check_row(row, batch, **more):
     twice = row.name == "LayerFeaturePermutation"  # Captum picks the target from what it has picked it from already
-    model, kind = image_net(one_number=twice), getattr(safexplain.explain, row.hardened_name)
+    model, kind = image_net(one_number=twice), HARDENED[row.name]
     return check_explainer(factory_of(kind, model), model, images(batch), None if twice else 3, **more)
 
 

@@ -43,7 +43,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-import safexplain.explain
 from safexplain import Hardening, Probability
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
@@ -53,6 +52,7 @@ from safexplain.audit.attacks.suite import Row, fitting, values_of
 from safexplain.audit.certify import Splits, certify
 from safexplain.audit.queries import Queries
 from safexplain.explain import CATALOG
+from safexplain.explain.wrap import HARDENED
 from safexplain.verdict.judgement import AuditResult
 
 from ...shared.cells import FPRS, HARDENINGS, auc, rates, written
@@ -192,7 +192,7 @@ def noise_key(model: int) -> bytes:
 
 def release(explainer: str, hardening: Hardening) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
     """What a service gives away: the public hardened class, which without hardening is the native one."""
-    kind, options = getattr(safexplain.explain, CATALOG[explainer].hardened_name), OPTIONS.get(explainer, {})
+    kind, options = HARDENED[explainer], OPTIONS.get(explainer, {})
 
     def call(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         maps: Tensor = kind(Probability(model), hardening=hardening).attribute(x, target=target, **options)

@@ -30,7 +30,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import safexplain.explain
 from safexplain import Hardening, Probability
 from safexplain._files import whole_file
 from safexplain.audit import (
@@ -45,7 +44,7 @@ from safexplain.audit import (
     collect_signals,
     train_shadows,
 )
-from safexplain.explain import CATALOG
+from safexplain.explain.wrap import HARDENED
 
 from ...shared.run import Progress, Unusable, code_of, destination, load, parser, provenance, table, write_json
 
@@ -113,7 +112,7 @@ def train(plan: Plan, pool: Population, device: str, cache: Path, progress: Prog
 
 def explain(explainer: str, hardening: Hardening) -> Any:
     """A function (model, x, target) -> maps: the public hardened class, which is the native one without hardening."""
-    kind = getattr(safexplain.explain, CATALOG[explainer].hardened_name)
+    kind = HARDENED[explainer]
 
     def call(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         maps: Tensor = kind(Probability(model), hardening=hardening).attribute(x, target=target)

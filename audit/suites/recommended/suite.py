@@ -49,7 +49,6 @@ from scipy.special import ndtri
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-import safexplain.explain
 from safexplain import GaussianNoise, Hardening, Probability, RangeClip, RankNorm, Relative, ThresholdMask, UnitNorm
 from safexplain._digest import model_digest
 from safexplain.audit import Population, Recipe, Shadows, Signals, collect_signals, train_shadows, utility
@@ -62,6 +61,7 @@ from safexplain.audit.attacks import (
 )
 from safexplain.audit.collect import summarise
 from safexplain.explain import CATALOG
+from safexplain.explain.wrap import HARDENED
 
 from ...shared.run import Parts, Progress, destination, load, parser, provenance, table, write_json
 
@@ -208,7 +208,7 @@ class Cell:
             assert self.native.attributions is not None
             return self.native.attributions
         if through_class:
-            kind = getattr(safexplain.explain, CATALOG[self.explainer].hardened_name)
+            kind = HARDENED[self.explainer]
             options = OPTIONS.get(self.explainer, {})
 
             def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Refuse
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
-from safexplain.explain.hardening_or_default import refuse_twice
+from safexplain.explain.as_native import refuse_twice
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [

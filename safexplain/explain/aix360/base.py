@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 from safexplain.errors import MissingExtraError, RefusedError
-from safexplain.explain.hardening_or_default import given_or
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 
 __all__ = ["HardenedAIX360", "load", "load_protodash"]
 
@@ -38,7 +37,7 @@ class HardenedAIX360:
     _entry: ClassVar[str]
 
     def __init__(self, hardening: Hardening | None) -> None:
-        self.hardening = given_or(Hardening.recommended, hardening)
+        self.hardening = hardening_or_default(hardening)
 
     @classmethod
     def from_certificate(cls, *args: Any, **kwargs: Any) -> NoReturn:

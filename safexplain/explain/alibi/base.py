@@ -18,9 +18,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Missin
 from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
-from safexplain.explain.hardening_or_default import given_or, refuse_twice, with_hardening
+from safexplain.explain.as_native import as_native, refuse_twice
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
 
@@ -46,6 +46,9 @@ def new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
     return None if hardening == Hardening.none() else np.random.RandomState()
 
 
+_as_native = cache(as_native)
+
+
 class AsNative:
     """A method with the signature and documentation of the native class's; absent where that has none.
 
@@ -64,7 +67,7 @@ class AsNative:
             if instance is not None:
                 raise
             return self._function
-        method = _dressed(self._function, getattr(native, self._function.__name__))
+        method = _as_native(self._function, getattr(native, self._function.__name__))
         return method if instance is None else MethodType(method, instance)
 
 
@@ -145,7 +148,7 @@ class HardenedAlibi:
         if not is_alibi(native):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
         anchors = ROWS[kind_of(native)].anchors
-        hardening = given_or(anchor_hardening if anchors else Hardening.recommended, hardening)
+        hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
         _check(hardening, anchors)
         load_alibi()
         self._explainer, self.hardening = native, hardening
@@ -178,17 +181,3 @@ def _check(hardening: Hardening, anchors: bool) -> None:
                 f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing about"
                 " precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
             )
-
-
-@cache
-def _dressed(function: Callable[..., Any], native: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: HardenedAlibi, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
-
-    signature = inspect.signature(native)
-    if function.__name__ == "__init__":
-        signature = with_hardening(signature)
-    method.__signature__ = signature  # type: ignore[attr-defined]
-    method.__name__, method.__qualname__, method.__module__ = function.__name__, function.__qualname__, __name__
-    method.__doc__ = f"{function.__doc__}\n\nThe native documentation:\n\n{inspect.getdoc(native) or ''}"
-    return method

@@ -1,11 +1,13 @@
 """The catalog tells the truth: each fact in a row is compared with what the native class does."""
 
 import inspect
+import pickle
 import re
 import subprocess
 import sys
 import warnings
 
+import captum.attr
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,13 @@ from captum.attr import IntegratedGradients, LayerGradCam, NoiseTunnel, Saliency
 from explain_nets import TORCH_ROWS, image_net, images, net_for, quiet, target_for, tensors, torch_rows
 from torch import nn
 
-import safexplain.explain
+import safexplain.captum
+from safexplain import superpixels
 from safexplain.errors import ConfigurationError
-from safexplain.explain import CATALOG, FAMILIES, default_layer, find_row, superpixels
+from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.hardened import Hardened
-from safexplain.explain.row import EXTRAS, LICENCES
+from safexplain.explain.row import EXTRAS, FAMILIES, LICENCES
+from safexplain.explain.wrap import HARDENED
 
 pytestmark = quiet
 every_row = pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
@@ -65,19 +69,29 @@ def test_search_spaces_list_values_or_give_a_range(row):
 
 @torch_rows
 def test_every_row_of_the_base_install_has_its_hardened_class(row):
-    kind = getattr(safexplain.explain, row.hardened_name)
-    assert row.hardened_name in safexplain.explain.__all__
+    kind = HARDENED[row.name]
     assert kind.__name__ == row.hardened_name
     assert issubclass(kind, Hardened)
     assert issubclass(kind, row.native)
     assert kind._row is row
+    assert pickle.loads(pickle.dumps(kind)) is kind
 
 
-def test_every_hardened_class_of_captum_has_its_row():
-    for module in (safexplain.explain.captum.inputs, safexplain.explain.captum.layers_and_neurons):
-        assert [name for name in module.__all__ if getattr(module, name)._row not in CATALOG.values()] == []
-    names = [*safexplain.explain.captum.inputs.__all__, *safexplain.explain.captum.layers_and_neurons.__all__]
-    assert sorted(names) == sorted(row.hardened_name for row in TORCH_ROWS)
+def test_captums_own_names_are_generated_from_the_catalog():
+    of_captum = [row for row in TORCH_ROWS if row.library == "captum" and not row.nt_type]
+    assert safexplain.captum.__all__ == dir(safexplain.captum) == sorted(row.source.__name__ for row in of_captum)
+    for row in of_captum:
+        kind = getattr(safexplain.captum, row.source.__name__)
+        assert kind is HARDENED[row.name]
+        assert getattr(captum.attr, row.source.__name__) in kind.__mro__
+        assert f"safexplain.captum.{row.source.__name__}" in kind.__doc__
+    with pytest.raises(AttributeError, match="no attribute 'NoiseTunnel'"):
+        safexplain.captum.NoiseTunnel  # noqa: B018
+
+
+def test_layers_and_neurons_have_no_other_public_name():
+    for module in (safexplain, safexplain.explain):
+        assert [name for name in dir(module) if re.match("Hardened(Layer|Neuron|Internal)", name)] == []
 
 
 @every_row

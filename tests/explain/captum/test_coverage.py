@@ -7,9 +7,12 @@ from captum.attr import Attribution
 from explain_nets import NOISY, TORCH_ROWS, image_net, images, quiet, run
 from torch import nn
 
+from safexplain import HardenedIG
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain import CATALOG, REFUSED, HardenedIG, harden
+from safexplain.explain import CATALOG, harden
+from safexplain.explain.catalog import REFUSED
 from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
@@ -34,8 +37,8 @@ def complaints(kinds):
         places = [covered, name in REFUSED, name in OUTSIDE]
         if sum(places) == 0:
             found.append(
-                f"captum.attr.{name} is new: add a row to safexplain/explain/rows.py or layer_rows.py and a line to"
-                " captum.py or captum_layers.py; or, if it cannot be hardened, its reason to REFUSED in catalog.py"
+                f"captum.attr.{name} is new: add a row to safexplain/explain/catalog.py; or, if it cannot be hardened,"
+                " its reason to REFUSED there"
             )
         if sum(places) > 1:
             found.append(f"captum.attr.{name} has {sum(places)} places among rows, REFUSED and OUTSIDE: keep one")
@@ -124,13 +127,12 @@ def test_a_class_of_ones_own_with_a_refused_name_is_not_refused():
 
 @pytest.mark.parametrize("row", TORCH_ROWS, ids=lambda row: row.name)
 def test_an_explainer_of_a_row_gets_the_public_class_of_the_row(row):
-    import safexplain.explain
 
     native = row.explainer(image_net())
     if row.nt_type:
         assert type(harden(native, NOISY)).__name__ == "HardenedNoiseTunnel"
     else:
-        assert type(harden(native, NOISY)) is getattr(safexplain.explain, row.hardened_name)
+        assert type(harden(native, NOISY)) is HARDENED[row.name]
 
 
 @pytest.mark.parametrize("nt_type", ["smoothgrad", "smoothgrad_sq", "vargrad"])

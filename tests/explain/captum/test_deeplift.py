@@ -8,8 +8,10 @@ from explain_nets import NOISY, PlainConv, Sum, TwoInputs, images, quiet
 from torch import nn
 from torch.nn import functional as F
 
+from safexplain import HardenedDeepLift, HardenedSmoothGrad
 from safexplain.errors import RefusedError
-from safexplain.explain import HardenedDeepLift, HardenedDeepLiftShap, HardenedSmoothGrad, harden
+from safexplain.explain import harden
+from safexplain.explain.wrap import HardenedDeepLiftShap
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
 

@@ -8,8 +8,9 @@ from captum.attr import LayerAttribution, LayerGradCam
 from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
 from torch import nn
 
+from safexplain import HardenedGradCAM, HardenedGradCAMPlusPlus
 from safexplain.errors import InputError
-from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, HardenedGradCAM, HardenedGradCAMPlusPlus, harden
+from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, harden
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 

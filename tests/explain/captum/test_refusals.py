@@ -10,9 +10,7 @@ from explain_nets import NOISY, ROWS, hardened_class, image_net, images, quiet, 
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain import (
-    CATALOG,
+from safexplain import (
     HardenedDeconvolution,
     HardenedDeepLift,
     HardenedGuidedBackprop,
@@ -20,8 +18,9 @@ from safexplain.explain import (
     HardenedSaliency,
     HardenedSmoothGrad,
     HardenedVarGrad,
-    harden,
 )
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain import CATALOG, harden
 
 pytestmark = quiet
 DELTA_ROWS = [row for row in ROWS if row.delta]

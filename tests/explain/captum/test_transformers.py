@@ -8,17 +8,10 @@ import torch
 from explain_nets import KEY, NOISY, quiet
 from torch import nn
 
-import safexplain.explain
+from safexplain import HardenedGradCAM, HardenedSaliency
 from safexplain.errors import InputError, RefusedError
-from safexplain.explain import (
-    CATALOG,
-    GradCAM,
-    GradCAMPlusPlus,
-    HardenedGradCAM,
-    HardenedSaliency,
-    default_layer,
-    harden,
-)
+from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, default_layer, harden
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 
@@ -86,7 +79,7 @@ def ask(explainer, method, x, **options):
 def test_maps_of_the_input_are_the_native_ones_and_hardened(name, method):
     model, x, row = net(name), pictures(), CATALOG[method]
     native = ask(row.explainer(model), method, x, **OPTIONS[method]).detach()
-    kind = getattr(safexplain.explain, row.hardened_name)
+    kind = HARDENED[row.name]
     assert torch.equal(ask(kind(model, hardening=Hardening.none()), method, x, **OPTIONS[method]), native)
     released = ask(kind(model, hardening=NOISY), method, x, **OPTIONS[method])
     assert released.shape == x.shape
@@ -129,7 +122,7 @@ def test_grad_cam_is_a_map_of_the_grid_of_tokens(name):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         assert (found.std((2, 3)) > 1e-3 * found.abs().mean((2, 3))).all()
     for kind in ("HardenedGradCAM", "HardenedGradCAMPlusPlus"):
-        hardened = getattr(safexplain.explain, kind)(model, layer, hardening=NOISY)
+        hardened = HARDENED[kind.removeprefix("Hardened")](model, layer, hardening=NOISY)
         small = hardened.attribute(x, target=1)
         assert small.shape == (2, 1, 4, 4)
         assert small.isfinite().all()
@@ -159,7 +152,7 @@ def test_nets_with_convolutions_in_their_last_blocks_have_a_default_layer(name):
 @nets
 def test_deeplift_is_refused_with_its_reason(name):
     with pytest.raises(RefusedError, match=r"DeepLift has no rule for .*LayerNorm.*Use HardenedIG"):
-        safexplain.explain.HardenedDeepLift(net(name), hardening=NOISY)
+        HARDENED["DeepLift"](net(name), hardening=NOISY)
     for native in (captum.attr.DeepLiftShap(net(name)), captum.attr.NoiseTunnel(captum.attr.DeepLift(net(name)))):
         with pytest.raises(RefusedError, match=r"no rule for .*LayerNorm"):
             harden(native, NOISY)
@@ -171,12 +164,12 @@ def test_methods_of_relus_are_refused_with_their_reason(name, method):
     with pytest.raises(
         RefusedError, match=rf"{method} changes the gradient of nn\.ReLU modules.*has no nn\.ReLU module"
     ):
-        getattr(safexplain.explain, f"Hardened{method}")(net(name), hardening=NOISY)
+        HARDENED[method](net(name), hardening=NOISY)
 
 
 @nets
 def test_lrp_names_the_module_that_it_has_no_rule_for(name):
-    explainer = safexplain.explain.HardenedLRP(net(name), hardening=NOISY)
+    explainer = HARDENED["LRP"](net(name), hardening=NOISY)
     with pytest.raises(RefusedError, match=r"LRP has no rule for \w+\. Give the module one"):
         explainer.attribute(pictures(), target=1)
 
@@ -215,7 +208,7 @@ def test_a_vision_transformer_at_its_full_size(method):
     if method == "Occlusion":
         options = {"sliding_window_shapes": (3, 56, 56), "strides": (3, 56, 56)}
     native = ask(row.explainer(model), method, x, **options)
-    kind = getattr(safexplain.explain, row.hardened_name)
+    kind = HARDENED[row.name]
     assert torch.equal(ask(kind(model, hardening=Hardening.none()), method, x, **options), native)
     layer = model.blocks[-1].norm1
     found = HardenedGradCAM(model, layer, hardening=NOISY).attribute(x, target=1, interpolate_mode="bicubic")

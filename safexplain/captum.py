@@ -1,0 +1,34 @@
+"""Captum's own names, hardened: the same import from here, and the same code releases hardened attributions.
+
+    from captum.attr import LayerGradCam        # before
+    from safexplain.captum import LayerGradCam  # after
+
+Generated from the catalog: every class of `captum.attr` that has a row, those of layers and neurons too. Each is the
+class that `safexplain` has under its own name where it has one: `safexplain.captum.IntegratedGradients` is
+`safexplain.HardenedIG`. A NoiseTunnel goes under `HardenedSmoothGrad` or `HardenedVarGrad`, or through `harden`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
+
+_CLASSES = MappingProxyType(
+    {row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type}
+)
+
+__all__ = sorted(_CLASSES)
+
+
+def __getattr__(name: str) -> type[Hardened]:
+    try:
+        return _CLASSES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return __all__
