@@ -41,8 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.audit.canaries.batched.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import craft

@@ -25,7 +25,7 @@ from safexplain.loading.data.load import load_data
 from safexplain.loading.model_checks import check_model_fits
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.read import load_finding
+from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
 

@@ -18,11 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from safexplain._progress import Progress, shown
-from safexplain.audit.canaries.one_run import run_once
 from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.presets import PRESETS, preset
-from safexplain.audit.canaries.run import Threshold, run_canaries
-from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.run import Threshold, run_canaries, run_once
+from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
 from safexplain.cli.console import device_of, result_table, resumable
@@ -31,8 +29,7 @@ from safexplain.errors import ConfigurationError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import SCENARIOS, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import Finding, Verdict
-from safexplain.verdict.canaries.one_run import OneRunResult
-from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.canaries.result import CanaryResult, OneRunResult
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod

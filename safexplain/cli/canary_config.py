@@ -10,7 +10,7 @@ from torch import Tensor
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._validate import from_table, read_toml
-from safexplain.audit.canaries.batched.mlp import Activation
+from safexplain.audit.canaries.batched.networks import Activation
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe

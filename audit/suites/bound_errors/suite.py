@@ -35,7 +35,7 @@ from scipy.optimize import brentq
 from safexplain._privacy_loss import epsilons
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_ceiling, one_run_lower_bound
-from safexplain.verdict.stats.intervals import upper_limits
+from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
 from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json

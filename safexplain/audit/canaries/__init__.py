@@ -1,20 +1,19 @@
 """Canaries: does a differentially private training keep the epsilon that it claims, if one record is substituted?
 
-craft a canary -> train runs with the record, and with the canary in its place -> scores -> lower bound -> verdict.
+`setting` describes a training; `reference` trains it without noise, to find its target record; `make_canary` makes what
+stands in the record's place in D' (`canary`; inputs of its own by `craft_input`). Models are trained on D and on D', side
+by side (`batched`) or by anybody's function (`trainer`), and scored; `safexplain.verdict.canaries` judges the scores.
+`run` goes this way for a setting, `audit_training` for a `DPFineTuner`, `CanaryProbe` for a function; `plot` draws bounds.
 """
 
 from safexplain.audit.canaries.audit_training import audit_training
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.one_run import run_once
 from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.presets import preset
-from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.run import run_canaries, run_once
+from safexplain.audit.canaries.setting import Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.one_run import OneRunResult
-from safexplain.verdict.canaries.read import load_finding
-from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
+from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, judge, load_finding
 
 __all__ = [
     "CanaryProbe",

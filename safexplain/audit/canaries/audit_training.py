@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.canary import RecordCanary
+from safexplain.audit.canaries.canary import RecordCanary, record_scores
 from safexplain.audit.canaries.run import Threshold, crafted, generator_of, run_canaries
-from safexplain.audit.canaries.score import record_scores
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.dp.heads.closed_form import Heads, train_heads

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from safexplain._validate import check_number
-from safexplain.audit.canaries.batched.mlp import residual
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 from safexplain.errors import InputError
 

@@ -1,6 +1,8 @@
-"""From a setting and a scenario to a verdict: craft the canary, train the runs of both worlds, count.
+"""From a setting and a scenario to a verdict: make the canary, train the runs on D and on D', count, judge.
 
-S1: the worst pair of data sets, in which the record's gradient is +C, its canary's -C, and all others are 0.
+`run_canaries` trains many models (arXiv 2511.21804, algorithm 1). Its scenario S1 is the worst pair of data sets, in
+which the record's gradient is +C, its canary's -C, and all others are 0: nothing has to be trained for it. `run_once`
+puts many gradient canaries into a single training: a weaker bound, for the price of one.
 """
 
 from __future__ import annotations
@@ -17,64 +19,22 @@ import torch
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
+from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_mechanism, check_method, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["Threshold", "crafted", "run_canaries", "worst_case_scores"]
-
-
-def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, rng: np.random.Generator) -> Scores:
-    """The sum of all noisy gradients after so many steps, in units of C.
-
-    Nothing has to be trained: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper
-    scores it by the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), which rises with the sum,
-    so that both order the runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon
-    of the sum is a little below the accountant's (9.81 for 10 at q = 1/16, 500 steps).
-
-    Args:
-        mechanism: with Poisson sampling or full batches.
-        runs: in both worlds together, half in each.
-        every: look after each so many steps and after the last; None: after the last only.
-        rng: source of sampling and noise.
-
-    Raises:
-        ConfigurationError: fewer than 2 runs in a world, no noise, or batches of fixed size.
-    """
-    if runs < 4 or runs % 2:
-        raise ConfigurationError(f"runs: expected an even number from 4 on, half for each world; got {runs}")
-    if mechanism.noise_multiplier == 0 or mechanism.steps == 0:
-        raise ConfigurationError("the worst case needs noise and at least one step: without them nothing is claimed")
-    if mechanism.sampling == "fixed-size":
-        raise ConfigurationError('the worst case of sampling="fixed-size" is another one; expected "poisson"')
-    steps = audited_steps(mechanism.steps, every)
-    sums = np.zeros((2, runs // 2))
-    found = np.empty((len(steps), 2, runs // 2))
-    for i, (since, step) in enumerate(zip((0, *steps), steps, strict=False)):
-        taken = rng.binomial(step - since, mechanism.sample_rate, sums.shape)
-        taken[1] *= -1
-        sums += taken + rng.normal(0.0, mechanism.noise_multiplier * np.sqrt(step - since), sums.shape)
-        found[i] = sums
-    return Scores(steps, found[:, 0], found[:, 1])
+__all__ = ["Threshold", "crafted", "run_canaries", "run_once", "worst_case_scores"]
 
 
-def audited_steps(steps: int, every: int | None) -> tuple[int, ...]:
-    """Every `every`-th step, and the last; None: the last only.
-
-    Raises:
-        ConfigurationError: `every` is less than 1.
-    """
-    if every is None:
-        return (steps,)
-    if every < 1:
-        raise ConfigurationError(f"every: expected a number of steps from 1 on, got {every}")
-    return (*range(every, steps, every), steps)
+GUESSED = 0.2
+"""Share of the coins that are guessed: those of the largest movements. 10 to 25 % are best where epsilon is 10."""
 
 
 Threshold = float | Literal["auto", "split"]
@@ -140,6 +100,85 @@ def run_canaries(
     )
 
 
+def run_once(
+    setting: Setting,
+    canaries: int = 250,
+    *,
+    guesses: int | None = None,
+    method: OneRunMethod = "f-dp",
+    confidence: float = 0.95,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> OneRunResult:
+    """Audit one training (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, with substituted records).
+
+    Each canary replaces a record, and a coin decides whether its gradient is +C or -C along a parameter of its own, one
+    of those that move least. The adversary sees how far each has moved, and guesses the coins of the largest movements.
+
+    Args:
+        setting: what is trained, on what, and what it claims.
+        canaries: how many, at most the records and the parameters. The other records are trained on too.
+        guesses: how many coins are guessed; None: a fifth.
+        method: "f-dp" (takes the mechanism to be the claimed one, but for its noise) or "steinke".
+        confidence: of the bound.
+        seed: of everything random.
+        device: where to train.
+        cache: folder for the finished training.
+        progress: told how far it is.
+
+    Raises:
+        ConfigurationError: more canaries than records or parameters, or more guesses than canaries.
+    """
+    most = min(len(setting.x), setting.network.parameters)
+    chosen = max(1, round(GUESSED * canaries)) if guesses is None else guesses
+    if not 1 <= chosen <= canaries <= most:
+        raise ConfigurationError(
+            f"expected 1 <= guesses <= canaries <= {most} (the records, or the parameters), got {chosen} guesses of"
+            f" {canaries} canaries"
+        )
+    check_mechanism("f-dp", method, setting.claim, instead="steinke")
+    began = time.monotonic()
+    placed = setting.to(device)
+    draw = generator_of(seed, "one run", "cpu")
+    crafting = generator_of(seed, "craft", placed.x.device)
+    found = reference(
+        placed.network, placed.x, placed.y, placed.recipe, generator=crafting, initial=placed.initial, movement=True,
+        progress=progress,
+    )  # fmt: skip
+    assert found.movement is not None
+    coordinates = found.movement.argsort()[:canaries]
+    signs = 2 * torch.randint(2, (canaries,), generator=draw) - 1
+    targets = torch.randperm(len(placed.x), generator=draw)[:canaries].tolist()
+    moved = train_one_run(
+        placed.network,
+        placed.x,
+        placed.y,
+        coordinates,
+        signs.to(placed.x.device),
+        placed.recipe,
+        noise_multiplier=placed.mechanism.noise_multiplier,
+        targets=targets,
+        generator=generator_of(seed, "train", placed.x.device),
+        initial=placed.initial,
+        cache=cache,
+        progress=progress,
+    )[0]
+    largest = abs(moved).argsort()[::-1][:chosen]
+    correct = int(((moved > 0) == (signs.numpy() > 0))[largest].sum())
+    return OneRunResult(
+        claim=setting.claim,
+        method=method,
+        confidence=confidence,
+        canaries=canaries,
+        guesses=chosen,
+        correct=correct,
+        seconds=time.monotonic() - began,
+        setting=setting.describe(),
+    )
+
+
 def crafted(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canary:
     """The canary of a scenario that needs one, on the setting's device."""
     generator = generator_of(seed, "craft", setting.x.device)
@@ -198,6 +237,53 @@ def _scores(
             tf32=tf32,
             progress=progress,
         )
+
+
+def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, rng: np.random.Generator) -> Scores:
+    """The sum of all noisy gradients after so many steps, in units of C.
+
+    Nothing has to be trained: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper
+    scores it by the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), which rises with the sum,
+    so that both order the runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon
+    of the sum is a little below the accountant's (9.81 for 10 at q = 1/16, 500 steps).
+
+    Args:
+        mechanism: with Poisson sampling or full batches.
+        runs: in both worlds together, half in each.
+        every: look after each so many steps and after the last; None: after the last only.
+        rng: source of sampling and noise.
+
+    Raises:
+        ConfigurationError: fewer than 2 runs in a world, no noise, or batches of fixed size.
+    """
+    if runs < 4 or runs % 2:
+        raise ConfigurationError(f"runs: expected an even number from 4 on, half for each world; got {runs}")
+    if mechanism.noise_multiplier == 0 or mechanism.steps == 0:
+        raise ConfigurationError("the worst case needs noise and at least one step: without them nothing is claimed")
+    if mechanism.sampling == "fixed-size":
+        raise ConfigurationError('the worst case of sampling="fixed-size" is another one; expected "poisson"')
+    steps = audited_steps(mechanism.steps, every)
+    sums = np.zeros((2, runs // 2))
+    found = np.empty((len(steps), 2, runs // 2))
+    for i, (since, step) in enumerate(zip((0, *steps), steps, strict=False)):
+        taken = rng.binomial(step - since, mechanism.sample_rate, sums.shape)
+        taken[1] *= -1
+        sums += taken + rng.normal(0.0, mechanism.noise_multiplier * np.sqrt(step - since), sums.shape)
+        found[i] = sums
+    return Scores(steps, found[:, 0], found[:, 1])
+
+
+def audited_steps(steps: int, every: int | None) -> tuple[int, ...]:
+    """Every `every`-th step, and the last; None: the last only.
+
+    Raises:
+        ConfigurationError: `every` is less than 1.
+    """
+    if every is None:
+        return (steps,)
+    if every < 1:
+        raise ConfigurationError(f"every: expected a number of steps from 1 on, got {every}")
+    return (*range(every, steps, every), steps)
 
 
 @contextmanager

@@ -1,4 +1,9 @@
-"""A training with DP whose runs can be computed side by side: a linear head or an MLP on fixed features."""
+"""A training with DP whose runs can be computed side by side: a linear head or an MLP on fixed features.
+
+The presets have paper C's sizes on made-up data, to try the audit without any file of one's own. Their features are
+Gaussian around a mean a class, of the length that features of image and text encoders have: what is audited is the
+training, and the gradient canary of a training does not depend on what its other records are.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,15 @@ import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched.mlp import MLP, Activation
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import MLP, Activation, LinearHead
 from safexplain.audit.canaries.canary import check_data, check_records
-from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 
-__all__ = ["Setting"]
+__all__ = ["PRESETS", "Preset", "Setting", "preset"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,3 +115,115 @@ class Setting:
             "expected_batch_size": r.expected_batch_size,
             "steps": m.steps,
         }
+
+
+DELTA = 1e-5
+
+
+AUXILIARY = 500
+"""Records beside the data, for the natural canary."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row of the table; sizes as in arXiv 2511.21804, table A1, unless the summary says otherwise.
+
+    Args:
+        summary: one line.
+        records: n.
+        features: d.
+        classes: of them.
+        hidden: widths of hidden layers.
+        one_logit: one vector of weights for two classes, without a constant.
+        sample_rate: q.
+        steps: of the optimizer.
+        clip: bound C of an example's gradient.
+        optimizer: sgd or adam.
+        lr: learning rate.
+        epsilon: for a substituted record; the noise is calibrated to it.
+    """
+
+    summary: str
+    records: int
+    features: int
+    classes: int
+    hidden: tuple[int, ...] = ()
+    one_logit: bool = False
+    sample_rate: float = 0.25
+    steps: int = 500
+    clip: float = 2.0
+    optimizer: HeadOptimizer = "sgd"
+    lr: float = 0.001
+    epsilon: float = 10.0
+
+
+PRESETS: dict[str, Preset] = {
+    "logit-768": Preset("one logit on 768 features, 500 records (image features)", 500, 768, 2, one_logit=True),
+    "softmax-768": Preset("10 classes on 768 features, 500 records", 500, 768, 10),
+    "logit-384": Preset(
+        "one logit on 384 features (sentence embeddings); 2,000 records for the paper's 55,000",
+        2000, 384, 2, one_logit=True, lr=0.01,
+    ),
+    "mlp-446": Preset(
+        "an MLP from scratch on 446 features, 30 classes; 1,000 records, 250 steps",
+        1000, 446, 30, hidden=(128,), steps=250, clip=5.0, optimizer="adam", lr=0.0018,
+    ),
+    "mlp-600": Preset(
+        "the MLP of the paper, 600-128-100 on 50,000 records, 2,500 steps: for a GPU",
+        50_000, 600, 100, hidden=(128,), steps=2500, clip=5.0, optimizer="adam", lr=0.0018,
+    ),
+}  # fmt: skip
+
+
+def preset(name: str) -> Setting:
+    """A training by name.
+
+    Raises:
+        ConfigurationError: unknown.
+    """
+    if name not in PRESETS:
+        known = "; ".join(f"{key}: {row.summary}" for key, row in PRESETS.items())
+        raise ConfigurationError(f"preset: {name!r} is unknown; there are {known}")
+    row = PRESETS[name]
+    sigma = noise_multiplier(row.epsilon, row.sample_rate, row.steps, DELTA)
+    recipe = HeadRecipe(
+        classes=row.classes,
+        steps=row.steps,
+        sample_rate=row.sample_rate,
+        expected_batch_size=row.sample_rate * row.records,
+        clipping=FlatClipping(row.clip),
+        lr=row.lr,
+        optimizer=row.optimizer,
+        bias=not row.one_logit,
+        one_logit=row.one_logit,
+    )
+    x, y = (_switches if row.hidden else _clouds)(row)
+    return Setting(
+        name,
+        x[: row.records],
+        y[: row.records],
+        recipe,
+        Claim(Steps(sigma, row.sample_rate, row.steps), DELTA),
+        hidden=row.hidden,
+        auxiliary=(x[row.records :], y[row.records :]),
+    )
+
+
+def _labels(row: Preset, generator: torch.Generator) -> Tensor:
+    return torch.randint(row.classes, (row.records + AUXILIARY,), generator=generator)
+
+
+def _clouds(row: Preset) -> tuple[Tensor, Tensor]:
+    """Features around a mean a class."""
+    generator = torch.Generator().manual_seed(0)
+    y = _labels(row, generator)
+    means = torch.randn(row.classes, row.features, generator=generator) / 4
+    return means[y] + torch.randn(len(y), row.features, generator=generator), y
+
+
+def _switches(row: Preset) -> tuple[Tensor, Tensor]:
+    """Zeros and ones, each with a rate of its class, as shopping baskets are."""
+    generator = torch.Generator().manual_seed(0)
+    y = _labels(row, generator)
+    rates = torch.rand(row.classes, row.features, generator=generator).square()
+    return (torch.rand(len(y), row.features, generator=generator) < rates[y]).float(), y

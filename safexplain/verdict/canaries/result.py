@@ -1,10 +1,12 @@
-"""What the runs of both worlds say about the claim. No torch here: a certificate can carry it.
+"""What the runs on D and D' say about the claim: scores, errors, findings, and how they are read back.
 
-What the adversary computes from each run, step by step, in both worlds.
+Scores are what the adversary computes from each run after each audited step; `judge` counts its errors in them.
+Findings state their bounds and are computed again from the counts when they are read, as they are in a certificate.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from collections.abc import Mapping
@@ -21,10 +23,19 @@ from safexplain._privacy_loss import VACUOUS
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.stats import LowerBound, bound_epsilon, epsilon_ceiling, epsilon_from_errors
+from safexplain.verdict.stats import (
+    LowerBound,
+    bound_epsilon,
+    epsilon_ceiling,
+    epsilon_from_errors,
+    one_run_ceiling,
+    one_run_lower_bound,
+)
 from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["CanaryResult", "Errors", "Scores", "judge"]
+__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "load_finding"]
+
 
 Array = NDArray[np.float64]
 
@@ -205,6 +216,89 @@ class CanaryResult(Finding):
         return found
 
 
+@dataclass(frozen=True)
+class OneRunResult(Finding):
+    """Guesses of the coins of many canaries in one training.
+
+    Args:
+        claim: what was audited.
+        method: of `safexplain.verdict.stats.one_run_lower_bound`.
+        confidence: of the bound.
+        canaries: coins, each of which chose one of two opposite gradients.
+        guesses: coins that were guessed, a number fixed beforehand; those whose score was the largest.
+        correct: guesses that were right.
+        seconds: that the training took.
+        setting: what was trained on what, for readers; plain values by name.
+
+    Raises:
+        ConfigurationError: method "f-dp", and the claim names no mechanism.
+        InputError: not 0 <= correct <= guesses <= canaries.
+    """
+
+    claim: Claim
+    method: OneRunMethod
+    confidence: float
+    canaries: int
+    guesses: int
+    correct: int
+    seconds: float
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    runs: int = 1
+    scenario: ScenarioName = "gradient"
+
+    def __post_init__(self) -> None:
+        check_mechanism("f-dp", self.method, self.claim, instead="steinke")
+        if not 0 <= self.correct <= self.guesses <= self.canaries or not self.guesses or self.runs != 1:
+            raise InputError(
+                "expected 0 <= correct <= guesses <= canaries, at least one guess and one run; got"
+                f" {self.correct} of {self.guesses} of {self.canaries}, {self.runs} runs"
+            )
+
+    @cached_property
+    def epsilon_lower(self) -> float:
+        """What epsilon under substitution is at least."""
+        counts = (self.correct, self.guesses, self.canaries)
+        return min(one_run_lower_bound(*counts, self.claim.delta, self.method, **self._family()), VACUOUS)
+
+    @cached_property
+    def ceiling(self) -> float:
+        """The bound if all guesses had been right."""
+        return min(
+            one_run_ceiling(self.guesses, self.canaries, self.claim.delta, self.method, **self._family()), VACUOUS
+        )
+
+    def _family(self) -> dict[str, Any]:
+        return {"confidence": self.confidence, **self.claim.sampled()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Finding`."""
+        return {
+            **self._stated(),
+            "scenario": self.scenario,
+            "method": self.method,
+            "claim": self.claim.to_dict(),
+            "canaries": self.canaries,
+            "guesses": self.guesses,
+            "correct": self.correct,
+            "setting": dict(self.setting),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> OneRunResult:
+        """Read what `to_dict` gave; other fields are ignored.
+
+        Raises:
+            InputError: fields are missing, or a stated bound, epsilon or verdict does not follow from the counts.
+        """
+        names = ("method", "confidence", "canaries", "guesses", "correct", "seconds", "setting", "runs")
+        try:
+            found = cls(claim=Claim.from_dict(content["claim"]), **{name: content[name] for name in names})
+            found.check(content)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise InputError(f"canary result: {error}") from None
+        return found
+
+
 def judge(
     scores: Scores,
     claim: Claim,
@@ -244,6 +338,30 @@ def judge(
         errors.append(Errors.of(step, bound))
     name = scenario_of(scenario)
     return CanaryResult(name, claim, method, confidence, tuple(errors), scores.runs, seconds, dict(setting or {}))
+
+
+def finding_of(content: Any) -> Finding:
+    """The finding that its `to_dict` gave, its bound computed again.
+
+    Raises:
+        InputError: it is none, or states what does not follow from its counts.
+    """
+    if not isinstance(content, Mapping):
+        raise InputError(f"canaries: expected an object as `safexplain canaries --json` prints, got {content!r:.60}")
+    return (OneRunResult if "guesses" in content else CanaryResult).from_dict(content)
+
+
+def load_finding(path: str | Path) -> Finding:
+    """Read canaries.json.
+
+    Raises:
+        InputError: it cannot be read, or as `finding_of`.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the canaries {path}: {error}") from None
+    return finding_of(content)
 
 
 def check_method(method: str, claim: Claim) -> None:

@@ -3,11 +3,15 @@
 One orientation everywhere: a higher score says "member" (or "world a"), which is the positive.
 """
 
-from safexplain.verdict.stats.from_errors import epsilon_ceiling, epsilon_from_errors
-from safexplain.verdict.stats.intervals import clopper_pearson
-from safexplain.verdict.stats.lower_bounds import LowerBound, bound_epsilon, epsilon_lower_bound
+from safexplain.verdict.stats.lower_bounds import (
+    LowerBound,
+    bound_epsilon,
+    epsilon_ceiling,
+    epsilon_from_errors,
+    epsilon_lower_bound,
+)
 from safexplain.verdict.stats.one_run import one_run_ceiling, one_run_lower_bound
-from safexplain.verdict.stats.roc import RateAtFpr, RocCurve, auc_interval, roc, tpr_at_fpr
+from safexplain.verdict.stats.roc import RateAtFpr, RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
 __all__ = [
     "LowerBound",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr
 
-from safexplain.verdict.stats.intervals import check_counts, clopper_pearson
+from safexplain.verdict.stats.roc import check_counts, clopper_pearson
 from safexplain.verdict.stats.tradeoff import Family, TradeOff, gaussian_distance, gaussian_epsilon, smallest_refuted
 
 Array = NDArray[np.float64]

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from safexplain.audit.canaries import craft_input as similarity
-from safexplain.audit.canaries.batched.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.craft_input import Target, loss, region
 from safexplain.audit.canaries.make_canary import craft
 from safexplain.audit.canaries.reference import Reference, reference
-from safexplain.audit.canaries.trainer.module_network import ModuleNetwork, module_reference
+from safexplain.audit.canaries.trainer.canary import ModuleNetwork, module_reference
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError

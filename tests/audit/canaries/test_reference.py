@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit.canaries.batched.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.trainer.module_network import ModuleNetwork, module_gradients, module_reference
+from safexplain.audit.canaries.trainer.canary import ModuleNetwork, module_gradients, module_reference
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError

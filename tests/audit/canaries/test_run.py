@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.one_run import run_once
 from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.presets import PRESETS, preset
-from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.run import run_canaries, run_once
+from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.read import finding_of
+from safexplain.verdict.canaries.result import finding_of
 
 STEPS = Steps(3.6, 1.0, 20, "full-batch")
 """Epsilon 13.1 under substitution, 5.6 under add/remove; full batches need no composition."""

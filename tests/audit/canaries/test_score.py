@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.score import gradient_scores, margins, record_scores
+from safexplain.audit.canaries.canary import GradientCanary, RecordCanary, gradient_scores, margins, record_scores
 from safexplain.errors import ConfigurationError, InputError
 
 BOUND = 1.0

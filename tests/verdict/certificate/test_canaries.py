@@ -13,8 +13,7 @@ from safexplain.dp import Steps
 from safexplain.errors import CertificateError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.one_run import OneRunResult
-from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.canaries.result import CanaryResult, Errors, OneRunResult
 from safexplain.verdict.certificate.read import load_certificate
 from safexplain.verdict.certificate.write import as_json
 

@@ -19,8 +19,8 @@ from safexplain.verdict.stats import (
     epsilon_from_errors,
     epsilon_lower_bound,
 )
-from safexplain.verdict.stats.intervals import upper_limits
 from safexplain.verdict.stats.lower_bounds import STRICTER
+from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
 
 DELTA = 1e-5

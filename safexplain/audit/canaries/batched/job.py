@@ -32,9 +32,8 @@ from safexplain.audit.canaries.batched.block_store import (
     rows_at_once,
     train_blocks,
 )
-from safexplain.audit.canaries.batched.canary_gradients import Inserted
 from safexplain.audit.canaries.batched.networks import Network
-from safexplain.audit.canaries.batched.sampling import START, Draws, KeyedDraws, stream
+from safexplain.audit.canaries.batched.sampling import START, Draws, Inserted, KeyedDraws, stream
 from safexplain.audit.canaries.canary import check_records, check_target
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -122,7 +121,7 @@ def _with(others: Rows, inserted: Inserted, bias: bool) -> Rows:
 Array = NDArray[np.float64]
 
 
-TRAINERS = ("safexplain.audit.canaries.batched.train", "safexplain.audit.canaries.batched.many_canaries")
+TRAINERS = ("safexplain.audit.canaries.batched.train", "safexplain.audit.canaries.batched.train")
 """Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
 
 

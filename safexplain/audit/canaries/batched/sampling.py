@@ -1,8 +1,12 @@
-"""The randomness of some runs: batches of the other records, coins of the canary, and noise."""
+"""What chance decides in some runs (batches, coins, noise), and what a coin puts at the canary's place in each.
+
+The canary of a run is one of two records, or gradients along single parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,12 +14,16 @@ import torch
 from torch import Tensor
 
 from safexplain.dp.heads.recipe import Batch, own_batches
+from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.noise import gaussian
+from safexplain.errors import ConfigurationError
 
-__all__ = ["Draws", "KeyedDraws", "stream"]
+__all__ = ["Directions", "Draws", "Inserted", "KeyedDraws", "Substitutes", "stream"]
+
 
 _GATHER_COST = 45
 """Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
+
 _BATCHES, _COINS, _NOISE, START = range(4)
 
 
@@ -87,3 +95,92 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
     """A generator that is a function of the numbers of its key."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     return torch.Generator(device=device).manual_seed(seed)
+
+
+class Inserted(Protocol):
+    """Joins each run's batch by that run's coins."""
+
+    @property
+    def canaries(self) -> int:
+        """Coins of each run and step."""
+
+    @property
+    def x(self) -> Tensor:
+        """(k, d) records to be put behind the others; k may be 0."""
+
+    @property
+    def y(self) -> Tensor:
+        """(k,) labels of these."""
+
+    def weights(self, coins: Tensor) -> Tensor:
+        """(runs, canaries) bool -> (runs, k) bool, which of these records are in the batch."""
+
+    def add(self, total: Tensor, coins: Tensor) -> None:
+        """Add gradients that are no record's to the sums (runs, P)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Substitutes:
+    """Record z in the runs of world a, z' in those of world b; one coin a run.
+
+    Args:
+        x: (2, d), of z and z'.
+        y: (2,), of z and z'.
+        world_a: (runs,) bool.
+    """
+
+    x: Tensor
+    y: Tensor
+    world_a: Tensor
+    canaries: int = 1
+
+    def weights(self, coins: Tensor) -> Tensor:
+        """(runs, 1) -> (runs, 2)."""
+        return coins & torch.stack([self.world_a, ~self.world_a], 1)
+
+    def add(self, total: Tensor, coins: Tensor) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """Gradients along single parameters, one coin a run for each.
+
+    Args:
+        x: (0, d).
+        y: (0,).
+        coordinates: (m,) flat coordinates.
+        gradients: (runs, m): C or -C.
+    """
+
+    x: Tensor
+    y: Tensor
+    coordinates: Tensor
+    gradients: Tensor
+
+    @classmethod
+    def of(
+        cls, coordinates: Tensor, signs: Tensor, clipping: Clipping | None, features: int, like: Tensor
+    ) -> Directions:
+        """Gradients as long as the clipping bound, with signs (runs, m), on the device and of the type of `like`.
+
+        Raises:
+            ConfigurationError: there is no clipping.
+        """
+        if clipping is None:
+            raise ConfigurationError("a gradient canary is as long as the clipping bound: give the recipe a clipping")
+        x, y = like.new_zeros(0, features), torch.zeros(0, dtype=torch.long, device=like.device)
+        return cls(x, y, coordinates.to(like.device), signs.to(like) * clipping.bound)
+
+    @property
+    def canaries(self) -> int:
+        """The m."""
+        return len(self.coordinates)
+
+    def weights(self, coins: Tensor) -> Tensor:
+        """(runs, 0)."""
+        return coins[:, :0]
+
+    def add(self, total: Tensor, coins: Tensor) -> None:
+        """The gradients of those canaries whose coin says so."""
+        total.index_add_(1, self.coordinates, self.gradients * coins)

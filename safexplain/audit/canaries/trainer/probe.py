@@ -1,7 +1,12 @@
-"""Audit of a user's own training function: it is called again and again, on one world or the other."""
+"""Audit of a user's own training function: it is called again and again, on D or on D'.
+
+`CanaryProbe` checks its options before anything is trained, makes the canary (`canary`), has `runs` train and score the
+models on the data sets of `data`, and judges the scores. Its cache is keyed by all that these depend on.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -14,6 +19,7 @@ from torch import nn
 
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, shown
+from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
 from safexplain.audit.canaries.run import Threshold
 from safexplain.audit.canaries.trainer.canary import (
@@ -24,18 +30,17 @@ from safexplain.audit.canaries.trainer.canary import (
     make_record,
     save_canary,
 )
-from safexplain.audit.canaries.trainer.data import World, digest_of, records
-from safexplain.audit.canaries.trainer.hook import GradientHook
-from safexplain.audit.canaries.trainer.runs import Key, Run, Store, run_all, seed_of_run, seeded
-from safexplain.audit.canaries.trainer.score import (
+from safexplain.audit.canaries.trainer.data import GradientHook, World, digest_of, records
+from safexplain.audit.canaries.trainer.runs import (
+    Key,
+    Run,
     ScoreOf,
+    Store,
     Train,
     call,
-    check_confidence,
-    check_threshold,
-    check_train,
-    name_of,
-    whole,
+    run_all,
+    seed_of_run,
+    seeded,
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
@@ -116,16 +121,17 @@ class CanaryProbe:
         check_method(method, claim)
         self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
         check_train(train, devices)
-        check_confidence(confidence)
-        self.data, self.seed = records(data), whole("seed", seed, 0)
-        self.runs, self.workers = whole("runs", runs, 4), whole("workers", workers, 1)
+        self.data, self.seed = records(data), whole_number("seed", seed, 0)
+        self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.coordinate, self.score = model, auxiliary, coordinate, score
         self.method: BoundMethod = method
         self.threshold: Threshold = check_threshold(threshold)
-        self.confidence = confidence
+        self.confidence = check_number("confidence", confidence, above=0.0)
+        if self.confidence >= 1:
+            raise ConfigurationError(f"confidence: expected a number between 0 and 1, got {confidence!r}")
         self.devices = [str(d) for d in devices] if devices else None
         if target is not None:
-            check_target(target := whole("target", target, 0), len(self.data))
+            check_target(target := whole_number("target", target, 0), len(self.data))
         if self.scenario == "worst-case":
             raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.run')
         if self.scenario == "gradient" and (canary is not None or score is not None):
@@ -268,3 +274,54 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cache: cannot make {folder}: {error.strerror or error}") from None
+
+
+def takes(train: Train, arguments: int) -> bool:
+    """Whether it can be called with so many arguments."""
+    try:
+        inspect.signature(train).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # no signature, as of some compiled functions
+        return callable(train)
+    return True
+
+
+def check_threshold(threshold: Any) -> Threshold:
+    """The threshold, if it is "auto", "split" or a finite number; None is "auto".
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if threshold is None or (isinstance(threshold, str) and threshold in ("auto", "split")):
+        return "split" if threshold == "split" else "auto"
+    return check_number('threshold (neither "auto" nor "split")', threshold)
+
+
+def check_train(train: Any, devices: Any) -> None:
+    """Raise ConfigurationError unless it can be called with a data set and a generator, and a device if there are."""
+    if devices and not takes(train, 3):
+        raise ConfigurationError("devices: train(dataset, generator, device) must take the device")
+    if not devices and not takes(train, 2):
+        raise ConfigurationError(
+            "train: expected a function that can be called as train(dataset, generator) and returns the model; one"
+            f" that takes a device as well needs devices=; got {train!r}"
+        )
+
+
+def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:
+    """A function in the cache: digest of its source and what it refers to; where that fails, its name with `version`.
+
+    Raises:
+        ConfigurationError: it cannot be digested, and there is no version.
+    """
+    try:
+        return digest(function)
+    except Undigestable as reason:
+        if version is None:
+            raise ConfigurationError(
+                f"cache: {what} cannot be told from other functions ({reason}); give version=, a name that changes"
+                " whenever the function does"
+            ) from None
+    kind = type(function)
+    return getattr(function, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")

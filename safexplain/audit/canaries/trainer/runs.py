@@ -1,6 +1,6 @@
-"""The trainings of a probe: each seeded by its world and number, its score stored at once, the rest resumed.
+"""The trainings of a probe: each seeded by its data set and number, scored, and stored at once, so that it can resume.
 
-Finished runs of a probe on disk: a line each, added as soon as the run is there.
+Finished runs are a line each on disk, added as soon as the run is there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import random
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -22,16 +22,125 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from safexplain._progress import Progress
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, record_scores
+from safexplain.audit.canaries.trainer.canary import logits_of
+from safexplain.audit.canaries.trainer.data import GradientHook, World
 from safexplain.errors import InputError
 
-__all__ = ["Finished", "Key", "Run", "Store", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "ScoreOf", "Store", "Train", "call", "run_all", "seed_of_run", "seeded"]
+
 
 WorldName = Literal["a", "b"]
 
+
 Key = tuple[WorldName, int]
 """World and number of a run."""
+
+
+Train = Callable[..., Any]
+"""(dataset, generator) -> model, or (dataset, generator, device) -> model."""
+
+
+class ScoreOf:
+    """Trains and scores.
+
+    Args:
+        train: the user's function.
+        data: records of world a.
+        canary: in world b.
+        score: of what `train` returns; None: from logits, or from the parameter of a gradient canary.
+    """
+
+    def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], float] | None) -> None:
+        self.train, self.data, self.score, self.canary = train, data, score, canary
+        if isinstance(canary, RecordCanary):  # on the CPU, whatever it was crafted on
+            self.canary = replace(canary, x=canary.x.cpu())
+
+    def __call__(self, world: str, seed: int, device: str | None) -> float:
+        """Train and score one model.
+
+        Raises:
+            InputError: what was returned cannot be scored.
+            RefusedError: a gradient canary cannot be put into this loop.
+        """
+        canary = self.canary
+        z = self.data[canary.target]
+        if isinstance(canary, GradientCanary):
+            hook = GradientHook(canary.target, canary.coordinate, 1.0 if world == "a" else -1.0)
+            with hook.watching():
+                call(self.train, World(self.data, canary.target, fetched=hook.fetched), seed, device)
+            return (0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved
+        instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
+        model = call(self.train, World(self.data, canary.target, instead if world == "b" else None), seed, device)
+        if self.score is not None:
+            return float(self.score(model))
+        if not isinstance(model, nn.Module):
+            raise InputError(f"train must return a torch.nn.Module, got {type(model).__name__}; or pass score=")
+        logits = logits_of(model, torch.stack([z[0], instead[0]]))
+        return float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario))
+
+
+def call(train: Train, world: World, seed: int, device: str | None) -> Any:
+    """One call of a training function."""
+    generator = torch.Generator().manual_seed(seed)
+    return train(world, generator) if device is None else train(world, generator, device)
+
+
+class Run:
+    """Trains and scores one model; made by a probe. It travels to other processes whole.
+
+    Args:
+        score: key, seed and device -> score.
+        seed: of all runs.
+    """
+
+    def __init__(self, score: Any, seed: int) -> None:
+        self.score, self.seed = score, seed
+
+    def __call__(self, key: Key, device: str | None) -> Finished:
+        """Train one model.
+
+        Raises:
+            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
+        """
+        began, seed = time.monotonic(), seed_of_run(self.seed, *key)
+        try:
+            with seeded(seed):
+                score = float(self.score(key[0], seed, device))
+            if not math.isfinite(score):
+                raise InputError(
+                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
+                )
+        except Exception as error:
+            world, number = key
+            raise InputError(
+                f"run {number} of world {world} (seed {seed}) stopped with {type(error).__name__}: {error}"
+            ) from error
+        return Finished(score, time.monotonic() - began)
+
+
+def seed_of_run(seed: int, what: str, number: int) -> int:
+    """A seed of 63 bits for a run of world `what`, whatever number of runs there are."""
+    return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python, and restore them afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices):
+        try:
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            random.seed(seed)
+            yield
+        finally:
+            np.random.set_state(legacy)  # noqa: NPY002
+            random.setstate(plain)
 
 
 @dataclass(frozen=True)
@@ -91,60 +200,6 @@ class Store:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise InputError(f"cannot write {self.path}: {error.strerror or error}") from None
-
-
-class Run:
-    """Trains and scores one model; made by a probe. It travels to other processes whole.
-
-    Args:
-        score: key, seed and device -> score.
-        seed: of all runs.
-    """
-
-    def __init__(self, score: Any, seed: int) -> None:
-        self.score, self.seed = score, seed
-
-    def __call__(self, key: Key, device: str | None) -> Finished:
-        """Train one model.
-
-        Raises:
-            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
-        """
-        began, seed = time.monotonic(), seed_of_run(self.seed, *key)
-        try:
-            with seeded(seed):
-                score = float(self.score(key[0], seed, device))
-            if not math.isfinite(score):
-                raise InputError(
-                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
-                )
-        except Exception as error:
-            world, number = key
-            raise InputError(
-                f"run {number} of world {world} (seed {seed}) stopped with {type(error).__name__}: {error}"
-            ) from error
-        return Finished(score, time.monotonic() - began)
-
-
-def seed_of_run(seed: int, what: str, number: int) -> int:
-    """A seed of 63 bits for a run of world `what`, whatever number of runs there are."""
-    return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python, and restore them afterwards."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(devices):
-        try:
-            torch.manual_seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            random.seed(seed)
-            yield
-        finally:
-            np.random.set_state(legacy)  # noqa: NPY002
-            random.setstate(plain)
 
 
 def run_all(

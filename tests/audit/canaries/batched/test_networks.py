@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.audit.canaries.batched.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError

@@ -11,13 +11,10 @@ from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, see
 
 from safexplain.audit.canaries.batched import block_store as plan
 from safexplain.audit.canaries.batched import job
-from safexplain.audit.canaries.batched.canary_gradients import Directions, Substitutes
 from safexplain.audit.canaries.batched.job import steps_of
-from safexplain.audit.canaries.batched.many_canaries import train_one_run
-from safexplain.audit.canaries.batched.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.sampling import KeyedDraws
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched.networks import MLP, LinearHead
+from safexplain.audit.canaries.batched.sampling import Directions, KeyedDraws, Substitutes
+from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping

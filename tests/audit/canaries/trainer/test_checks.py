@@ -85,12 +85,12 @@ def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
 
 
 WRONG = {
-    "confidence of 1": ({"confidence": 1.0}, "confidence: expected a number between 0 and 1"),
+    "confidence of 1": ({"confidence": 1.0}, "between 0 and 1"),
     "confidence in percent": ({"confidence": 95}, "confidence"),
     "confidence that is no number": ({"confidence": "0.95"}, "confidence"),
-    "threshold that is a word": ({"threshold": "best"}, "threshold: expected"),
-    "threshold that is NaN": ({"threshold": float("nan")}, "threshold: expected"),
-    "threshold that is a flag": ({"threshold": True}, "threshold: expected"),
+    "threshold that is a word": ({"threshold": "best"}, "threshold"),
+    "threshold that is NaN": ({"threshold": float("nan")}, "threshold"),
+    "threshold that is a flag": ({"threshold": True}, "threshold"),
     "negative seed": ({"seed": -1}, "seed: expected"),
     "seed that is no whole number": ({"seed": 0.5}, "seed: expected"),
     "target beyond the data": ({"canary": None, "target": N}, "target: expected a row from 0 to 11"),

@@ -10,8 +10,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from safexplain.audit.canaries.trainer.data import World, records
-from safexplain.audit.canaries.trainer.hook import GradientHook
+from safexplain.audit.canaries.trainer.data import GradientHook, World, records
 from safexplain.dp import DPFineTuner, make_private
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer
