@@ -121,7 +121,7 @@ def _with(others: Rows, inserted: Inserted, bias: bool) -> Rows:
 Array = NDArray[np.float64]
 
 
-TRAINERS = ("safexplain.audit.canaries.batched.train", "safexplain.audit.canaries.batched.train")
+TRAINERS = ("safexplain.audit.canaries.batched.train",)
 """Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
 
 
