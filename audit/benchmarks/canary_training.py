@@ -204,11 +204,12 @@ def mlp(options: argparse.Namespace, tf32: bool) -> dict[str, Any]:
         network, options.mlp_steps, clipping=FlatClipping(5.0), lr=0.0018, optimizer="adam",
         expected_batch_size=RATE * options.mlp_records,
     )  # fmt: skip
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         train_runs(
             network, x, y, GradientCanary(0, 0), made_by, noise_multiplier=SIGMA, runs=options.audit_runs,
-            every=options.mlp_steps, generator=torch.Generator().manual_seed(0), tf32=tf32, cache=Path(folder),
+            every=options.mlp_steps, generator=torch.Generator().manual_seed(0), cache=Path(folder),
         )  # fmt: skip
         took = time.perf_counter() - start
     return {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit.canaries.batched import block_store as plan
-from safexplain.audit.canaries.batched.block_store import Store
+from safexplain.audit.canaries.batched.block_store import BlockStore
 from safexplain.cli import _run
 from safexplain.cli.canary_config import load_canary_config
 
@@ -100,7 +100,7 @@ def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
 
 def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(plan._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
-    save, kept = Store.save, []
+    save, kept = BlockStore.save, []
 
     def interrupted(store, block, values):
         save(store, block, values)
@@ -108,7 +108,7 @@ def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeyp
         if len(kept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "save", interrupted)
+    monkeypatch.setattr(BlockStore, "save", interrupted)
     arguments = ("--config", config, "--run-dir", tmp_path / "run", "--json")
     assert run(*arguments) == 130
     assert "--resume goes on from there" in capfd.readouterr().err

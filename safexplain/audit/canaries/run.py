@@ -55,7 +55,6 @@ def run_canaries(
     seed: int = 0,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
-    tf32: bool = False,
     cache: str | Path | None = None,
     progress: Progress = silent,
 ) -> CanaryResult:
@@ -73,7 +72,6 @@ def run_canaries(
         seed: of everything random.
         device: where to train.
         devices: several, which share the runs; goes before `device`. One processor shares them among its threads.
-        tf32: let a GPU multiply with 10 bits of mantissa, which is faster for MLPs.
         cache: folder for finished pieces of runs, from which a run is taken up.
         progress: told how far it is.
 
@@ -86,7 +84,7 @@ def run_canaries(
     began = time.monotonic()
     placed = setting.to(devices[0] if devices else device)
     chosen = None if name == "worst-case" else canary or _told(placed, name, seed, progress)
-    scores = _scores(placed, chosen, runs, every, seed, devices or [device], tf32, cache, progress)
+    scores = _scores(placed, chosen, runs, every, seed, devices or [device], cache, progress)
     return judge(
         scores,
         setting.claim,
@@ -210,7 +208,6 @@ def _scores(
     every: int | None,
     seed: int,
     devices: Sequence[torch.device | str],
-    tf32: bool,
     cache: str | Path | None,
     progress: Progress,
 ) -> Scores:
@@ -234,7 +231,6 @@ def _scores(
             initial=placed.initial,
             cache=None if cache is None else Path(cache),
             devices=places,
-            tf32=tf32,
             progress=progress,
         )
 

@@ -1,7 +1,4 @@
-"""Blocks of runs, each stored when it is finished, trained on one device or on several.
-
-Where blocks of runs are trained, how large they are, and how many rows of a batch they take at once.
-"""
+"""Blocks of runs: how large they are, trained on one device or on several, and each stored when it is finished."""
 
 from __future__ import annotations
 
@@ -16,31 +13,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from safexplain._files import whole_file
 from safexplain._progress import Progress
-from safexplain.audit.canaries.batched.networks import Network
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 
-__all__ = [
-    "Block",
-    "Place",
-    "Store",
-    "Tick",
-    "TrainBlock",
-    "blocks_of",
-    "places_of",
-    "rows_at_once",
-    "train_blocks",
-]
+__all__ = ["Block", "BlockStore", "Tick", "TrainBlock", "blocks_of", "rows_at_once", "train_blocks"]
 
 _PARAMETERS = {"cpu": 2**19, "cuda": 2**24}
 """Parameters of the runs of a block: what a processor's cache holds, or what keeps a GPU busy."""
-_COPIES = 8
-"""Tensors like theta that a step holds at once: itself, two of Adam's, sums, their parts, noise, the update."""
-_CPU_MEMORY = 2**30
-_CUDA_SHARE = 0.8
+_NUMBERS = {"cpu": 2**27, "cuda": 2**28}
+"""Numbers that the rows of a batch which are computed together may take, in all runs of a block."""
 
 
 @dataclass(frozen=True)
@@ -61,75 +44,21 @@ class Block:
         return self.last - self.first
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where one block at a time is trained.
-
-    Args:
-        device: of the tensors.
-        memory: bytes.
-    """
-
-    device: torch.device
-    memory: int
-
-
 def blocks_of(runs: int, parameters: int, device: torch.device) -> list[Block]:
-    """Blocks whose size depends on the model and the kind of device alone: results do not depend on memory."""
+    """Blocks whose size depends on the model and the kind of device alone, as results depend on it."""
     size = max(2, _PARAMETERS.get(device.type, _PARAMETERS["cpu"]) // parameters)
     return [Block(i, first, min(first + size, runs)) for i, first in enumerate(range(0, runs, size))]
 
 
-def places_of(devices: Sequence[torch.device], memory: int | None) -> list[Place]:
-    """A place for each device, and for each time that it is named.
-
-    Args:
-        devices: at least one.
-        memory: bytes on each device; None: 1 GiB, or most of what a GPU has free.
-    """
-    return [Place(d, _bytes(d, memory) // devices.count(d)) for d in devices]
-
-
-def rows_at_once(network: Network, runs: int, x: Tensor, own_batches: bool, memory: int) -> int:
-    """How many rows of a batch are computed together so that a block of runs stays within its memory.
-
-    Args:
-        network: the shape of the models.
-        runs: of the block.
-        x: (n, d), the data.
-        own_batches: whether each run gathers rows of its own.
-        memory: bytes for the block.
-
-    Raises:
-        ConfigurationError: not even one row fits.
-    """
-    rows, columns = x.shape[0], x.shape[1] + 1
-    numbers = runs * network.parameters * _COPIES + 3 * rows * columns
-    sampling = rows * runs * (40 if own_batches else 2)
-    a_row = x.element_size() * (runs * (network.numbers_per_row + (columns if own_batches else 0)) + columns)
-    left = memory - x.element_size() * numbers - sampling
-    if left < a_row:
-        raise ConfigurationError(
-            f"memory: {runs} runs of {network.parameters:,} parameters on {rows:,} rows need"
-            f" {(memory - left + a_row) / 2**20:,.0f} MiB at once, there are {memory / 2**20:,.0f}; give more, or fewer"
-            " devices at once"
-        )
-    return min(left // a_row, rows + 2)
-
-
-def _bytes(device: torch.device, given: int | None) -> int:
-    if given is not None:
-        return given
-    if device.type != "cuda":
-        return _CPU_MEMORY
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for new tensors
-    return int(_CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] + kept))
+def rows_at_once(runs: int, numbers_per_row: int, device: torch.device) -> int:
+    """How many rows of a batch are computed together for so many runs; at least one, whatever it takes."""
+    return max(1, _NUMBERS.get(device.type, _NUMBERS["cpu"]) // (runs * numbers_per_row))
 
 
 Array = NDArray[np.float64]
 Tick = Callable[[float], None]
 """Called with the share of a block that is done."""
-TrainBlock = Callable[[Block, Place, Tick], Array]
+TrainBlock = Callable[[Block, torch.device, Tick], Array]
 
 
 class _Stopped(Exception):
@@ -137,7 +66,7 @@ class _Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Store:
+class BlockStore:
     """Finished blocks on disk.
 
     Args:
@@ -186,19 +115,19 @@ def train_blocks(
     blocks: Sequence[Block],
     shape: Callable[[Block], tuple[int, ...]],
     train: TrainBlock,
-    places: Sequence[Place],
-    store: Store,
+    devices: Sequence[torch.device],
+    store: BlockStore,
     progress: Progress,
 ) -> list[Array]:
-    """Train the blocks that are not stored yet, in turn on the places, each of which has a thread of its own.
+    """Train the blocks that are not stored yet, in turn on the devices, with a thread for each time that one is named.
 
     An error or an interrupt ends all threads at their next progress; blocks that were finished are stored.
 
     Args:
         blocks: all runs.
         shape: of a block's numbers.
-        train: trains a block at a place.
-        places: where.
+        train: trains a block on a device.
+        devices: where.
         store: of finished blocks.
         progress: told in runs.
 
@@ -217,17 +146,17 @@ def train_blocks(
             shares[block] = share
             progress("training", sum(len(b) * s for b, s in shares.items()), total)
 
-    def work(place: Place, own: Sequence[Block]) -> None:
+    def work(device: torch.device, own: Sequence[Block]) -> None:
         for block in own:
-            found[block] = train(block, place, partial(tell, block))
+            found[block] = train(block, device, partial(tell, block))
             store.save(block, found[block])
             tell(block, 1.0)
 
-    if len(places) == 1 or len(missing) < 2:
-        work(places[0], missing)
+    if len(devices) == 1 or len(missing) < 2:
+        work(devices[0], missing)
         return [found[block] for block in blocks]
-    with ThreadPoolExecutor(len(places)) as pool:
-        futures = [pool.submit(work, place, missing[i :: len(places)]) for i, place in enumerate(places)]
+    with ThreadPoolExecutor(len(devices)) as pool:
+        futures = [pool.submit(work, device, missing[i :: len(devices)]) for i, device in enumerate(devices)]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         finally:

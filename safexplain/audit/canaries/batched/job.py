@@ -1,6 +1,4 @@
-"""A training of many runs, all that it depends on, and how its blocks are trained.
-
-The steps of DP-SGD or DP-Adam for some runs at once, with a canary in each.
+"""A training of many runs, all that it depends on, and the steps of DP-SGD or DP-Adam for a block of them at once.
 
 A step sums the clipped gradients of the batch, adds what the canary contributes to the runs whose coin puts it in, adds
 noise, divides by the expected batch size, and updates (arXiv 2511.21804, Algorithm 1, lines 11 to 21).
@@ -9,7 +7,6 @@ noise, divides by the expected batch size, and updates (arXiv 2511.21804, Algori
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,10 @@ from safexplain._digest import code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.block_store import (
     Block,
-    Place,
-    Store,
+    BlockStore,
     Tick,
     TrainBlock,
     blocks_of,
-    places_of,
     rows_at_once,
     train_blocks,
 )
@@ -196,15 +191,15 @@ class Job:
         x, rows = x if x.dtype == torch.float64 else x.float(), tuple(int(t) for t in targets)
         return cls(network, x, y, rows, recipe, noise_multiplier, runs, seed, start, shared_batches)
 
-    def start(self, block: Block, place: Place) -> Tensor:
+    def start(self, block: Block, device: torch.device) -> Tensor:
         """(runs of the block, P) before the first step."""
-        device, dtype = place.device, self.x.dtype
+        dtype = self.x.dtype
         if self.initial is None:
             return self.network.initial(len(block), stream(device, self.seed, START, block.number), device, dtype)
         own = self.initial if len(self.initial) == 1 else self.initial[block.first : block.last]
         return own.to(device, dtype).expand(len(block), -1).clone()
 
-    def train(self, block: Block, place: Place, theta: Tensor, inserted: Inserted, tick: Tick) -> Iterator[int]:
+    def train(self, block: Block, theta: Tensor, inserted: Inserted, tick: Tick) -> Iterator[int]:
         """Train a block, stopping after each step; theta changes in place.
 
         Raises:
@@ -212,11 +207,12 @@ class Job:
         """
         kept = torch.ones(len(self.x), dtype=torch.bool)
         kept[list(self.targets)] = False
-        others = (t[kept.to(t.device)].to(place.device) for t in (self.x, self.y))
+        others = (t[kept.to(t.device)].to(theta.device) for t in (self.x, self.y))
         rows = Rows.of(next(others), next(others).long(), bias=self.network.bias)
-        at_once = rows_at_once(self.network, len(block), self.x, not self.shared_batches, place.memory)
+        gathered = 0 if self.shared_batches else self.x.shape[1] + 1
+        at_once = rows_at_once(len(block), self.network.numbers_per_row + gathered, theta.device)
         draws = KeyedDraws(
-            self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, self.shared_batches, place.device
+            self.seed, block.number, self.recipe.sample_rate, self.recipe.steps, self.shared_batches, theta.device
         )
         every = max(1, self.recipe.steps // 100)
         training = steps_of(self.network, rows, inserted, self.recipe, self.noise_multiplier, theta, draws, at_once)
@@ -234,10 +230,8 @@ class Job:
         depends_on: Any,
         *,
         devices: Sequence[torch.device | str] | None,
-        memory: int | None,
         cache: str | Path | None,
         progress: Progress | None,
-        tf32: bool,
     ) -> list[Array]:
         """The numbers of each block of runs.
 
@@ -246,23 +240,20 @@ class Job:
             shape: of a block's numbers.
             depends_on: what decides the numbers beside this job.
             devices: where to train; None: where the data are.
-            memory: bytes on each device; None: as `places_of` finds.
             cache: a folder, or None.
             progress: told in runs.
-            tf32: whether GPUs may multiply with 10 bits of mantissa.
         """
-        places = places_of([torch.device(d) for d in devices or [self.x.device]], memory)
-        kinds = {place.device.type for place in places}
+        places = [torch.device(d) for d in devices or [self.x.device]]
+        kinds = {place.type for place in places}
         if len(kinds) > 1:
             raise ConfigurationError(f"devices: expected one kind, whose random numbers agree, got {sorted(kinds)}")
-        tf32 = tf32 and "cuda" in kinds
-        blocks = blocks_of(self.runs, self.network.parameters, places[0].device)
-        store = Store(None, "")
+        blocks = blocks_of(self.runs, self.network.parameters, places[0])
+        store = BlockStore(None, "")
         if cache is not None:
             everything = {**vars(self), "network": [type(self.network).__name__, vars(self.network)]}
-            store = Store(Path(cache), digest(everything, depends_on, kinds, tf32, code_digest(*TRAINERS)))
-        with _precision(tf32):
-            return train_blocks(blocks, shape, train, places, store, progress or silent)
+            arithmetic = (kinds, torch.get_float32_matmul_precision())
+            store = BlockStore(Path(cache), digest(everything, depends_on, arithmetic, code_digest(*TRAINERS)))
+        return train_blocks(blocks, shape, train, places, store, progress or silent)
 
 
 def _check_training(network: Network, recipe: HeadRecipe, noise_multiplier: float) -> None:
@@ -277,14 +268,3 @@ def _check_training(network: Network, recipe: HeadRecipe, noise_multiplier: floa
         raise ConfigurationError(f"noise_multiplier: expected a finite number of at least 0, got {noise_multiplier!r}")
     if recipe.clipping is None and noise_multiplier:
         raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
-
-
-@contextmanager
-def _precision(tf32: bool) -> Iterator[None]:
-    """Of products of float32 matrices on a GPU, for the whole process."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

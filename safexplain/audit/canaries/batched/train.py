@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._progress import Progress
-from safexplain.audit.canaries.batched.block_store import Block, Place, Tick
+from safexplain.audit.canaries.batched.block_store import Block, Tick
 from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.networks import Network
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
@@ -57,8 +57,6 @@ def train_runs(
     cache: str | Path | None = None,
     devices: Sequence[torch.device | str] | None = None,
     progress: Progress | None = None,
-    memory: int | None = None,
-    tf32: bool = False,
 ) -> Scores:
     """Train runs of world a, with record z = row `canary.target`, and of world b, with z' in its place, and score them.
 
@@ -66,7 +64,7 @@ def train_runs(
     differ in coins, in noise, and in where they start unless `initial` says it. With `shared_batches` all runs meet one
     Poisson sample of the other records at a step: the guarantee that is put to the test, and its dominating pair, hold
     given that sample, and given it runs are independent. The scores are a function of the arguments, of the generator's
-    next number and of the kind of device; more memory or more devices change them by rounding at most.
+    next number and of the kind of device, not of how many there are.
 
     Args:
         network: the shape of the models.
@@ -86,15 +84,13 @@ def train_runs(
         devices: where to train, of one kind, each in a thread of its own; one may be named several times. None: where
             `x` is.
         progress: told in runs.
-        memory: bytes to use on each device; None: 1 GiB, or most of what a GPU has free.
-        tf32: let a GPU round what it multiplies to 10 bits.
 
     Returns:
         Scores, higher in world a.
 
     Raises:
         InputError: data or a canary that cannot be used, or weights that diverged.
-        ConfigurationError: network and recipe contradict each other, too few runs, too little memory, or there is noise
+        ConfigurationError: network and recipe contradict each other, too few runs, or there is noise
             without clipping.
     """
     if runs < 2:
@@ -105,18 +101,18 @@ def train_runs(
     watch = _gradients(canary, job) if isinstance(canary, GradientCanary) else _records(canary, job)
     steps = [*range(every, recipe.steps, every), recipe.steps]
 
-    def train(block: Block, place: Place, tick: Tick) -> Array:
-        theta = job.start(block, place)
+    def train(block: Block, device: torch.device, tick: Tick) -> Array:
+        theta = job.start(block, device)
         found: list[Tensor] = []
         inserted, score = watch(block, theta)
-        for step in job.train(block, place, theta, inserted, tick):
+        for step in job.train(block, theta, inserted, tick):
             if step == steps[len(found)]:
                 found.append(score(theta, step))
         return np.asarray(torch.stack(found).double().cpu())
 
     values = job.blocks(
         train, lambda block: (len(steps), len(block)), [canary, steps],
-        devices=devices, memory=memory, cache=cache, progress=progress, tf32=tf32,
+        devices=devices, cache=cache, progress=progress,
     )  # fmt: skip
     together = np.concatenate(values, axis=1)
     return Scores(tuple(steps), together[:, ::2], together[:, 1::2])
@@ -138,8 +134,6 @@ def train_one_run(
     cache: str | Path | None = None,
     devices: Sequence[torch.device | str] | None = None,
     progress: Progress | None = None,
-    memory: int | None = None,
-    tf32: bool = False,
 ) -> Array:
     """Train with many gradient canaries at once, each in place of a record, with a sign and coins of its own.
 
@@ -162,8 +156,6 @@ def train_one_run(
         cache: a folder.
         devices: where to train.
         progress: told in runs.
-        memory: bytes on each device.
-        tf32: as in `train_runs`.
 
     Returns:
         (runs, m): how far each coordinate went down from its start; higher where the sign is 1.
@@ -182,18 +174,18 @@ def train_one_run(
         raise InputError(f"signs: expected 1 and -1 of shape ({m},) or (runs, {m}), got {tuple(signs.shape)}")
     job = Job.of(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial, shared_batches)
 
-    def train(block: Block, place: Place, tick: Tick) -> Array:
-        theta = job.start(block, place)
+    def train(block: Block, device: torch.device, tick: Tick) -> Array:
+        theta = job.start(block, device)
         own = signs[block.first : block.last]
         inserted = Directions.of(coordinates, own, recipe.clipping, x.shape[1], theta)
         before = theta[:, inserted.coordinates]
-        for _ in job.train(block, place, theta, inserted, tick):
+        for _ in job.train(block, theta, inserted, tick):
             pass
         return np.asarray((before - theta[:, inserted.coordinates]).double().cpu())
 
     values = job.blocks(
         train, lambda block: (len(block), m), [coordinates, signs],
-        devices=devices, memory=memory, cache=cache, progress=progress, tf32=tf32,
+        devices=devices, cache=cache, progress=progress,
     )  # fmt: skip
     return np.concatenate(values)
 
