@@ -122,7 +122,7 @@ def batched(case: Case, x: Tensor, y: Tensor, steps: int, shared: bool, devices:
         every=max(1, steps // 20), generator=torch.Generator().manual_seed(time.perf_counter_ns()),
         shared_batches=shared, devices=devices,
     )  # fmt: skip
-    return torch.from_numpy(found.a)
+    return torch.from_numpy(found.d)
 
 
 def kinds(device: str, workers: int) -> dict[str, tuple[bool, list[str]]]:

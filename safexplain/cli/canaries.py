@@ -197,7 +197,9 @@ def canaries_command(
     scenario: Annotated[
         str | None, typer.Option(help=f"{', '.join(SCENARIOS)}; several separated by commas, or all.")
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Models to train, half in each world.  [default: 1000]")] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Models to train, half on D and half on D'.  [default: 1000]")
+    ] = None,
     every: Annotated[int | None, typer.Option(help="Also audit each so many steps.  [default: steps / 10]")] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(BoundMethod))}.")] = None,
     threshold: Annotated[str | None, typer.Option(help="auto, split, or a number fixed beforehand.")] = None,

@@ -99,7 +99,7 @@ class Options:
 
     Args:
         scenario: names or numbers, separated by commas, or "all"; "": gradient, and mislabelled for a function.
-        runs: in both worlds together.
+        runs: on D and D' together.
         every: audit after each so many steps; 0: the released model only.
         method: of the bound.
         threshold: "auto", "split" or a number.

@@ -125,14 +125,14 @@ def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
     a[1] += 10
     b[1] += 10
     found = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
-    assert found.a.shape == (2, 80)
-    assert found.b.shape == (2, 60)
-    assert np.ptp(a[:, 20:] - found.a, axis=1) == pytest.approx(0)  # one threshold a step, the same in both worlds
-    assert (a[:, 20:] - found.a)[:, 0] == pytest.approx((b[:, 20:] - found.b)[:, 0])
-    assert (a[:, 20] - found.a[:, 0]) == pytest.approx([5, 15], abs=0.5)
+    assert found.d.shape == (2, 80)
+    assert found.d_prime.shape == (2, 60)
+    assert np.ptp(a[:, 20:] - found.d, axis=1) == pytest.approx(0)  # one threshold a step, the same for D and D'
+    assert (a[:, 20:] - found.d)[:, 0] == pytest.approx((b[:, 20:] - found.d_prime)[:, 0])
+    assert (a[:, 20] - found.d[:, 0]) == pytest.approx([5, 15], abs=0.5)
     a[:, 20:] += 100
     again = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
-    assert np.array_equal(again.b, found.b)  # what is counted has no say in where
+    assert np.array_equal(again.d_prime, found.d_prime)  # what is counted has no say in where
 
 
 def test_the_images_trained_on_are_as_many_of_each_class():

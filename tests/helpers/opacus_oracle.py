@@ -108,7 +108,7 @@ def flat(network, parts):
 def by_opacus(network, x, y, canary, made_by, start, given, run, monkeypatch, *, swapped=False):
     """theta (P,) of one run, by a GradSampleModule and a DPOptimizer with the same batches, coins, noise and canary.
 
-    `x` and `y` are all records; run i is in world a where i is even, unless `swapped`.
+    `x` and `y` are all records; run i is on D where i is even, unless `swapped`.
     """
     model = GradSampleModule(module(network, start[run]))
     noise = iter([part for step in given["noise"] for part in in_parts(network, step[run])])
@@ -124,13 +124,13 @@ def by_opacus(network, x, y, canary, made_by, start, given, run, monkeypatch, *,
         expected_batch_size=made_by.expected_batch_size,
     )  # fmt: skip
     others = torch.arange(len(x)) != canary.target
-    world_a = (run % 2 == 0) != swapped
+    on_d = (run % 2 == 0) != swapped
     for (index, weight), coins in zip(given["batches"], given["coins"], strict=True):
         rows = torch.arange(int(others.sum())) if index is None else index if index.dim() == 1 else index[run]
         rows = rows if weight is None else rows[weight[run if len(weight) > 1 else 0]]
         xb, yb, coin = x[others][rows], y[others][rows], bool(coins[run, 0])
         if coin and not isinstance(canary, GradientCanary):
-            z = (x[canary.target], int(y[canary.target])) if world_a else (canary.x, canary.y)
+            z = (x[canary.target], int(y[canary.target])) if on_d else (canary.x, canary.y)
             xb, yb = torch.cat([xb, z[0][None]]), torch.cat([yb, torch.tensor([z[1]])])
         optimizer.zero_grad()
         with warnings.catch_warnings():
@@ -142,7 +142,7 @@ def by_opacus(network, x, y, canary, made_by, start, given, run, monkeypatch, *,
                 F.cross_entropy(logits, yb).backward()
         if coin and isinstance(canary, GradientCanary):
             direction = torch.zeros(network.parameters, dtype=x.dtype)
-            direction[canary.coordinate] = made_by.clipping.bound * (1 if world_a else -1)
+            direction[canary.coordinate] = made_by.clipping.bound * (1 if on_d else -1)
             for p, part in zip(parameters, in_parts(network, direction), strict=True):
                 p.grad_sample = torch.cat([p.grad_sample, part.reshape(1, *p.shape)])
         optimizer.step()

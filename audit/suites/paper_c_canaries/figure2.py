@@ -103,7 +103,7 @@ def cell(mechanism: Steps, size: Size, seed: int) -> dict[str, Any]:
     bounds: dict[str, list[float]] = {PAPER: []} | {name: [] for name in BOUNDS}
     for repeat in range(size.repeats):
         scores = worst_case_scores(mechanism, size.runs, rng=np.random.default_rng((0xF2, seed, repeat)))
-        a, b = scores.a[-1], scores.b[-1]
+        a, b = scores.d[-1], scores.d_prime[-1]
         bounds[PAPER].append(highest_over_thresholds(a, b, DELTA))
         for name, given in BOUNDS.items():
             known = {"sample_rate": mechanism.sample_rate, "steps": mechanism.steps, "sampling": mechanism.sampling}

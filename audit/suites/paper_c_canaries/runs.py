@@ -4,8 +4,8 @@ A task is trained at several sample rates, with the noise that gives epsilon 10 
 after another, half of the runs of each on the record and half on what stands in its place. After every k-th step the
 model is treated as if it were released (Algorithm 1 of 2511.21804), and the adversary's errors bound epsilon from
 below: by the library's default, the mechanism's own trade-off curve, and by the paper's estimator, which takes the best
-of all thresholds on the runs that it counts. The threshold of the first is 0 for gradient canaries, whose worlds lie on
-either side of it; for records a fifth of the runs fix it, and do not count.
+of all thresholds on the runs that it counts. The threshold of the first is 0 for gradient canaries, whose scores on D
+and D' lie on either side of it; for records a fifth of the runs fix it, and do not count.
 
 Scores are kept in the cache folder, as are the pieces of a training; an interrupted run resumes.
 """
@@ -40,7 +40,7 @@ PILOT = 0.2
 def add_arguments(p: ArgumentParser) -> ArgumentParser:
     """What these suites take beside the common options."""
     p.add_argument("--device", default="cpu")
-    p.add_argument("--runs", type=int, help="in both worlds together, of each canary, rate and repeat")
+    p.add_argument("--runs", type=int, help="on D and D' together, of each canary, rate and repeat")
     p.add_argument("--repeats", type=int, help="with other noise and batches")
     p.add_argument("--only", help="a task, by its name; the results of others are kept")
     p.add_argument("--full", action="store_true", help="the paper's sizes, which need a GPU")
@@ -52,20 +52,20 @@ def audited(path: Path, claim: Claim, scenario: ScenarioName, repeat: int) -> di
     scores, facts = Scores.load(path), facts_of(path)
     counted = scores if scenario == "gradient" else centred(scores)
     result = judge(counted, claim, scenario=scenario, threshold=0.0, seconds=facts["seconds"], seed=repeat)
-    paper = [highest_over_thresholds(a, b, DELTA) for a, b in zip(scores.a, scores.b, strict=True)]
+    paper = [highest_over_thresholds(a, b, DELTA) for a, b in zip(scores.d, scores.d_prime, strict=True)]
     lower = [result.lower(at) for at in result.errors]
     extra = {"trained": scores.runs, "curve": lower, "paper_estimator": paper, "ceilings": ceilings(result)}
     return {**result.to_dict(), **extra}
 
 
 def centred(scores: Scores, share: float = PILOT) -> Scores:
-    """Scores beyond a threshold that the first runs of both worlds fix, and which the others alone are counted at.
+    """Scores beyond a threshold that the first runs on D and D' fix, and which the others alone are counted at.
 
-    At each step it is the midpoint of the medians of both worlds. A share of 1/2 would leave fewer runs to count.
+    At each step it is the midpoint of the medians on D and D'. A share of 1/2 would leave fewer runs to count.
     """
-    first = math.ceil(share * min(scores.a.shape[1], scores.b.shape[1]))
-    middle = sum(np.median(world[:, :first], axis=1, keepdims=True) for world in (scores.a, scores.b)) / 2
-    return Scores(scores.steps, scores.a[:, first:] - middle, scores.b[:, first:] - middle)
+    first = math.ceil(share * min(scores.d.shape[1], scores.d_prime.shape[1]))
+    middle = sum(np.median(side[:, :first], axis=1, keepdims=True) for side in (scores.d, scores.d_prime)) / 2
+    return Scores(scores.steps, scores.d[:, first:] - middle, scores.d_prime[:, first:] - middle)
 
 
 def ceilings(result: CanaryResult) -> list[float]:

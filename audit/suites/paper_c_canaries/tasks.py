@@ -80,7 +80,7 @@ class Task:
         settings: by sample rate.
         scenarios: canaries.
         every: steps between audits.
-        runs: R, in both worlds together, of each canary and rate.
+        runs: R, on D and D' together, of each canary and rate.
         repeats: of each, with other noise and batches.
         about: what else is recorded.
     """
@@ -154,7 +154,9 @@ def scored(task: Task, adversary: Adversary, scenario: ScenarioName, folder: Pat
             progress=Progress(f"{prefix} {scenario}, repeat {repeat + 1}: "),
         )  # fmt: skip
         facts = json.dumps({"canary": about, "seconds": time.perf_counter() - start})
-        save(path, {"steps": np.array(scores.steps), "a": scores.a, "b": scores.b, "facts": np.array(facts)})
+        save(
+            path, {"steps": np.array(scores.steps), "d": scores.d, "d_prime": scores.d_prime, "facts": np.array(facts)}
+        )
     return paths
 
 

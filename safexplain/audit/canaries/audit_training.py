@@ -47,16 +47,16 @@ def audit_heads(
     seed: int = 0,
     progress: Progress = silent,
 ) -> CanaryResult:
-    """Train heads by `safexplain.dp.heads.closed_form.train_heads` on both worlds, and judge the claim.
+    """Train heads by `safexplain.dp.heads.closed_form.train_heads` on D and on D', and judge the claim.
 
-    Both z and its canary z' are rows of the data; the heads of world a train on all but z', those of world b on all but
+    Both z and its canary z' are rows of the data; the heads of D train on all but z', those of D' on all but
     z. The clipping, the sampling of all records, the noise and the updates are those of `train_heads`. Each head draws
     batches of its own: in shared ones the canary's coins would be the same for all.
 
     Args:
         setting: of a linear head.
         scenario: "crafted", "mislabelled" or "natural".
-        runs: in both worlds together.
+        runs: on D and D' together.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: fixed beforehand; None, "auto" or "split": chosen on 30 % of the runs.
         confidence: of the bound.
@@ -70,7 +70,7 @@ def audit_heads(
     name = scenario_of(scenario)
     check_method(method, setting.claim)
     if runs < 4 or runs % 2:
-        raise ConfigurationError(f"runs: expected an even number from 4 on, half for each world; got {runs}")
+        raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
     began = time.monotonic()
     canary = crafted(setting, name, seed=seed)
     if not isinstance(canary, RecordCanary):
@@ -82,9 +82,9 @@ def audit_heads(
         progress("training", done, runs)
         scores.append(_scores(setting, canary, min(size, runs - done), generator))
     progress("training", runs, runs)
-    a, b = (torch.cat([part[world] for part in scores])[None].double().cpu().numpy() for world in (0, 1))
+    d, d_prime = (torch.cat(part)[None].double().cpu().numpy() for part in zip(*scores, strict=True))
     return judge(
-        Scores((setting.recipe.steps,), a, b),
+        Scores((setting.recipe.steps,), d, d_prime),
         setting.claim,
         scenario=name,
         method=method,
@@ -97,7 +97,7 @@ def audit_heads(
 
 
 def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(runs / 2,) of each world."""
+    """(runs / 2,) on D and on D'."""
     n, z = len(setting.x), setting.x[canary.target]
     other = canary.x.to(setting.x)
     members = torch.ones(runs, n + 1, dtype=torch.bool)

@@ -43,7 +43,7 @@ RecordScenario = Literal["crafted", "mislabelled", "natural"]
 
 @dataclass(frozen=True, eq=False)
 class GradientCanary:
-    """Gradients +C (world a) and -C (world b) at one parameter, in place of the target record's gradient.
+    """Gradients +C (D) and -C (D') at one parameter, in place of the target record's gradient.
 
     Args:
         target: row of the data whose gradient is replaced.
@@ -79,7 +79,7 @@ class GradientCanary:
 
 @dataclass(frozen=True, eq=False)
 class RecordCanary:
-    """A record z' = (x, y) that stands in place of row `target` in world b.
+    """A record z' = (x, y) that stands in place of row `target` in D'.
 
     Args:
         scenario: how z' was made.
@@ -147,7 +147,7 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
         scenario: the canary's.
 
     Returns:
-        (R,), higher in world a.
+        (R,), higher on D.
 
     Raises:
         ConfigurationError: unknown scenario.
@@ -176,17 +176,17 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
 def gradient_scores(theta: Tensor, theta0: Tensor, coordinate: int, drift: Tensor | float | None = None) -> Tensor:
     """Scores of R models for a gradient canary: how far its parameter has gone down, beyond the drift.
 
-    World a's gradient +C moves the parameter down by lr C / B at each step that has it in the batch, world b's up.
+    On D the gradient +C moves the parameter down by lr C / B at each step that has it in the batch, on D' up.
 
     Args:
         theta: (R, P) parameters now.
         theta0: (R, P) or (P,) parameters at the start.
         coordinate: of the canary.
         drift: what the parameter has moved by now in a run without the target, a number or (R,); None: 0. It centres
-            the scores of both worlds on 0.
+            the scores of D and D' on 0.
 
     Returns:
-        (R,), higher in world a.
+        (R,), higher on D.
 
     Raises:
         InputError: tensors of other shapes, or no such parameter.

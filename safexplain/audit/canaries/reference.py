@@ -79,7 +79,7 @@ def reference(
 ) -> Reference:
     """Train without noise, once as it is and once with clipping, with the recipe's optimizer, batches and steps.
 
-    The clipped training leaves the target out: its gradient is not there in the worlds of a gradient canary.
+    The clipped training leaves the target out: its gradient is not there in D and D' of a gradient canary.
 
     Args:
         network: the shape of the model.

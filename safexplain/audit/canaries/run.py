@@ -38,7 +38,7 @@ GUESSED = 0.2
 
 
 Threshold = float | Literal["auto", "split"]
-"""A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores of both worlds lie on
+"""A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores on D and D' lie on
 either side of it by construction (worst-case; gradient with SGD, whose drift is known), otherwise "split"."""
 
 
@@ -63,10 +63,10 @@ def run_canaries(
     Args:
         setting: what is trained, on what, and what it claims.
         scenario: name or number of `safexplain.verdict.canaries.claim.SCENARIOS`.
-        runs: models in both worlds together, half in each.
+        runs: models on D and D' together, half on each.
         every: audit after each so many steps, too; None: the released model only.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: above which a run is said to be of world a; None: "auto".
+        threshold: above which a run is said to be on D; None: "auto".
         confidence: of each bound.
         canary: one of your own; None: crafted.
         seed: of everything random.
@@ -245,15 +245,15 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
 
     Args:
         mechanism: with Poisson sampling or full batches.
-        runs: in both worlds together, half in each.
+        runs: on D and D' together, half on each.
         every: look after each so many steps and after the last; None: after the last only.
         rng: source of sampling and noise.
 
     Raises:
-        ConfigurationError: fewer than 2 runs in a world, no noise, or batches of fixed size.
+        ConfigurationError: fewer than 2 runs on each, no noise, or batches of fixed size.
     """
     if runs < 4 or runs % 2:
-        raise ConfigurationError(f"runs: expected an even number from 4 on, half for each world; got {runs}")
+        raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
     if mechanism.noise_multiplier == 0 or mechanism.steps == 0:
         raise ConfigurationError("the worst case needs noise and at least one step: without them nothing is claimed")
     if mechanism.sampling == "fixed-size":

@@ -97,7 +97,7 @@ class Finding(ABC):
           record, within that of a substituted one. Nothing is wrong with the training, only with promising the smaller
           number for what records contain.
         - "consistent with substitute": neither, and the runs could have shown it.
-        - "inconclusive": neither, but the worlds were not told apart at all, or the runs were too few.
+        - "inconclusive": neither, but D and D' were not told apart at all, or the runs were too few.
         """
         lower, substitute, add_remove = self.epsilon_lower, self.epsilon_substitute, self.epsilon_add_remove
         if substitute is not None and lower > substitute:

@@ -42,60 +42,59 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A number a run and audited step; higher says that the run trained on the record itself (world a).
+    """A number a run and audited step; higher says that the run trained on the record itself (D), not on D'.
 
     Args:
         steps: (k,) increasing; the last is the released model.
-        a: (k, runs in world a), finite.
-        b: (k, runs in world b), in which the canary stood in the record's place.
+        d: (k, runs on D), finite.
+        d_prime: (k, runs on D'), in which the canary stood in the record's place.
 
     Raises:
         InputError: the shapes do not fit, a score is NaN, or steps do not increase.
     """
 
     steps: tuple[int, ...]
-    a: Array
-    b: Array
+    d: Array
+    d_prime: Array
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(int(t) for t in self.steps))
-        for name in ("a", "b"):
+        for name in ("d", "d_prime"):
             values = np.asarray(getattr(self, name), dtype=np.float64)
             if values.ndim != 2 or len(values) != len(self.steps) or not values.size:
-                raise InputError(
-                    f"scores of world {name}: expected shape ({len(self.steps)} steps, runs), got {values.shape}"
-                )
+                raise InputError(f"scores {name}: expected shape ({len(self.steps)} steps, runs), got {values.shape}")
             if np.isnan(values).any():
-                raise InputError(f"scores of world {name}: {int(np.isnan(values).sum())} of {values.size} are NaN")
+                raise InputError(f"scores {name}: {int(np.isnan(values).sum())} of {values.size} are NaN")
             object.__setattr__(self, name, values)
         if any(later <= earlier for earlier, later in zip((0, *self.steps), self.steps, strict=False)):
             raise InputError(f"steps: expected increasing numbers from 1 on, got {self.steps}")
 
     @property
     def runs(self) -> int:
-        """In both worlds together."""
-        return self.a.shape[1] + self.b.shape[1]
+        """On D and D' together."""
+        return self.d.shape[1] + self.d_prime.shape[1]
 
     def save(self, path: str | Path) -> Path:
         """Write an npz file, all or nothing."""
         path = Path(path)
         with whole_file(path) as partial, partial.open("wb") as file:
-            np.savez(file, steps=np.array(self.steps), a=self.a, b=self.b)
+            np.savez(file, steps=np.array(self.steps), d=self.d, d_prime=self.d_prime)
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> Scores:
-        """Read what `save`, or anyone, wrote: arrays `steps`, `a` and `b`.
+        """Read what `save`, or anyone, wrote: arrays `steps`, `d` and `d_prime` (`a` and `b` in version 0.1).
 
         Raises:
             InputError: not such a file.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
-                found: dict[str, Any] = {name: file[name] for name in ("steps", "a", "b")}
+                names = ("steps", "a", "b") if "a" in file else ("steps", "d", "d_prime")
+                steps, d, d_prime = (file[name] for name in names)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: expected an npz file with steps, a and b; {error}") from None
-        return cls(tuple(found["steps"].tolist()), found["a"], found["b"])
+            raise InputError(f"{path}: expected an npz file with steps, d and d_prime; {error}") from None
+        return cls(tuple(steps.tolist()), d, d_prime)
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ class Errors:
 
     Args:
         step: after which the models were looked at.
-        threshold: at and above which a run was said to be of world a; fixed without looking at the runs counted.
-        false_positives: runs of world b that were said to be of world a.
-        negatives: runs of world b that were counted.
-        false_negatives: runs of world a that were said to be of world b.
-        positives: runs of world a that were counted.
+        threshold: at and above which a run was said to be on D; fixed without looking at the runs counted.
+        false_positives: runs on D' that were said to be on D.
+        negatives: runs on D' that were counted.
+        false_negatives: runs on D that were said to be on D'.
+        positives: runs on D that were counted.
     """
 
     step: int
@@ -138,7 +137,7 @@ class CanaryResult(Finding):
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         confidence: of each bound.
         errors: at each audited step, in order.
-        runs: that were trained, in both worlds together.
+        runs: that were trained, on D and D' together.
         seconds: that they took.
         setting: what was trained on what, for readers; plain values by name.
 
@@ -314,7 +313,7 @@ def judge(
     """Bounds at every audited step.
 
     Args:
-        scores: of both worlds.
+        scores: of the runs on D and on D'.
         claim: what they are measured against.
         scenario: name or number of the canary.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
@@ -330,9 +329,9 @@ def judge(
     """
     check_method(method, claim)
     errors = []
-    for step, a, b in zip(scores.steps, scores.a, scores.b, strict=True):
+    for step, d, d_prime in zip(scores.steps, scores.d, scores.d_prime, strict=True):
         bound = bound_epsilon(
-            a, b, claim.delta, method, threshold=threshold, confidence=confidence, seed=seed,
+            d, d_prime, claim.delta, method, threshold=threshold, confidence=confidence, seed=seed,
             **claim.after(step).sampled(),
         )  # fmt: skip
         errors.append(Errors.of(step, bound))

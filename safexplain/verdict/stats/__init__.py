@@ -1,6 +1,6 @@
 """Statistics of attacks: ROC curves, exact intervals, and lower bounds on epsilon. No torch.
 
-One orientation everywhere: a higher score says "member" (or "world a"), which is the positive.
+One orientation everywhere: a higher score says "member" (or "trained on D"), which is the positive.
 """
 
 from safexplain.verdict.stats.lower_bounds import (

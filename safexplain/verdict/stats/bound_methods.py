@@ -36,12 +36,12 @@ SCORES = np.linspace(-8.0, 8.0, 801)
 
 
 @dataclass(frozen=True)
-class Errors:
+class ErrorCounts:
     """Errors of an attack at a threshold that was fixed without them.
 
     Args:
-        false_positives, negatives: runs of world b that were called a, of so many.
-        false_negatives, positives: runs of world a that were called b, of so many.
+        false_positives, negatives: runs on D' that were taken for D, of so many.
+        false_negatives, positives: runs on D that were taken for D', of so many.
         confidence: of the bound; each rate is limited with half of what is left.
     """
 
@@ -76,12 +76,12 @@ class Method:
         needs_delta: delta must be above 0.
     """
 
-    bound: Callable[[Errors, float, Family], float]
+    bound: Callable[[ErrorCounts, float, Family], float]
     merit: Callable[[Array, Array, float, Family], Array]
     needs_delta: bool = False
 
 
-def pld_bound(errors: Errors, delta: float, family: Family) -> float:
+def pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     """Largest epsilon of the family that the errors refute."""
     if family.is_gaussian:
         return gdp_bound(errors, delta, family)
@@ -104,7 +104,7 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return distance if curve is None else curve(fpr) - fnr
 
 
-def gdp_bound(errors: Errors, delta: float, family: Family) -> float:
+def gdp_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     """Epsilon of the Gaussian mechanism on which an attack can have just these error rates."""
     return gaussian_epsilon(float(gaussian_distance(errors.fpr, errors.fnr)), delta)
 
@@ -114,7 +114,7 @@ def gdp_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return gaussian_distance(fpr, fnr)
 
 
-def direct_bound(errors: Errors, delta: float, family: Family) -> float:
+def direct_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     """From FPR + e^eps FNR >= 1 - delta and its mirror image (Kairouz, Oh and Viswanath, arXiv 1311.0776, Thm 2.1)."""
     merit = direct_merit(np.array([errors.fpr]), np.array([errors.fnr]), delta, family)
     return max(0.0, math.log(max(float(merit[0]), 1.0)))
@@ -125,7 +125,7 @@ def direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
 
 
-def credible_bound(errors: Errors, delta: float, family: Family) -> float:
+def credible_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     """The (1 - confidence)-quantile of epsilon when both rates have the posterior of Jeffreys' prior.
 
     P(epsilon <= e) is integrated over the false-positive rate, along its normal scores.

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
-from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, Errors, Method
+from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts, Method
 from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import Family
 
@@ -64,10 +64,10 @@ def epsilon_from_errors(
       the truth depends on the truth.
 
     Args:
-        false_positives: runs of world b called a.
-        negatives: runs of world b.
-        false_negatives: runs of world a called b.
-        positives: runs of world a.
+        false_positives: runs on D' taken for D.
+        negatives: runs on D'.
+        false_negatives: runs on D taken for D'.
+        positives: runs on D.
         delta: in (0, 1); 0 is allowed for the last two methods.
         method: one of these.
         confidence: of the bound.
@@ -79,7 +79,7 @@ def epsilon_from_errors(
         InputError: counts, delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps or sampling is.
     """
-    errors = Errors(false_positives, negatives, false_negatives, positives, confidence)
+    errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
     return checked_method(method, delta, confidence).bound(errors, delta, Family(sample_rate, steps, sampling))
 
 
@@ -97,8 +97,8 @@ def epsilon_ceiling(
     """The bound of an attack without any error: the most that so many counted runs can show.
 
     Args:
-        negatives: counted runs of world b.
-        positives: counted runs of world a.
+        negatives: counted runs on D'.
+        positives: counted runs on D.
         delta: as for `epsilon_from_errors`, as are the others.
         method: the same.
         confidence: the same.
@@ -152,11 +152,11 @@ class LowerBound:
         method: how it was computed.
         delta: of the epsilon.
         confidence: that the mechanism's epsilon is not smaller.
-        threshold: scores that reach it were called "world a".
-        false_positives: runs of world b called a, of the `negatives` that were counted.
-        negatives: counted runs of world b.
-        false_negatives: runs of world a called b, of the `positives` that were counted.
-        positives: counted runs of world a.
+        threshold: runs whose scores reach it were taken for D.
+        false_positives: runs on D' taken for D, of the `negatives` that were counted.
+        negatives: counted runs on D'.
+        false_negatives: runs on D taken for D', of the `positives` that were counted.
+        positives: counted runs on D.
         family: the mechanism that was claimed, but for its noise.
     """
 
@@ -181,7 +181,7 @@ class LowerBound:
         return self._bound(0, 0)
 
     def _bound(self, false_positives: int, false_negatives: int) -> float:
-        errors = Errors(false_positives, self.negatives, false_negatives, self.positives, self.confidence)
+        errors = ErrorCounts(false_positives, self.negatives, false_negatives, self.positives, self.confidence)
         return METHODS[self.method].bound(errors, self.delta, self.family)
 
     def __str__(self) -> str:
@@ -193,8 +193,8 @@ class LowerBound:
 
 
 def bound_epsilon(
-    scores_a: ArrayLike,
-    scores_b: ArrayLike,
+    scores_d: ArrayLike,
+    scores_d_prime: ArrayLike,
     delta: float,
     method: BoundMethod = "pld",
     *,
@@ -205,15 +205,15 @@ def bound_epsilon(
     sampling: Sampling | None = None,
     seed: int = 0,
 ) -> LowerBound:
-    """Lower bound on epsilon from scores of independent runs in two worlds; higher scores say "world a".
+    """Lower bound on epsilon from scores of independent runs on D and on D'; higher scores say D.
 
     Args:
-        scores_a: (n_a,) scores of runs on the first data set; may be infinite, not NaN.
-        scores_b: (n_b,) scores of runs on the second.
+        scores_d: (n,) scores of runs on D; may be infinite, not NaN.
+        scores_d_prime: (m,) scores of runs on D', which differs from D in one record.
         delta: in (0, 1); 0 is allowed for "clopper-pearson" and "zanella-beguelin".
         method: "pld", "gdp", "clopper-pearson" or "zanella-beguelin", see `epsilon_from_errors`.
         threshold: fixed before the scores were seen, then all runs count; None has it chosen on a random 30 % of the
-            runs of each world, as the one with the highest bound there, and counted on the others.
+            runs on each, as the one with the highest bound there, and counted on the others.
         confidence: of the bound.
         sample_rate: q of the claimed mechanism ("pld").
         steps: of the claimed mechanism ("pld").
@@ -224,11 +224,11 @@ def bound_epsilon(
         InputError: scores that are NaN, of another shape or too few; delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps or sampling is.
     """
-    a, b = _scores("scores_a", scores_a), _scores("scores_b", scores_b)
+    d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
     chosen, family = checked_method(method, delta, confidence), Family(sample_rate, steps, sampling)
     if threshold is None:
-        (a_first, a), (b_first, b) = _parts(a, b, seed)
-        threshold = _best_threshold(a_first, b_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)
+        (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
+        threshold = _best_threshold(d_first, d_prime_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)
     elif math.isnan(threshold):
         raise InputError("threshold: expected a number or None, got NaN")
     return LowerBound(
@@ -236,17 +236,17 @@ def bound_epsilon(
         delta=float(delta),
         confidence=float(confidence),
         threshold=float(threshold),
-        false_positives=int((b >= threshold).sum()),
-        negatives=b.size,
-        false_negatives=int((a < threshold).sum()),
-        positives=a.size,
+        false_positives=int((d_prime >= threshold).sum()),
+        negatives=d_prime.size,
+        false_negatives=int((d < threshold).sum()),
+        positives=d.size,
         family=family,
     )
 
 
 def epsilon_lower_bound(
-    scores_a: ArrayLike,
-    scores_b: ArrayLike,
+    scores_d: ArrayLike,
+    scores_d_prime: ArrayLike,
     delta: float,
     method: BoundMethod = "pld",
     *,
@@ -260,8 +260,8 @@ def epsilon_lower_bound(
     """The number of `bound_epsilon`, with the same arguments and errors.
 
     Args:
-        scores_a: as there.
-        scores_b: as there.
+        scores_d: as there.
+        scores_d_prime: as there.
         delta: as there.
         method: as there.
         threshold: as there.
@@ -279,8 +279,8 @@ def epsilon_lower_bound(
         9.4
     """
     return bound_epsilon(
-        scores_a,
-        scores_b,
+        scores_d,
+        scores_d_prime,
         delta,
         method,
         threshold=threshold,
@@ -301,25 +301,28 @@ def _scores(name: str, scores: ArrayLike) -> Array:
     return found
 
 
-def _parts(a: Array, b: Array, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Of each world, the runs that choose and those that count."""
-    if min(a.size, b.size) < 2:
+def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """On D and on D', the runs that choose and those that count."""
+    if min(d.size, d_prime.size) < 2:
         raise InputError(
-            f"expected at least 2 runs of each world, got {a.size} and {b.size}: the threshold is chosen on some of"
-            " them. Give more runs, or a threshold that was fixed before"
+            f"expected at least 2 runs on each of D and D', got {d.size} and {d_prime.size}: the threshold is"
+            " chosen on some of them. Give more runs, or a threshold that was fixed before"
         )
     rng = np.random.default_rng(seed)
-    a, b = rng.permutation(a), rng.permutation(b)
-    n_a, n_b = (max(1, round(CHOOSING * x.size)) for x in (a, b))
-    return (a[:n_a], a[n_a:]), (b[:n_b], b[n_b:])
+    d, d_prime = rng.permutation(d), rng.permutation(d_prime)
+    n, m = (max(1, round(CHOOSING * x.size)) for x in (d, d_prime))
+    return (d[:n], d[n:]), (d_prime[:m], d_prime[m:])
 
 
-def _best_threshold(a: Array, b: Array, method: Method, delta: float, confidence: float, family: Family) -> float:
+def _best_threshold(d: Array, d_prime: Array, method: Method, delta: float, confidence: float, family: Family) -> float:
     """Of the scores, the one with the highest bound; the middle one of equally good ones."""
-    candidates = np.unique(np.concatenate([a, b]))
-    false_negatives = np.searchsorted(np.sort(a), candidates)
-    false_positives = b.size - np.searchsorted(np.sort(b), candidates)
-    fnr, fpr = upper_limits(a.size, confidence)[false_negatives], upper_limits(b.size, confidence)[false_positives]
+    candidates = np.unique(np.concatenate([d, d_prime]))
+    false_negatives = np.searchsorted(np.sort(d), candidates)
+    false_positives = d_prime.size - np.searchsorted(np.sort(d_prime), candidates)
+    fnr, fpr = (
+        upper_limits(d.size, confidence)[false_negatives],
+        upper_limits(d_prime.size, confidence)[false_positives],
+    )
     merit = method.merit(fpr, fnr, delta, family)
     best = np.flatnonzero(merit == merit.max())
     return float(candidates[best[best.size // 2]])

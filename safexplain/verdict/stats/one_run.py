@@ -135,7 +135,7 @@ def _is_too_good(curve: TradeOff, correct: int, guesses: int, canaries: int, ris
     """Whether a mechanism of this trade-off curve has so many right guesses with a probability below the risk.
 
     Were they as likely as the risk, the guesser's wrong and right answers would have to amount to more than there are.
-    With a curve f that is its own mirror image, 1 - f turns the probability of an event under one world into the
+    With a curve f that is its own mirror image, 1 - f turns the probability of an event under one data set into the
     largest under the other, and x -> f(1 - x) back.
     """
     share = guesses / canaries

@@ -78,7 +78,7 @@ class RocCurve:
 
     @cached_property
     def fpr(self) -> NDArray[np.float64]:
-        """(k,) share of non-members accused."""
+        """(k,) false positives as a share of the non-members."""
         return self.false_positives / self.non_members
 
     @property
@@ -94,7 +94,7 @@ class RocCurve:
 
 @dataclass(frozen=True)
 class RateAtFpr:
-    """Members found while at most a stated share of the non-members is accused.
+    """Members found while at most a stated share of the non-members are false positives.
 
     Args:
         fpr: the stated false-positive rate.
@@ -119,7 +119,7 @@ class RateAtFpr:
 
     @property
     def realised_fpr(self) -> float:
-        """Share of non-members accused; never above `fpr`."""
+        """False positives as a share of the non-members; never above `fpr`."""
         return self.false_positives / self.non_members
 
     @property
@@ -148,11 +148,11 @@ def roc(scores: ArrayLike, membership: ArrayLike) -> RocCurve:
     s, member = s[order], member[order]
     last_of_ties = np.append(s[1:] != s[:-1], True)
     found = np.cumsum(member)[last_of_ties]
-    accused = np.cumsum(~member)[last_of_ties]
+    wrong = np.cumsum(~member)[last_of_ties]
     return RocCurve(
         thresholds=np.append(np.inf, s[last_of_ties]),
         true_positives=np.append(0, found),
-        false_positives=np.append(0, accused),
+        false_positives=np.append(0, wrong),
         members=int(member.sum()),
         non_members=int((~member).sum()),
     )

@@ -53,7 +53,7 @@ class TradeOff(Protocol):
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianTradeOff:
     """The trade-off between N(0, 1) and N(mu, 1) (arXiv 1905.02383, equation 6).
 
     Args:
@@ -70,7 +70,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class PiecewiseLinear:
     """The largest of straight lines, each below the curve.
 
     Args:
@@ -105,7 +105,7 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
     if q == 1:
         mu = 2 * math.sqrt(steps) / noise
-        return Gaussian(mu, gaussian_epsilon(mu, delta))
+        return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
     interval = COARSER * grid_interval(noise, q, steps, mechanism.sampling)
     with np.errstate(over="ignore"):  # of likelihood ratios that are then weighted by zero
@@ -114,7 +114,7 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
         top = float(loss.get_epsilon_for_delta(max(NEGLIGIBLE, 10 * slack)))
         orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
         profile = np.minimum(np.asarray(loss.get_delta_for_epsilon(orders)) + slack, 1.0)
-    return Lines(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
+    return PiecewiseLinear(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
 
 
 def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:

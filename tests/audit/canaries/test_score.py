@@ -1,4 +1,4 @@
-"""Scores of models: a higher score speaks for world a, the one with the target record."""
+"""Scores of models: a higher score speaks for D, which holds the target record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUND = 1.0
 def two_worlds(canary: GradientCanary | RecordCanary, runs: int = 12, steps: int = 15) -> tuple[torch.Tensor, ...]:
     """DP-SGD of a linear head with 3 classes, one record of one step of one run at a time: theta (runs, 12), and x, y.
 
-    The first half of the runs is in world a.
+    The first half of the runs is on D.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
@@ -25,11 +25,11 @@ def two_worlds(canary: GradientCanary | RecordCanary, runs: int = 12, steps: int
         for _ in range(steps):
             total = 0.3 * BOUND * torch.randn(12, generator=generator, dtype=torch.float64)
             for row in range(8):
-                inputs, label, world_a = x[row], int(y[row]), run < runs // 2
+                inputs, label, on_d = x[row], int(y[row]), run < runs // 2
                 if row == canary.target and isinstance(canary, GradientCanary):
-                    total[canary.coordinate] += BOUND if world_a else -BOUND
+                    total[canary.coordinate] += BOUND if on_d else -BOUND
                     continue
-                if row == canary.target and not world_a:
+                if row == canary.target and not on_d:
                     inputs, label = canary.x, canary.y
                 leaf = theta.clone().requires_grad_()
                 weight = leaf.view(3, 4)
@@ -47,7 +47,7 @@ def logits(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled", "natural"])
-def test_models_of_world_a_score_higher(kind):
+def test_models_of_on_d_score_higher(kind):
     z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[2]
     canary = {
         "gradient": GradientCanary(2, 5),
@@ -88,7 +88,7 @@ def test_a_mislabelled_canary_is_scored_by_two_logits_at_one_input():
     assert record_scores(z, torch.full_like(z, torch.nan), 1, 2, "mislabelled").tolist() == [3.0]
 
 
-def test_world_a_gradient_moves_the_parameter_down_and_drift_is_taken_off():
+def test_on_d_gradient_moves_the_parameter_down_and_drift_is_taken_off():
     theta0 = torch.tensor([1.0, 1.0])
     theta = torch.tensor([[1.0, 0.5], [1.0, 1.7]])
     torch.testing.assert_close(gradient_scores(theta, theta0, 1), torch.tensor([0.5, -0.7]))

@@ -27,11 +27,11 @@ def slowly(mechanism: Steps, runs: int, sign: int, rng: np.random.Generator) -> 
 def test_sums_have_the_distribution_of_the_steps_taken_one_by_one():
     rng = np.random.default_rng(0)
     fast = worst_case_scores(MECHANISM, 20_000, every=250, rng=rng)
-    assert stats.ks_2samp(fast.a[-1], slowly(MECHANISM, 5000, 1, rng)).pvalue > 0.01
-    assert stats.ks_2samp(fast.b[-1], slowly(MECHANISM, 5000, -1, rng)).pvalue > 0.01
-    assert stats.ks_2samp(fast.a[-1], slowly(Steps(5.5728, 0.2, 500), 5000, 1, rng)).pvalue < 1e-6
+    assert stats.ks_2samp(fast.d[-1], slowly(MECHANISM, 5000, 1, rng)).pvalue > 0.01
+    assert stats.ks_2samp(fast.d_prime[-1], slowly(MECHANISM, 5000, -1, rng)).pvalue > 0.01
+    assert stats.ks_2samp(fast.d[-1], slowly(Steps(5.5728, 0.2, 500), 5000, 1, rng)).pvalue < 1e-6
     half = Steps(5.5728, 0.25, 250)
-    assert stats.ks_2samp(fast.a[0], slowly(half, 5000, 1, rng)).pvalue > 0.01
+    assert stats.ks_2samp(fast.d[0], slowly(half, 5000, 1, rng)).pvalue > 0.01
 
 
 def test_the_log_likelihood_ratio_of_the_paper_rises_with_the_sum():

@@ -21,7 +21,7 @@ FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
 
 
 def result(errors: int, runs: int = 2000, claim: Claim = FULL, **changes: Any) -> CanaryResult:
-    """As many errors in each world."""
+    """As many errors on D as on D'."""
     counts = Errors(500, 0.0, errors, runs // 2, errors, runs // 2)
     fields = {"scenario": "gradient", "method": "pld", "confidence": 0.95, "runs": runs, "seconds": 10.0, **changes}
     return CanaryResult(claim=claim, errors=(counts,), **fields)
@@ -105,7 +105,7 @@ def test_scores_are_judged_at_every_audited_step():
     found = judge(scores, FULL, scenario="S2", threshold=0.0, seconds=3.0)
     assert [e.step for e in found.errors] == [250, 500]
     assert found.lower(found.errors[0]) < found.lower(found.errors[1]) == found.epsilon_lower
-    assert found.epsilon_lower == epsilon_lower_bound(scores.a[1], scores.b[1], 1e-5, threshold=0.0, steps=500)
+    assert found.epsilon_lower == epsilon_lower_bound(scores.d[1], scores.d_prime[1], 1e-5, threshold=0.0, steps=500)
     assert (found.scenario, found.runs, found.seconds_per_run) == ("gradient", 600, 0.005)
     split = judge(scores, FULL, scenario="gradient")
     assert split.errors[-1].positives == 210
@@ -158,8 +158,10 @@ def test_scores_survive_a_file(tmp_path):
     again = Scores.load(scores.save(tmp_path / "scores.npz"))
     assert again.steps == (1, 5)
     assert again.runs == 7
-    np.testing.assert_array_equal(again.b, scores.b)
-    with pytest.raises(InputError, match="steps, a and b"):
+    np.testing.assert_array_equal(again.d_prime, scores.d_prime)
+    np.savez(tmp_path / "old.npz", steps=[1, 5], a=scores.d, b=scores.d_prime)
+    np.testing.assert_array_equal(Scores.load(tmp_path / "old.npz").d_prime, scores.d_prime, "as version 0.1 wrote")
+    with pytest.raises(InputError, match="steps, d and d_prime"):
         Scores.load(tmp_path / "none.npz")
 
 

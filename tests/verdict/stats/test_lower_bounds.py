@@ -30,8 +30,8 @@ FULL, QUARTER = (1.0, 500, 22.3557), (0.25, 500, 5.5728)
 FEW_STEPS = (0.9, 1, 0.72)
 
 
-def worlds(mechanism, runs, rng):
-    """(runs / 2,) scores in each world: the canary's gradients of +1 or -1, and the noise, of all steps."""
+def scored(mechanism, runs, rng):
+    """(runs / 2,) scores on D and on D': the canary's gradients of +1 or -1, and the noise, of all steps."""
     q, steps, noise = mechanism
     joined = rng.binomial(steps, q, (2, runs // 2))
     a, b = np.array([[1.0], [-1.0]]) * joined + rng.normal(0, math.sqrt(steps) * noise, (2, runs // 2))
@@ -49,7 +49,7 @@ def truth(mechanism):
 
 def bounds(mechanism, runs, method, threshold, repeats):
     """Bounds of independent experiments."""
-    drawn = (worlds(mechanism, runs, np.random.default_rng([7, runs, i])) for i in range(repeats))
+    drawn = (scored(mechanism, runs, np.random.default_rng([7, runs, i])) for i in range(repeats))
     settings = {"threshold": threshold, **claim(mechanism)}
     return np.array([epsilon_lower_bound(a, b, DELTA, method, seed=i, **settings) for i, (a, b) in enumerate(drawn)])
 
@@ -102,7 +102,7 @@ def test_the_best_threshold_on_the_same_runs_is_above_the_truth_more_often():
 def test_without_the_limits_of_the_rates_a_bound_would_often_be_above_the_truth():
     plain = []
     for i in range(100):
-        a, b = worlds(FULL, 1000, np.random.default_rng(i))
+        a, b = scored(FULL, 1000, np.random.default_rng(i))
         plain.append(gaussian_epsilon(float(gaussian_distance((b >= 0).mean(), (a < 0).mean())), DELTA))
     assert np.mean(np.array(plain) > 10) > 0.3
 
@@ -204,7 +204,7 @@ def test_the_direct_bound_is_the_formula():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_the_order_of_the_scores_matters(method):
-    a, b = worlds(FULL, 400, np.random.default_rng(5))
+    a, b = scored(FULL, 400, np.random.default_rng(5))
     a, b = a / 500, b / 500
     for threshold in (None, 0.3):
         plain = bound_epsilon(a, b, DELTA, method, threshold=threshold)
@@ -229,7 +229,7 @@ def test_scores_may_be_infinite():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_worlds_that_look_alike_or_are_swapped_prove_nothing(method):
-    a, b = worlds(FULL, 400, np.random.default_rng(1))
+    a, b = scored(FULL, 400, np.random.default_rng(1))
     settings = {"sample_rate": 0.5, "steps": 3} if method == "pld" else {}
     assert epsilon_lower_bound(np.ones(50), np.ones(50), DELTA, method, **settings) == 0
     if method in ("pld", "gdp"):
@@ -252,7 +252,7 @@ def test_runs_that_are_counted_did_not_choose_the_threshold():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_chosen_threshold_has_the_highest_bound_on_the_runs_that_choose(method):
-    a, b = worlds((0.6, 3, 0.5), 300, np.random.default_rng(2))
+    a, b = scored((0.6, 3, 0.5), 300, np.random.default_rng(2))
     settings = {"sample_rate": 0.6, "steps": 3} if method == "pld" else {}
     found = bound_epsilon(a, b, DELTA, method, seed=4, **settings)
     rng = np.random.default_rng(4)
@@ -324,7 +324,7 @@ def test_the_second_bound_of_a_mechanism_computes_no_more_curves():
 
 
 def test_the_number_is_that_of_the_whole_result():
-    a, b = worlds(FULL, 200, np.random.default_rng(0))
+    a, b = scored(FULL, 200, np.random.default_rng(0))
     settings = {"threshold": 3.0, "confidence": 0.9, "sample_rate": 0.5, "steps": 3, "sampling": "fixed-size"}
     whole = bound_epsilon(a, b, 1e-4, "pld", **settings)
     assert epsilon_lower_bound(a, b, 1e-4, "pld", **settings) == whole.epsilon
@@ -338,11 +338,11 @@ def test_the_number_is_that_of_the_whole_result():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bound_epsilon([1.0, math.nan], [1, 2], DELTA), "scores_a: 1 of 2 scores are NaN"),
-        (lambda: bound_epsilon([1, 2], [math.nan], DELTA), "scores_b: 1 of 1"),
-        (lambda: bound_epsilon([], [1], DELTA, threshold=0.0), "scores_a: expected scores of shape"),
-        (lambda: bound_epsilon([[1.0]], [1], DELTA, threshold=0.0), "scores_a: expected scores of shape"),
-        (lambda: bound_epsilon([1], [1, 2], DELTA), "at least 2 runs of each world, got 1 and 2"),
+        (lambda: bound_epsilon([1.0, math.nan], [1, 2], DELTA), "scores_d: 1 of 2 scores are NaN"),
+        (lambda: bound_epsilon([1, 2], [math.nan], DELTA), "scores_d_prime: 1 of 1"),
+        (lambda: bound_epsilon([], [1], DELTA, threshold=0.0), "scores_d: expected scores of shape"),
+        (lambda: bound_epsilon([[1.0]], [1], DELTA, threshold=0.0), "scores_d: expected scores of shape"),
+        (lambda: bound_epsilon([1], [1, 2], DELTA), "at least 2 runs on each of D and D', got 1 and 2"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, threshold=math.nan), "threshold"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, "rdp"), "method: expected one of pld, gdp"),
         (lambda: bound_epsilon([1, 2], [1, 2], 0.0), "delta 0"),

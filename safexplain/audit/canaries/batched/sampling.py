@@ -121,22 +121,22 @@ class Inserted(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Substitutes:
-    """Record z in the runs of world a, z' in those of world b; one coin a run.
+    """Record z in the runs on D, z' in those on D'; one coin a run.
 
     Args:
         x: (2, d), of z and z'.
         y: (2,), of z and z'.
-        world_a: (runs,) bool.
+        on_d: (runs,) bool.
     """
 
     x: Tensor
     y: Tensor
-    world_a: Tensor
+    on_d: Tensor
     canaries: int = 1
 
     def weights(self, coins: Tensor) -> Tensor:
         """(runs, 1) -> (runs, 2)."""
-        return coins & torch.stack([self.world_a, ~self.world_a], 1)
+        return coins & torch.stack([self.on_d, ~self.on_d], 1)
 
     def add(self, total: Tensor, coins: Tensor) -> None:
         """Nothing."""

@@ -58,7 +58,7 @@ def train_runs(
     devices: Sequence[torch.device | str] | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """Train runs of world a, with record z = row `canary.target`, and of world b, with z' in its place, and score them.
+    """Train runs on D, with record z = row `canary.target`, and on D', with z' in its place, and score them.
 
     The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
     differ in coins, in noise, and in where they start unless `initial` says it. With `shared_batches` all runs meet one
@@ -68,16 +68,15 @@ def train_runs(
 
     Args:
         network: the shape of the models.
-        x: (n, d) features of world a, in whose precision is trained: float32 or float64; half precision is raised.
+        x: (n, d) features of D, in whose precision is trained: float32 or float64; half precision is raised.
         y: (n,) class indices.
-        canary: the row that is the target, and what stands there in world b; a gradient canary replaces the record in
-            both worlds.
+        canary: the row that is the target, and what stands there in D'; a gradient canary replaces the record in both.
         recipe: of the training; its `classes`, `bias` and `one_logit` are those of the network.
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound.
-        runs: in both worlds together; world a has half of them, rounded up.
+        runs: on D and D' together; D has half of them, rounded up.
         every: scores are taken after every such step, and after the last.
         generator: its next number is the seed.
-        initial: (P,) where all runs start, or (runs, P), of which the even rows are in world a; None: as the network
+        initial: (P,) where all runs start, or (runs, P), of which the even rows are trained on D; None: as the network
             says, for each run anew.
         shared_batches: False: each run has a sample of the other records of its own.
         cache: a folder for finished blocks of runs, from which an interrupted training goes on.
@@ -86,7 +85,7 @@ def train_runs(
         progress: told in runs.
 
     Returns:
-        Scores, higher in world a.
+        Scores, higher on D.
 
     Raises:
         InputError: data or a canary that cannot be used, or weights that diverged.
@@ -94,7 +93,7 @@ def train_runs(
             without clipping.
     """
     if runs < 2:
-        raise ConfigurationError(f"runs: expected at least 2, one in each world, got {runs}")
+        raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
     job = Job.of(network, x, y, [canary.target], recipe, noise_multiplier, runs, generator, initial, shared_batches)
@@ -191,7 +190,7 @@ def train_one_run(
 
 
 def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
-    """World a has +C at the coordinate, world b -C."""
+    """D has +C at the coordinate, D' -C."""
     if not 0 <= canary.coordinate < job.network.parameters:
         raise InputError(f"coordinate: expected 0 to {job.network.parameters - 1}, got {canary.coordinate}")
     if canary.drift is not None and canary.drift.shape != (job.recipe.steps + 1,):
@@ -199,7 +198,7 @@ def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tu
     at = torch.tensor([canary.coordinate])
 
     def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
-        signs = 2 * _in_world_a(block, theta.device)[:, None].to(theta) - 1
+        signs = 2 * _on_d(block, theta.device)[:, None].to(theta) - 1
         before = theta[:, [canary.coordinate]]
 
         def score(now: Tensor, step: int) -> Tensor:
@@ -212,7 +211,7 @@ def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tu
 
 
 def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
-    """World a has the target, world b the canary's record."""
+    """D has the target, D' the canary's record."""
     z, label = job.x[canary.target], int(job.y[canary.target])
     check_records("canary", job.network, canary.x[None], torch.tensor([canary.y]))
     pair, labels = torch.stack([z, canary.x.to(z)]), torch.tensor([label, canary.y])
@@ -224,11 +223,11 @@ def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[
             logits = job.network.logits(now, both)
             return record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
 
-        return Substitutes(both, labels.to(theta.device), _in_world_a(block, theta.device)), score
+        return Substitutes(both, labels.to(theta.device), _on_d(block, theta.device)), score
 
     return watch
 
 
-def _in_world_a(block: Block, device: torch.device) -> Tensor:
+def _on_d(block: Block, device: torch.device) -> Tensor:
     """(runs of the block,) bool: every other run."""
     return torch.arange(block.first, block.last, device=device) % 2 == 0

@@ -53,7 +53,7 @@ Coordinate = int | tuple[str, int]
 
 
 Train = Callable[[GradientHook], nn.Module]
-"""One training in world a that the hook watches."""
+"""One training on D that the hook watches."""
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
@@ -89,7 +89,7 @@ def _checked(x: Any, y: Any, target: tuple[Tensor, Tensor]) -> tuple[Tensor, int
         raise InputError(f"canary: expected x' of shape {expected}, as the records have, got {got}")
     same = torch.equal(instead, target[0])
     if same and label == int(target[1]):
-        raise InputError("canary: it is the target record itself; the worlds would be one")
+        raise InputError("canary: it is the target record itself; D and D' would be the same")
     return instead, label, same
 
 

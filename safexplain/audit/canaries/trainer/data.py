@@ -20,19 +20,19 @@ from torch.utils.data import Dataset
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["OVER", "Fetched", "GradientHook", "World", "digest_of", "records", "stacked"]
+__all__ = ["OVER", "Fetched", "GradientHook", "NeighbouringData", "digest_of", "records", "stacked"]
 
 
 Record = tuple[Tensor, Tensor]
 
 
-class World(Dataset[Record]):
-    """The records of world a or b: they differ in one record, or, for a gradient canary, in none.
+class NeighbouringData(Dataset[Record]):
+    """The records of D or of D': they differ in one record, or, for a gradient canary, in none.
 
     Args:
         data: see `records`.
         target: number of the record z.
-        instead: z' in world b; None: z stays.
+        instead: z' in D'; None: z stays.
         fetched: told about every record that is fetched; None: nobody is.
     """
 
@@ -171,7 +171,7 @@ class GradientHook:
     Args:
         target: number of the record.
         coordinate: in the flat tensor of the optimizer's parameters; None: the gradient is replaced by zeros.
-        sign: of the gradient at the coordinate, +1 in world a, -1 in world b, or 0.
+        sign: of the gradient at the coordinate, +1 on D, -1 on D', or 0.
         trace: for the reference: leave the noise out, and keep how far every parameter moves.
 
     Attributes:

@@ -30,12 +30,12 @@ from safexplain.audit.canaries.trainer.canary import (
     make_record,
     save_canary,
 )
-from safexplain.audit.canaries.trainer.data import GradientHook, World, digest_of, records
+from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData, digest_of, records
 from safexplain.audit.canaries.trainer.runs import (
     Key,
     Run,
+    RunStore,
     ScoreOf,
-    Store,
     Train,
     call,
     run_all,
@@ -55,7 +55,7 @@ __all__ = ["CanaryProbe"]
 class CanaryProbe:
     """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
 
-    `train` is called once a run with a map-style data set of (x, y) tensors, of equal length in both worlds, and a
+    `train` is called once a run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
     `torch.Generator` seeded for the run. The global generators of torch, NumPy and Python are seeded too, and restored
     afterwards. It must train anew each time and return the model. A training that seeds itself always alike, or batches
     or noise by its own constant, is audited as it is: that is a bug which shows.
@@ -74,7 +74,7 @@ class CanaryProbe:
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
         coordinate: parameter of a gradient canary, (name, index) or a number among all that train; None: the one that
             moves least in a training without noise.
-        runs: trainings in both worlds together; decide on it before: adding runs until a verdict comes is no audit.
+        runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
         workers: processes that train.
         devices: handed to `train` in turn.
@@ -87,7 +87,7 @@ class CanaryProbe:
         threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
             "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
         confidence: of the bound.
-        score: what `train` returned -> a number, higher in world a; None: from logits at z and z', or from how far the
+        score: what `train` returned -> a number, higher on D; None: from logits at z and z', or from how far the
             parameter of the gradient canary moved.
 
     Raises:
@@ -146,7 +146,7 @@ class CanaryProbe:
 
     @property
     def ceiling(self) -> float:
-        """The most that so many runs can show, if the worlds are told apart without an error.
+        """The most that so many runs can show, if D and D' are told apart without an error.
 
         For a gradient canary and threshold "auto" it is at most this until the canary is known, after `run`: without
         a known drift, as under Adam, some runs then choose the threshold and do not count.
@@ -174,7 +174,7 @@ class CanaryProbe:
         return made
 
     def run(self, progress: Progress | None = None) -> CanaryResult:
-        """Take the runs that are missing, world by world in turn, and judge.
+        """Take the runs that are missing, D and D' in turn, and judge.
 
         Args:
             progress: told after each run; None shows a bar with the time left on a terminal.
@@ -186,8 +186,8 @@ class CanaryProbe:
         """
         if self.folder:
             _make_folder(self.folder)
-        store = Store(self.folder and self.folder / "runs.jsonl")
-        keys: list[Key] = [("b" if i % 2 else "a", i // 2) for i in range(self.runs)]
+        store = RunStore(self.folder and self.folder / "runs.jsonl")
+        keys: list[Key] = [("D'" if i % 2 else "D", i // 2) for i in range(self.runs)]
         with nullcontext(progress) if progress else shown() as told:
             told("canary", 0, 1)
             canary = self.canary
@@ -195,10 +195,10 @@ class CanaryProbe:
             score = ScoreOf(self.train, self.data, canary, self.score)
             run_all(Run(score, self.seed), keys, store, workers=self.workers, devices=self.devices, progress=told)
         taken = {key: store.runs[key] for key in keys}
-        a, b = (np.array([[taken[k].score for k in keys if k[0] == world]]) for world in ("a", "b"))
+        d, d_prime = (np.array([[taken[k].score for k in keys if k[0] == side]]) for side in ("D", "D'"))
         steps = 1 if self.claim.mechanism is None else self.claim.mechanism.steps
         return judge(
-            Scores((steps,), a, b),
+            Scores((steps,), d, d_prime),
             self.claim,
             scenario=self.scenario,
             method=self.method,
@@ -224,10 +224,10 @@ class CanaryProbe:
         seed = seed_of_run(self.seed, "reference", 0)
 
         def train(hook: GradientHook | None) -> Any:
-            world = World(self.data, self._target or 0, fetched=hook.fetched if hook else None)
+            dataset = NeighbouringData(self.data, self._target or 0, fetched=hook.fetched if hook else None)
             try:
                 with seeded(seed), hook.watching() if hook else nullcontext():
-                    return call(self.train, world, seed, device)
+                    return call(self.train, dataset, seed, device)
             except RefusedError:
                 raise
             except Exception as error:

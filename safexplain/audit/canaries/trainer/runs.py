@@ -27,17 +27,20 @@ from torch import nn
 from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, record_scores
 from safexplain.audit.canaries.trainer.canary import logits_of
-from safexplain.audit.canaries.trainer.data import GradientHook, World
+from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData
 from safexplain.errors import InputError
 
-__all__ = ["Finished", "Key", "Run", "ScoreOf", "Store", "Train", "call", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "RunStore", "ScoreOf", "Train", "call", "run_all", "seed_of_run", "seeded"]
 
 
-WorldName = Literal["a", "b"]
+Side = Literal["D", "D'"]
+
+_STORED: dict[Side, str] = {"D": "a", "D'": "b"}
+"""What seeds and stored lines call the data sets, as version 0.1 did: its runs are not trained again."""
 
 
-Key = tuple[WorldName, int]
-"""World and number of a run."""
+Key = tuple[Side, int]
+"""Data set and number of a run."""
 
 
 Train = Callable[..., Any]
@@ -49,8 +52,8 @@ class ScoreOf:
 
     Args:
         train: the user's function.
-        data: records of world a.
-        canary: in world b.
+        data: records of D.
+        canary: in D'.
         score: of what `train` returns; None: from logits, or from the parameter of a gradient canary.
     """
 
@@ -59,7 +62,7 @@ class ScoreOf:
         if isinstance(canary, RecordCanary):  # on the CPU, whatever it was crafted on
             self.canary = replace(canary, x=canary.x.cpu())
 
-    def __call__(self, world: str, seed: int, device: str | None) -> float:
+    def __call__(self, side: Side, seed: int, device: str | None) -> float:
         """Train and score one model.
 
         Raises:
@@ -69,12 +72,13 @@ class ScoreOf:
         canary = self.canary
         z = self.data[canary.target]
         if isinstance(canary, GradientCanary):
-            hook = GradientHook(canary.target, canary.coordinate, 1.0 if world == "a" else -1.0)
+            hook = GradientHook(canary.target, canary.coordinate, 1.0 if side == "D" else -1.0)
             with hook.watching():
-                call(self.train, World(self.data, canary.target, fetched=hook.fetched), seed, device)
+                call(self.train, NeighbouringData(self.data, canary.target, fetched=hook.fetched), seed, device)
             return (0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
-        model = call(self.train, World(self.data, canary.target, instead if world == "b" else None), seed, device)
+        dataset = NeighbouringData(self.data, canary.target, instead if side == "D'" else None)
+        model = call(self.train, dataset, seed, device)
         if self.score is not None:
             return float(self.score(model))
         if not isinstance(model, nn.Module):
@@ -83,10 +87,10 @@ class ScoreOf:
         return float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario))
 
 
-def call(train: Train, world: World, seed: int, device: str | None) -> Any:
+def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None) -> Any:
     """One call of a training function."""
     generator = torch.Generator().manual_seed(seed)
-    return train(world, generator) if device is None else train(world, generator, device)
+    return train(dataset, generator) if device is None else train(dataset, generator, device)
 
 
 class Run:
@@ -106,7 +110,7 @@ class Run:
         Raises:
             InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
         """
-        began, seed = time.monotonic(), seed_of_run(self.seed, *key)
+        began, seed = time.monotonic(), seed_of_run(self.seed, _STORED[key[0]], key[1])
         try:
             with seeded(seed):
                 score = float(self.score(key[0], seed, device))
@@ -115,15 +119,15 @@ class Run:
                     f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
                 )
         except Exception as error:
-            world, number = key
+            side, number = key
             raise InputError(
-                f"run {number} of world {world} (seed {seed}) stopped with {type(error).__name__}: {error}"
+                f"run {number} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
             ) from error
         return Finished(score, time.monotonic() - began)
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
-    """A seed of 63 bits for a run of world `what`, whatever number of runs there are."""
+    """A seed of 63 bits for a run of the kind `what`, whatever number of runs there are."""
     return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -148,7 +152,7 @@ class Finished:
     """What is kept of a run.
 
     Args:
-        score: of its model; higher in world a.
+        score: of its model; higher on D.
         seconds: that it took.
     """
 
@@ -156,7 +160,7 @@ class Finished:
     seconds: float
 
 
-class Store:
+class RunStore:
     """Finished runs: a line of JSON each, added to the file as soon as it is there.
 
     Args:
@@ -181,7 +185,8 @@ class Store:
             row = json.loads(line)
             found = Finished(float(row["score"]), row["seconds"])
             if isfinite(found.score):
-                self.runs.setdefault((row["world"], int(row["number"])), found)
+                side: Side = "D" if row["world"] == "a" else "D'"
+                self.runs.setdefault((side, int(row["number"])), found)
         except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
             return
 
@@ -194,7 +199,7 @@ class Store:
         self.runs[key] = finished
         if self.path is None:
             return
-        row = {"world": key[0], "number": key[1], "score": finished.score, "seconds": finished.seconds}
+        row = {"world": _STORED[key[0]], "number": key[1], "score": finished.score, "seconds": finished.seconds}
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -203,7 +208,7 @@ class Store:
 
 
 def run_all(
-    run: Run, keys: Sequence[Key], store: Store, *, workers: int, devices: Sequence[str] | None, progress: Progress
+    run: Run, keys: Sequence[Key], store: RunStore, *, workers: int, devices: Sequence[str] | None, progress: Progress
 ) -> None:
     """Take the runs that are not in the store, in the order of `keys`.
 

@@ -33,12 +33,12 @@ def canary_of(kind, network, x, y):
 
 
 def inserted_of(canary, x, y, made_by, runs=RUNS):
-    world_a = torch.arange(runs) % 2 == 0
+    on_d = torch.arange(runs) % 2 == 0
     if isinstance(canary, GradientCanary):
-        signs = torch.where(world_a, 1.0, -1.0)[:, None]
+        signs = torch.where(on_d, 1.0, -1.0)[:, None]
         return Directions.of(torch.tensor([canary.coordinate]), signs, made_by.clipping, D, x)
     labels = torch.tensor([int(y[TARGET]), canary.y])
-    return Substitutes(torch.stack([x[TARGET], canary.x]), labels, world_a)
+    return Substitutes(torch.stack([x[TARGET], canary.x]), labels, on_d)
 
 
 def others_of(network, x, y):
@@ -78,7 +78,7 @@ def test_every_run_is_the_run_of_opacus_with_the_same_batches_coins_noise_and_ca
         assert (theta[run] - start[run]).abs().max() > 0.1
     if kind == "gradient":
         wrong = by_opacus(network, x, y, canary, made_by, start, draws.given, 0, monkeypatch, swapped=True)
-        assert (theta[0] - wrong).abs().max() > 1e-3, "the other world's canary would be seen"
+        assert (theta[0] - wrong).abs().max() > 1e-3, "the canary of the other data set would be seen"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -113,14 +113,14 @@ class Twins(KeyedDraws):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("kind", ["gradient", "crafted"])
-def test_the_two_worlds_differ_in_the_canary_alone(name, kind):
+def test_d_and_d_prime_differ_in_the_canary_alone(name, kind):
     network = NETWORKS[name]
     x, y = data(network)
     canary, made_by = canary_of(kind, network, x, y), recipe(network, steps=10)
     theta = network.initial(1, seeded(), CPU, torch.float64).expand(RUNS, -1).clone()
     inserted, before = inserted_of(canary, x, y, made_by), None
     for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, Twins(made_by, {5}), 10**6):
-        assert torch.allclose(theta[0], theta[2], atol=1e-13), "runs of one world are the same"
+        assert torch.allclose(theta[0], theta[2], atol=1e-13), "runs on one data set are the same"
         if step < 5:
             assert torch.allclose(theta[0], theta[1], atol=1e-13), "without the canary, all are"
             before = theta[0].clone()
@@ -139,14 +139,14 @@ def test_the_two_worlds_differ_in_the_canary_alone(name, kind):
 @pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
 @pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "lr": 0.02}], ids=["sgd", "adam"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_scores_are_higher_in_world_a(name, kind, how):
+def test_scores_are_higher_on_d(name, kind, how):
     network = NETWORKS[name]
     x, y = data(network)
     canary, made_by = canary_of(kind, network, x, y), recipe(network, sample_rate=1.0, **how)
     start = network.initial(1, seeded(), CPU, x.dtype)[0]
     found = train_runs(network, x, y, canary, made_by, initial=start, **options(noise_multiplier=0.1))
-    assert found.a.shape == found.b.shape == (3, 4)
-    assert found.a[-1].min() > found.b[-1].max()
+    assert found.d.shape == found.d_prime.shape == (3, 4)
+    assert found.d[-1].min() > found.d_prime[-1].max()
 
 
 @pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled"])
@@ -174,9 +174,9 @@ def test_scores_are_those_of_the_weights_at_the_stated_steps(kind):
                 p, q = own.softmax(1)[:, label], network.logits(theta, canary.x[None])[:, 0].softmax(1)[:, canary.y]
                 expected.append((p / (1 - p)).log() - (q / (1 - q)).log())
     expected = torch.stack(expected).numpy()
-    assert found.a == pytest.approx(expected[:, ::2], abs=1e-9)
-    assert found.b == pytest.approx(expected[:, 1::2], abs=1e-9)
-    assert found.a != pytest.approx(-expected[:, ::2], abs=1e-3), "another sign would be seen"
+    assert found.d == pytest.approx(expected[:, ::2], abs=1e-9)
+    assert found.d_prime == pytest.approx(expected[:, 1::2], abs=1e-9)
+    assert found.d != pytest.approx(-expected[:, ::2], abs=1e-3), "another sign would be seen"
 
 
 def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
@@ -199,7 +199,7 @@ def test_a_gradient_canary_that_nothing_else_moves_spreads_as_equation_2_says():
     )
     unit = 0.5 * 3.0 / 10
     spread = unit * (40 * 0.25 * 0.75 + 40 * 4.0) ** 0.5
-    for scores, sign in ((found.a, 1), (found.b, -1)):
+    for scores, sign in ((found.d, 1), (found.d_prime, -1)):
         assert scores.mean() == pytest.approx(sign * unit * 10, abs=4 * spread / 4000**0.5)
         assert scores.std() == pytest.approx(spread, rel=0.05)
         assert scores.std() != pytest.approx(spread / 3, rel=0.05), "noise without the clipping bound would be seen"
@@ -249,7 +249,7 @@ def test_shared_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
     assert not torch.equal(own[0][0], own[0][1])
 
 
-def test_the_target_takes_part_in_world_a_of_a_record_canary_alone():
+def test_the_target_takes_part_on_d_of_a_record_canary_alone():
     network = ONE_LOGIT
     x, y = data(network)
     far = x.clone()
@@ -265,10 +265,10 @@ def test_the_target_takes_part_in_world_a_of_a_record_canary_alone():
             for _ in steps_of(network, others_of(network, records, y), inserted, made_by, 0.7, theta, draws, 99):
                 pass
             seen.append(theta)
-    assert torch.equal(seen[0], seen[2]), "a gradient canary stands in the record's place in both worlds"
+    assert torch.equal(seen[0], seen[2]), "a gradient canary stands in the record's place in D and in D'"
     assert torch.equal(seen[1][1::2], seen[3][1::2])
     assert not torch.allclose(seen[1][::2], seen[3][::2], atol=1e-3)
-    moved = [train_runs(network, r, y, GradientCanary(TARGET, 3), made_by, **options()).a for r in (x, far)]
+    moved = [train_runs(network, r, y, GradientCanary(TARGET, 3), made_by, **options()).d for r in (x, far)]
     assert np.array_equal(*moved)
 
 
@@ -296,8 +296,8 @@ def test_an_interrupted_training_resumes_and_ends_as_it_would_have(tmp_path, man
     assert not list(tmp_path.glob("*.partial"))
     shown = []
     again = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path, progress=lambda *a: shown.append(a)))
-    assert np.array_equal(again.a, whole.a)
-    assert np.array_equal(again.b, whole.b)
+    assert np.array_equal(again.d, whole.d)
+    assert np.array_equal(again.d_prime, whole.d_prime)
     assert shown[0][1] > 2 * stored
     assert shown[-1] == ("training", 8, 8)
 
@@ -310,7 +310,7 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
     count = len(list(tmp_path.iterdir()))
     steps = []
     again = train_runs(network, x, y, canary, made_by, **options(cache=tmp_path, progress=lambda *a: steps.append(a)))
-    assert np.array_equal(again.a, kept.a)
+    assert np.array_equal(again.d, kept.d)
     assert not steps, "nothing was trained"
     assert len(list(tmp_path.iterdir())) == count
     changed = x.clone()
@@ -346,7 +346,7 @@ def test_a_damaged_file_is_trained_again_and_a_full_disk_is_an_error_in_words(tm
     for path, content in zip(sorted(tmp_path.iterdir()), (b"", b"PK\x03\x04 no archive", None, None), strict=True):
         if content is not None:
             path.write_bytes(content)
-    assert np.array_equal(train_runs(network, x, y, canary, made_by, **options(cache=tmp_path)).a, whole.a)
+    assert np.array_equal(train_runs(network, x, y, canary, made_by, **options(cache=tmp_path)).d, whole.d)
     blocked = tmp_path / "a file"
     blocked.write_text("")
     with pytest.raises(InputError, match="cannot store"):
@@ -363,15 +363,15 @@ def test_more_devices_or_fewer_rows_at_once_change_nothing(many_blocks, monkeypa
         network, x, y, canary, made_by,
         **options(runs=9, devices=["cpu", "cpu"], progress=lambda *_: threads.add(threading.get_ident())),
     )  # fmt: skip
-    assert one.a.shape[1] == 5
-    assert one.b.shape[1] == 4
-    assert np.array_equal(one.a, two.a)
-    assert np.array_equal(one.b, two.b)
+    assert one.d.shape[1] == 5
+    assert one.d_prime.shape[1] == 4
+    assert np.array_equal(one.d, two.d)
+    assert np.array_equal(one.d_prime, two.d_prime)
     assert len(threads) == 2
     monkeypatch.setitem(plan._NUMBERS, "cpu", 2 * 3 * network.numbers_per_row)
     assert plan.rows_at_once(2, network.numbers_per_row, CPU) == 3
     split = train_runs(network, x, y, canary, made_by, **options(runs=9))
-    assert split.a == pytest.approx(one.a, abs=1e-9)
+    assert split.d == pytest.approx(one.d, abs=1e-9)
     assert plan.rows_at_once(10**9, network.numbers_per_row, CPU) == 1, "a row is taken, however many runs there are"
 
 
@@ -399,11 +399,11 @@ def test_each_run_starts_anew_unless_told_where():
     x, y = data(network)
     made_by, canary = recipe(network, lr=1e-12), canary_of("crafted", network, x, y)
     found = train_runs(network, x, y, canary, made_by, **options())
-    assert np.ptp(found.a[-1]) > 0.01
+    assert np.ptp(found.d[-1]) > 0.01
     start = network.initial(1, seeded(), CPU, x.dtype)[0]
     before = start.clone()
     told = train_runs(network, x, y, canary, made_by, **options(initial=start))
-    assert np.ptp(told.a[-1]) < 1e-6
+    assert np.ptp(told.d[-1]) < 1e-6
     assert torch.equal(start, before)
 
 
@@ -412,7 +412,7 @@ def test_precision_is_that_of_the_features_and_at_least_single():
     x, y = data(network)
     canary, made_by = canary_of("crafted", network, x, y), recipe(network)
     double, single, half = (
-        train_runs(network, x.to(t), y, canary, made_by, **options(noise_multiplier=0.0)).a
+        train_runs(network, x.to(t), y, canary, made_by, **options(noise_multiplier=0.0)).d
         for t in (torch.float64, torch.float32, torch.float16)
     )
     assert not np.array_equal(double, single)
@@ -553,11 +553,11 @@ def test_a_gpu_trains_the_same_runs(name, kind):
     on_cpu = train_runs(network, x, y, canary, made_by, **options(**given))
     for place in ({"devices": ["cuda"]}, {"devices": ["cuda:0", "cuda:0"]}):
         on_gpu = train_runs(network, x, y, canary, made_by, **options(**given, **place))
-        assert on_gpu.a == pytest.approx(on_cpu.a, abs=1e-9)
-        assert on_gpu.b == pytest.approx(on_cpu.b, abs=1e-9)
+        assert on_gpu.d == pytest.approx(on_cpu.d, abs=1e-9)
+        assert on_gpu.d_prime == pytest.approx(on_cpu.d_prime, abs=1e-9)
     cuda = torch.Generator("cuda").manual_seed(1)
     noisy = train_runs(network, x.cuda(), y.cuda(), canary, recipe(network), **options(generator=cuda))
-    assert noisy.a[-1].mean() != noisy.b[-1].mean()
+    assert noisy.d[-1].mean() != noisy.d_prime[-1].mean()
 
 
 @pytest.mark.gpu

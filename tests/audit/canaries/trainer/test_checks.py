@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
 from safexplain.audit.canaries.canary import RecordCanary
-from safexplain.audit.canaries.trainer.data import World, records
+from safexplain.audit.canaries.trainer.data import NeighbouringData, records
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
@@ -99,7 +99,7 @@ WRONG = {
     "target that is no whole number": ({"canary": None, "target": 1.5}, "target: expected"),
     "record canary of another shape": ({"canary": RecordCanary("crafted", 1, torch.zeros(D + 1), 1)}, "shape"),
     "record canary without a class": ({"canary": RecordCanary("crafted", 1, torch.zeros(D), "no")}, "class index"),
-    "record canary that is its target": ({"canary": RecordCanary("crafted", 1, data()[0][1], 1)}, "would be one"),
+    "record canary that is its target": ({"canary": RecordCanary("crafted", 1, data()[0][1], 1)}, "would be the same"),
     "canary that is no number": ({"canary": ("text", 0)}, "of numbers"),
 }
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_called_with_data_and_a_generator_is_refused(train):
 def test_a_score_that_is_no_number_stops_at_once_and_is_not_stored(tmp_path, bad):
     scores = [1.0, 2.0, bad]
     made = probe(score=lambda model: scores.pop(0), cache=tmp_path, version="1")
-    with pytest.raises(InputError, match=r"run 1 of world a .*expected a finite number.*2 of 8 runs"):
+    with pytest.raises(InputError, match=r"run 1 on D .*expected a finite number.*2 of 8 runs"):
         made.run(silent)
     assert len((made.folder / "runs.jsonl").read_text().splitlines()) == 2
     with (made.folder / "runs.jsonl").open("a") as file:
@@ -143,14 +143,14 @@ def test_a_score_that_is_no_number_stops_at_once_and_is_not_stored(tmp_path, bad
 @pytest.mark.parametrize("given", [data(), Rows()], ids=["tensors", "data set"])
 def test_a_record_that_is_changed_in_place_stays_as_it_was_for_others(given):
     instead = (torch.full((D,), 9.0), torch.tensor(1))
-    world = World(records(given), 1, instead)
-    before = [(x.clone(), y.clone()) for x, y in world]
-    for x, y in [*world, *world.__getitems__(range(N))]:
+    dataset = NeighbouringData(records(given), 1, instead)
+    before = [(x.clone(), y.clone()) for x, y in dataset]
+    for x, y in [*dataset, *dataset.__getitems__(range(N))]:
         x.add_(1)
         y.add_(1)
     for i in range(N):
-        assert torch.equal(world[i][0], before[i][0])
-        assert torch.equal(world[i][1], before[i][1])
+        assert torch.equal(dataset[i][0], before[i][0])
+        assert torch.equal(dataset[i][1], before[i][1])
     assert torch.equal(instead[0], torch.full((D,), 9.0))
 
 

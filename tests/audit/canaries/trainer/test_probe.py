@@ -99,7 +99,7 @@ def test_a_run_is_a_function_of_seed_world_and_number_alone():
     assert torch.equal(torch.get_rng_state(), before[1]), "the global generators are left as they were"
     assert np.array_equal(np.random.get_state()[1], before[2][1])  # noqa: NPY002
     few = seen.copy()
-    assert [row[:3] for row in few] == [(N, 3.0, 1), (N, 0.0, 0)] * 3, "worlds in turn, equal but for the target"
+    assert [row[:3] for row in few] == [(N, 3.0, 1), (N, 0.0, 0)] * 3, "D and D' in turn, equal but for the target"
     assert len({row[3:] for row in few}) == len({row[3] for row in few}) == len({row[-1] for row in few}) == 6
     seen.clear()
     torch.manual_seed(99)
@@ -127,7 +127,7 @@ def stopping(after):
 def test_an_error_says_which_run_and_what_was_finished_is_not_done_again(tmp_path):
     options = {"cache": tmp_path, "version": "1", "runs": 10}
     train, first = stopping(after=5)
-    with pytest.raises(InputError, match=r"run 2 of world b \(seed \d+\) stopped with Stops: no more; 5 of 10 runs"):
+    with pytest.raises(InputError, match=r"run 2 on D' \(seed \d+\) stopped with Stops: no more; 5 of 10 runs"):
         probe(train, **options).run(silent)
     train, rest = stopping(after=100)
     resumed = probe(train, **options).run(silent)
@@ -252,7 +252,7 @@ def test_a_model_whose_outputs_are_not_numbers_is_an_error_that_says_so():
         model.weight.data.fill_(torch.nan)
         return model
 
-    with pytest.raises(InputError, match=r"run 0 of world a .*NaN or infinite logits"):
+    with pytest.raises(InputError, match=r"run 0 on D .*NaN or infinite logits"):
         probe(diverged).run(silent)
 
 
@@ -261,7 +261,7 @@ WRONG = {
     "natural without records": ({"scenario": "natural"}, "auxiliary"),
     "canary without target": ({"canary": (torch.zeros(D), 0)}, "target="),
     "canary of another shape": ({"canary": (torch.zeros(D + 1), 0), "target": 0}, "shape"),
-    "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "the worlds would be one"),
+    "canary that is the target": ({"canary": (data()[0][1], 1), "target": 1}, "would be the same"),
     "too few runs": ({"runs": 2}, "at least 4"),
     "devices that train does not take": ({"devices": ["cpu"]}, "must take the device"),
     "score for a gradient": ({"scenario": "gradient", "score": float}, "no score"),
@@ -317,6 +317,6 @@ def test_an_error_in_a_worker_says_which_run_and_keeps_the_others(tmp_path):
     probe(lambda d, g: (seeds.append(g.initial_seed()), quick(d, g))[1], runs=12).run(silent)
     bad = seeds[9]
     made = probe(train, runs=12, workers=2, cache=tmp_path, version="1")
-    with pytest.raises(InputError, match=r"run 4 of world b .* Stops: no more; \d+ of 12 runs are finished and kept"):
+    with pytest.raises(InputError, match=r"run 4 on D' .* Stops: no more; \d+ of 12 runs are finished and kept"):
         made.run(silent)
     assert len((made.folder / "runs.jsonl").read_text().splitlines()) >= 7
