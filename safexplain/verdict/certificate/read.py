@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.read import finding_of
+from safexplain.verdict.canaries.result import finding_of
 from safexplain.verdict.certificate import strict_json
 from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
