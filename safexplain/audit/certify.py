@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safexplain._progress import Progress, silent
 from safexplain.audit import controls
 from safexplain.audit.attacks.scoring import Assignment, score
-from safexplain.audit.attacks.suite import Row, fitting, values_of
+from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.controls import recipe_fit, reference_coverage
 from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.signals import Signals
@@ -27,7 +27,7 @@ from safexplain.verdict.evidence import Control, Evidence, Pair, is_judged, pair
 from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
-from safexplain.verdict.thresholds import by_score, found_above, loose_rank, ranks_of, tight_rank
+from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranks_of, upper_bound_rank
 
 SplitName = Literal["certification", "selection"]
 
@@ -85,7 +85,7 @@ def _data_digest(signals: Signals) -> str:
 
 
 def conclude(
-    rows: Sequence[Row],
+    rows: Sequence[SuiteRow],
     scores: Sequence[NDArray[np.float64]],
     orders: Sequence[NDArray[np.int64]],
     member: NDArray[np.bool_],
@@ -118,8 +118,8 @@ def conclude(
     results, ordered = [], []
     for row, s, order, counts in zip(rows, scores, orders, judged, strict=True):
         curve, by_rank = roc(s, member), member[order]
-        loose, tight = found_above(by_rank, r.loose), found_above(by_rank, r.tight)
-        evidence = Evidence(row.name, row.title_signal, row.role, max(loose, tight), tight)
+        upper, lower = found_above(by_rank, r.upper_bound_rank), found_above(by_rank, r.lower_bound_rank)
+        evidence = Evidence(row.name, row.title_signal, row.role, max(upper, lower), lower)
         rates = tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs)
         results.append(AttackResult(evidence, curve, rates))
         if counts:
@@ -142,7 +142,7 @@ def conclude(
 
 
 def _pairs(
-    rows: Sequence[Row], orders: Sequence[NDArray[np.int64]], member: NDArray[np.bool_], policy: Policy
+    rows: Sequence[SuiteRow], orders: Sequence[NDArray[np.int64]], member: NDArray[np.bool_], policy: Policy
 ) -> tuple[tuple[Pair, ...], str]:
     """Every judged attack against the one that knows the prediction only (or, of explanations, the label only)."""
     wanted: tuple[tuple[str, str], ...] = (("LabelLikelihoodRatio", "label"),)
@@ -158,23 +158,23 @@ def _pairs(
     upper, lower = policy.risk / 4, policy.risk / max(len(compared), 1) / 4
     n0 = int((~member).sum())
     wide, narrow = (
-        (loose_rank(n0, policy.fpr, upper), tight_rank(n0, policy.fpr, upper)),
+        (upper_bound_rank(n0, policy.fpr, upper), lower_bound_rank(n0, policy.fpr, upper)),
         (
-            loose_rank(n0, policy.fpr, lower),
-            tight_rank(n0, policy.fpr, lower),
+            upper_bound_rank(n0, policy.fpr, lower),
+            lower_bound_rank(n0, policy.fpr, lower),
         ),
     )
     pairs = []
     for i in compared:
-        loose = paired(_accepted(orders[i], member, wide[0]), _accepted(orders[base], member, _sure(wide[1])))
-        tight = paired(_accepted(orders[i], member, _sure(narrow[1])), _accepted(orders[base], member, narrow[0]))
-        pairs.append(Pair(rows[i].name, rows[i].title_signal, *loose, *tight))
+        for_upper = paired(_accepted(orders[i], member, wide[0]), _accepted(orders[base], member, _sure(wide[1])))
+        for_lower = paired(_accepted(orders[i], member, _sure(narrow[1])), _accepted(orders[base], member, narrow[0]))
+        pairs.append(Pair(rows[i].name, rows[i].title_signal, *for_upper, *for_lower))
     return tuple(pairs), name
 
 
-def _sure(tight: tuple[int, float]) -> int:
-    """A rank that is surely tight: nobody is accepted where only a share could be."""
-    rank, share = tight
+def _sure(ranked: tuple[int, float]) -> int:
+    """A rank that is surely strict enough: nobody is accepted where only a share could be."""
+    rank, share = ranked
     return rank if share == 1.0 else 0
 
 
@@ -193,7 +193,7 @@ def certify(
     policy: Policy | None = None,
     *,
     inputs: NDArray[np.floating[Any]] | None = None,
-    suite: Sequence[Row] | None = None,
+    suite: Sequence[SuiteRow] | None = None,
     split: SplitName = "certification",
     uses: Uses | None = None,
     seed: int = 0,
@@ -280,7 +280,7 @@ def audit(
     signals: Signals,
     policy: Policy | None = None,
     *,
-    suite: Sequence[Row] | None = None,
+    suite: Sequence[SuiteRow] | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> AuditResult:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.recourse import Boundary, margins, offset_of, ridge_boundaries, unit
+from safexplain.audit.attacks.recourse import LinearBoundary, margins, offset_of, ridge_boundaries, unit
 from safexplain.audit.signals import Signals
 from safexplain.errors import InfeasibleError, InputError
 
@@ -131,10 +131,10 @@ class Answers:
     direction: NDArray[np.float64]
     reached: NDArray[np.float64]
 
-    def boundary(self, rows: NDArray[np.float64]) -> Boundary:
+    def boundary(self, rows: NDArray[np.float64]) -> LinearBoundary:
         """The boundary that these answers tell."""
         scored = self.score if (self.score != self.score[0]).any() else None
-        return Boundary(self.direction, offset_of(rows @ self.direction, self.reached, scored, 0.0))
+        return LinearBoundary(self.direction, offset_of(rows @ self.direction, self.reached, scored, 0.0))
 
     @classmethod
     def asked(cls, answering: Any, rows: NDArray[np.float64], keep: NDArray[np.float32] | None = None) -> Answers:

@@ -27,7 +27,7 @@ from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
-from safexplain.verdict.thresholds import found_above, lower_bound, ranked, ranks_of, tight_rank
+from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, ranked, ranks_of
 
 RISK = 0.01
 """Probability with which each control fires by mistake."""
@@ -79,10 +79,10 @@ def blind_baseline(
         scores = _classified(inputs, member, fit, test, seed)
         tests.append(_test(scores, member[test], policy, RISK / len(folds)))
     auc, low, rate = max(tests, key=lambda t: max(t[1] - 0.5, t[2] - policy.fpr))
-    fired = bool(low > 0.5 or rate > policy.fpr)
-    verb = "tells" if fired else "does not tell"
+    failed = bool(low > 0.5 or rate > policy.fpr)
+    verb = "tells" if failed else "does not tell"
     says = f"a classifier that sees inputs only {verb} members from non-members (AUC {auc:.3f})"
-    return Control(name, fired, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
+    return Control(name, failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 
 def null_model(
@@ -101,10 +101,10 @@ def null_model(
         return Control("null model", None, "there is no model that knows nothing of the target's members", {})
     worst = max(found, key=lambda n: (max(found[n][1] - 0.5, found[n][2] - policy.fpr), found[n][0]))
     auc, low, rate = found[worst]
-    fired = bool(low > 0.5 or rate > policy.fpr)
-    verb = "finds the target's members in" if fired else "finds nothing in"
+    failed = bool(low > 0.5 or rate > policy.fpr)
+    verb = "finds the target's members in" if failed else "finds nothing in"
     says = f"{worst} {verb} what {kind} released (AUC {auc:.3f})"
-    return Control("null model", fired, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
+    return Control("null model", failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 
 def shuffled_membership(
@@ -128,13 +128,12 @@ def shuffled_membership(
     rng = np.random.default_rng([seed, 0x5AFF])
     first = np.zeros(n, dtype=bool)
     first[:members] = True
-    enough = next(
-        (k for k in range(members + 1) if lower_bound(k, members, r.lower_risk / 2) * r.tight_share > policy.fpr), n
-    )
+    lows = (lower_bound(k, members, r.lower_risk / 2) * r.lower_bound_share for k in range(members + 1))
+    enough = next((k for k, low in enumerate(lows) if low > policy.fpr), n)
     alarms = 0
     for _ in range(shuffles):
         member = rng.permutation(first)
-        alarms += any(found_above(member[order], r.tight) >= enough for order in orders)
+        alarms += any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
     share, low = alarms / shuffles, clopper_pearson(alarms, shuffles, 1 - 2 * RISK)[0]
     says = f"with members drawn by lot, {alarms} of {shuffles} audits find more than chance"
     return Control(
@@ -170,7 +169,7 @@ def _test(
 ) -> tuple[float, float, float]:
     """AUC, and lower bounds of the AUC and of the true-positive rate, each at half of the risk."""
     curve = roc(scores, member)
-    rank, share = tight_rank(curve.non_members, policy.fpr, risk / 4)
+    rank, share = lower_bound_rank(curve.non_members, policy.fpr, risk / 4)
     found = found_above(ranked(scores, member), rank)
     return curve.auc, auc_interval(curve, 1 - risk)[0], lower_bound(found, curve.members, risk / 4) * share
 

@@ -25,7 +25,14 @@ from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
-from safexplain.verdict.thresholds import found_above, loose_rank, lower_bound, ranked, tight_rank, upper_bound
+from safexplain.verdict.thresholds import (
+    found_above,
+    lower_bound,
+    lower_bound_rank,
+    ranked,
+    upper_bound,
+    upper_bound_rank,
+)
 
 Maps = NDArray[np.floating[Any]]
 Kind = Literal["native", "alone", "removed", "other"]
@@ -398,16 +405,16 @@ def _measured(
     version: Version, scores: NDArray[np.float64], member: NDArray[np.bool_], fpr: float, seed: int
 ) -> Ablation:
     curve, order, risk = roc(scores, member), ranked(scores, member, seed), (1 - CONFIDENCE) / 4
-    tight, share = tight_rank(curve.non_members, fpr, risk)
-    loose = loose_rank(curve.non_members, fpr, risk)
+    lower_rank, share = lower_bound_rank(curve.non_members, fpr, risk)
+    upper_rank = upper_bound_rank(curve.non_members, fpr, risk)
     return Ablation(
         version.name,
         version.says,
         curve.auc,
         *auc_interval(curve, CONFIDENCE),
         tpr_at_fpr(curve, fpr=fpr).tpr,
-        lower_bound(found_above(order, tight), curve.members, risk) * share,
-        upper_bound(found_above(order, loose), curve.members, risk),
+        lower_bound(found_above(order, lower_rank), curve.members, risk) * share,
+        upper_bound(found_above(order, upper_rank), curve.members, risk),
         fpr,
         version.kind,
         version.of,

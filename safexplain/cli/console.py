@@ -84,9 +84,9 @@ def attack_table(result: AuditResult) -> Table:
 def controls_line(result: AuditResult) -> str:
     """Which controls were run, which fired, which could not be run."""
     kinds = {
-        "quiet": [c.name for c in result.controls if c.fired is False],
-        "FIRED": [c.name for c in result.controls if c.fired],
-        "not run": [c.name for c in result.controls if c.fired is None],
+        "quiet": [c.name for c in result.controls if c.failed is False],
+        "FIRED": [c.name for c in result.controls if c.failed],
+        "not run": [c.name for c in result.controls if c.failed is None],
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
     used = "" if result.uses in (None, 1) else f" These examples have been used for {result.uses} verdicts."

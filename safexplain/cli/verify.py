@@ -103,7 +103,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
         "uses": certificate.uses,
-        "controls_not_run": [c.name for c in judgement.controls if c.fired is None],
+        "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
     }
 
@@ -117,7 +117,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
     measure = "of the members" if policy.claim == "whole" else f"of the members more than {judgement.baseline} alone"
-    not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.fired is None]
+    not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
     if not judgement.controls:
         not_run = ["no control was run"]
     uses = certificate.uses

@@ -6,12 +6,13 @@ Also what attacks and signals are called, as the files have them and as people r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 
 Verdict = Literal["certified", "leak", "inconclusive"]
@@ -21,6 +22,20 @@ ROLES: tuple[Role, ...] = get_args(Role)
 EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3}
 """Exit code of the command line for each verdict; 2 is unusable input."""
 
+KEYS = {
+    "upper_bound_count": "loose",
+    "lower_bound_count": "tight",
+    "upper_bound_only": "loose_only",
+    "upper_bound_missed": "loose_missed",
+    "lower_bound_only": "tight_only",
+    "lower_bound_missed": "tight_missed",
+    "upper_bound_rank": "loose",
+    "lower_bound_rank": "tight",
+    "lower_bound_share": "tight_share",
+    "failed": "fired",
+}
+"""Fields whose names in files are others: those of version 2 of the certificate, which stays readable."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -29,15 +44,29 @@ class Evidence:
     Args:
         attack, signal: which attack on what.
         role: what it reads: the explanation, the label, the loss, or two of these.
-        loose: members above the threshold that is surely loose (see `thresholds`).
-        tight: members above the threshold that is surely tight.
+        upper_bound_count: members above the threshold of the upper bound (see `thresholds`).
+        lower_bound_count: members above that of the lower bound, which is higher.
     """
 
     attack: str
     signal: str
     role: Role
-    loose: int
-    tight: int
+    upper_bound_count: int
+    lower_bound_count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return _written(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            InputError: a count is no whole number.
+            KeyError, TypeError: a field is missing, or there are none.
+        """
+        return cls(str(content["attack"]), str(content["signal"]), content["role"], *_counts(cls, content))
 
 
 @dataclass(frozen=True)
@@ -46,20 +75,36 @@ class Pair:
 
     Args:
         attack, signal: the attack on the release.
-        loose_only, loose_missed: with the attack's threshold surely loose and the baseline's surely tight.
-        tight_only, tight_missed: with the attack's threshold surely tight and the baseline's surely loose.
+        upper_bound_only, upper_bound_missed: above the attack's threshold of an upper bound, and the baseline's of a
+            lower one.
+        lower_bound_only, lower_bound_missed: above the attack's threshold of a lower bound, and the baseline's of an
+            upper one.
     """
 
     attack: str
     signal: str
-    loose_only: int
-    loose_missed: int
-    tight_only: int
-    tight_missed: int
+    upper_bound_only: int
+    upper_bound_missed: int
+    lower_bound_only: int
+    lower_bound_missed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return _written(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Pair:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            InputError: a count is no whole number.
+            KeyError, TypeError: a field is missing, or there are none.
+        """
+        return cls(str(content["attack"]), str(content["signal"]), *_counts(cls, content))
 
 
 STRENGTH = ("references", "recipe")
-"""Controls of the attacks' strength: when they fire, nothing is certified, but a leak that was found stands."""
+"""Controls of the attacks' strength: when they fail, nothing is certified, but a leak that was found stands."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +113,61 @@ class Control:
 
     Args:
         name: blind baseline, null model, shuffled membership, references, recipe or other source.
-        fired: it found what must not be there; None: it could not be run.
+        failed: it found what must not be there; None: it could not be run.
         says: what was found, or why it was not run, in a sentence.
         numbers: behind it.
     """
 
     name: str
-    fired: bool | None
+    failed: bool | None
     says: str
     numbers: Mapping[str, float]
 
     @property
     def spares_leaks(self) -> bool:
-        """Whether a leak is a leak although it fired: it says that attacks were weak, not that they were fooled."""
+        """Whether a leak is a leak although it failed: it says that attacks were weak, not that they were fooled."""
         return self.name in STRENGTH
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {"name": self.name, "fired": self.fired, "says": self.says, "numbers": dict(self.numbers)}
+        return {**_written(self), "numbers": dict(self.numbers)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Control:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            InputError: it is neither failed, passed nor not run.
+            KeyError, TypeError, ValueError: a field is missing or of the wrong type.
+        """
+        failed = content[KEYS["failed"]]
+        if failed is not None and not isinstance(failed, bool):
+            raise InputError(f"{UNREADABLE}: {KEYS['failed']} is true, false or null, got {failed!r:.60}")
+        numbers = {str(k): float(v) for k, v in content["numbers"].items()}
+        return cls(str(content["name"]), failed, str(content["says"]), numbers)
+
+
+UNREADABLE = "not the outcome of an audit"
+
+
+def count_in(content: Mapping[str, Any], key: str) -> int:
+    """A whole number under this name.
+
+    Raises:
+        InputError: it is none.
+    """
+    value = content[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{UNREADABLE}: {key} is a count, got {value!r:.60}")
+    return value
+
+
+def _written(of: Evidence | Pair | Control) -> dict[str, Any]:
+    return {KEYS.get(f.name, f.name): getattr(of, f.name) for f in fields(of)}
+
+
+def _counts(of: type[Evidence | Pair], content: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(count_in(content, KEYS[f.name]) for f in fields(of) if f.name in KEYS)
 
 
 def is_judged(role: Role, policy: Policy) -> bool:

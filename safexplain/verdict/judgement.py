@@ -16,7 +16,7 @@ rates, and what a larger sample would decide.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,13 +26,16 @@ from numpy.typing import NDArray
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import (
     EXIT_CODES,
+    KEYS,
     ROLES,
+    UNREADABLE,
     Control,
     Evidence,
     Pair,
     Role,
     Verdict,
     code,
+    count_in,
     is_judged,
     title,
 )
@@ -75,18 +78,16 @@ class Judgement:
         if min(self.members, self.non_members) < 1:
             raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
         for e in self.evidence:
-            if e.role not in ROLES or not 0 <= e.tight <= self.members or not 0 <= e.loose <= self.members:
+            few, many = e.lower_bound_count, e.upper_bound_count
+            if e.role not in ROLES or not 0 <= few <= self.members or not 0 <= many <= self.members:
                 raise InputError(f"evidence out of range: {e} with {self.members} members")
-            if e.tight > e.loose:
-                raise InputError(
-                    f"evidence is impossible: {e.tight} members above the higher threshold, {e.loose} below"
-                )
+            if few > many:
+                raise InputError(f"evidence is impossible: {few} members above the higher threshold, {many} below")
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
         for p in self.pairs:
-            if min(p.loose_only, p.loose_missed, p.tight_only, p.tight_missed) < 0 or self.members < max(
-                p.loose_only + p.loose_missed, p.tight_only + p.tight_missed
-            ):
+            upper, lower = (p.upper_bound_only, p.upper_bound_missed), (p.lower_bound_only, p.lower_bound_missed)
+            if min(*upper, *lower) < 0 or self.members < max(sum(upper), sum(lower)):
                 raise InputError(f"pairs out of range: {p} with {self.members} members")
 
     @property
@@ -102,8 +103,8 @@ class Judgement:
     def bounds(self, e: Evidence) -> tuple[float, float]:
         """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
         r = self.ranks
-        low = lower_bound(e.tight, self.members, r.lower_risk / 2) * r.tight_share
-        return low, upper_bound(e.loose, self.members, r.upper_risk / 2)
+        low = lower_bound(e.lower_bound_count, self.members, r.lower_risk / 2) * r.lower_bound_share
+        return low, upper_bound(e.upper_bound_count, self.members, r.upper_risk / 2)
 
     def excess(self, pair: Pair) -> tuple[float, float]:
         """Lower and upper bound of the attack's true-positive rate above the baseline's.
@@ -111,8 +112,8 @@ class Judgement:
         Each of the two thresholds and each of the two counts has a quarter of the risk.
         """
         n, upper, lower = self.members, self.policy.risk / 4, self.policy.risk / len(self.pairs) / 4
-        low = lower_bound(pair.tight_only, n, lower) - upper_bound(pair.tight_missed, n, lower)
-        high = upper_bound(pair.loose_only, n, upper) - lower_bound(pair.loose_missed, n, upper)
+        low = lower_bound(pair.lower_bound_only, n, lower) - upper_bound(pair.lower_bound_missed, n, lower)
+        high = upper_bound(pair.upper_bound_only, n, upper) - lower_bound(pair.upper_bound_missed, n, upper)
         return low, high
 
     @cached_property
@@ -133,19 +134,19 @@ class Judgement:
         return self.uses is not None and self.uses > 1 and not self.forced
 
     @property
-    def fired(self) -> tuple[Control, ...]:
+    def failed(self) -> tuple[Control, ...]:
         """Controls that found what must not be there."""
-        return tuple(c for c in self.controls if c.fired)
+        return tuple(c for c in self.controls if c.failed)
 
     @property
     def verdict(self) -> Verdict:
         """See the module."""
         bounds = self.decisive.values()
-        if any(not c.spares_leaks for c in self.fired) or self.split != "certification" or not bounds:
+        if any(not c.spares_leaks for c in self.failed) or self.split != "certification" or not bounds:
             return "inconclusive"
         if any(low > self.policy.limit for low, _ in bounds):
             return "leak"
-        if self.fired:
+        if self.failed:
             return "inconclusive"
         if all(high <= self.policy.limit for _, high in bounds) and self.references > 0 and not self.reused:
             return "certified"
@@ -166,7 +167,7 @@ class Judgement:
         """Why the verdict is inconclusive; empty for the others."""
         if self.verdict != "inconclusive":
             return ()
-        found = [f"the control “{c.name}” fired: {c.says}" for c in self.fired]
+        found = [f"the control “{c.name}” fired: {c.says}" for c in self.failed]
         if self.split != "certification":
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
         if not self.decisive:
@@ -247,10 +248,10 @@ class Judgement:
             "references": self.references,
             "bound": self.bound,
             "judged_confidence": 1 - r.lower_risk,
-            "ranks": {"loose": r.loose, "tight": r.tight, "tight_share": r.tight_share},
+            "ranks": {KEYS[k]: getattr(r, k) for k in ("upper_bound_rank", "lower_bound_rank", "lower_bound_share")},
             "evidence": [
                 {
-                    **asdict(e),
+                    **e.to_dict(),
                     "judged": is_judged(e.role, self.policy),
                     **dict(zip(("low", "high"), self.bounds(e), strict=True)),
                     "proven": self.proven(e),
@@ -259,7 +260,7 @@ class Judgement:
             ],
             "baseline": self.baseline,
             "excess": [
-                {**asdict(p), **dict(zip(("low", "high"), self.excess(p), strict=True)), "proven": self.proven(p)}
+                {**p.to_dict(), **dict(zip(("low", "high"), self.excess(p), strict=True)), "proven": self.proven(p)}
                 for p in self.pairs
             ],
             "controls": [c.to_dict() for c in self.controls],
@@ -273,55 +274,26 @@ class Judgement:
             InputError: a field is missing, of the wrong type, or impossible.
         """
         try:
-            counts = [_integer(content, k) for k in ("members", "non_members", "references")]
+            if not isinstance(forced := content["forced"], bool):
+                raise InputError(f"{UNREADABLE}: forced is true or false, got {forced!r:.60}")
+            counts = [count_in(content, k) for k in ("members", "non_members", "references")]
             return cls(
-                Policy.from_dict({**content["policy"], "suite": tuple(content["policy"].get("suite", ()))}),
-                tuple(
-                    Evidence(str(e["attack"]), str(e["signal"]), e["role"], _integer(e, "loose"), _integer(e, "tight"))
-                    for e in content["evidence"]
-                ),
+                Policy.from_dict(content["policy"]),
+                tuple(Evidence.from_dict(e) for e in content["evidence"]),
                 counts[0],
                 counts[1],
                 counts[2],
-                tuple(_control(c) for c in content["controls"]),
-                tuple(
-                    Pair(str(p["attack"]), str(p["signal"]), *(_integer(p, k) for k in _PAIR_COUNTS))
-                    for p in content["excess"]
-                ),
+                tuple(Control.from_dict(c) for c in content["controls"]),
+                tuple(Pair.from_dict(p) for p in content["excess"]),
                 str(content["baseline"]),
                 str(content["split"]),
-                None if content["uses"] is None else _integer(content, "uses"),
-                _boolean(content, "forced"),
+                None if content["uses"] is None else count_in(content, "uses"),
+                forced,
             )
         except InputError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise InputError(f"not the outcome of an audit: {type(error).__name__} {error!s:.80}") from None
-
-
-_PAIR_COUNTS = ("loose_only", "loose_missed", "tight_only", "tight_missed")
-
-
-def _integer(content: Mapping[str, Any], key: str) -> int:
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"not the outcome of an audit: {key} is a count, got {value!r:.60}")
-    return value
-
-
-def _boolean(content: Mapping[str, Any], key: str) -> bool:
-    value = content[key]
-    if not isinstance(value, bool):
-        raise InputError(f"not the outcome of an audit: {key} is true or false, got {value!r:.60}")
-    return value
-
-
-def _control(content: Mapping[str, Any]) -> Control:
-    fired = content["fired"]
-    if fired is not None and not isinstance(fired, bool):
-        raise InputError(f"not the outcome of an audit: fired is true, false or null, got {fired!r:.60}")
-    numbers = {str(k): float(v) for k, v in content["numbers"].items()}
-    return Control(str(content["name"]), fired, str(content["says"]), numbers)
+            raise InputError(f"{UNREADABLE}: {type(error).__name__} {error!s:.80}") from None
 
 
 SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
@@ -482,7 +454,7 @@ class AuditResult:
     @cached_property
     def needed(self) -> Needed | None:
         """A sample that would probably decide; None if the verdict is there or none would."""
-        if self.verdict != "inconclusive" or self.judgement.fired or self.policy.claim == "excess" or not self.orders:
+        if self.verdict != "inconclusive" or self.judgement.failed or self.policy.claim == "excess" or not self.orders:
             return None
         return needed(self.policy, list(self.orders))
 
@@ -490,7 +462,7 @@ class AuditResult:
     def sentence(self) -> str:
         """The verdict in plain words."""
         text = self.judgement.sentence
-        if self.verdict != "inconclusive" or self.judgement.fired or self.judgement.split != "certification":
+        if self.verdict != "inconclusive" or self.judgement.failed or self.judgement.split != "certification":
             return text
         if self.needed is not None and self.references:
             n = self.needed

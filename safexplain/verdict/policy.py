@@ -1,4 +1,4 @@
-"""What counts as a leak, written down before anything is measured. No torch here."""
+"""What counts as a leak, written down before anything is measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from safexplain._validate import from_table, from_toml
+from safexplain._validate import check_number, from_table, from_toml
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction"]
@@ -19,7 +19,7 @@ class Policy:
     """What counts as a leak, and what is said to be measured.
 
     Args:
-        fpr: share of non-members that the attacker may wrongly accuse.
+        fpr: share of non-members that the attacker may falsely identify as members.
         max_tpr: largest tolerated share of members found at that rate; chance is `fpr`.
         confidence: of the verdict as a whole: each of the two wrong verdicts (a leak proven where there is none, a
             certificate where there is one) has a probability of at most 1 - confidence.
@@ -51,8 +51,11 @@ class Policy:
     training: float = 0.25
 
     def __post_init__(self) -> None:
+        for name in ("fpr", "max_tpr", "confidence", "max_excess", "selection", "training"):
+            if (value := getattr(self, name)) is not None or name != "max_excess":
+                object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name in ("fpr", "max_tpr", "confidence"):
-            if not 0 < self._number(name) < 1:
+            if not 0 < getattr(self, name) < 1:
                 raise ConfigurationError(f"policy: {name} lies in (0, 1), got {getattr(self, name)!r}")
         if self.max_tpr < self.fpr:
             raise ConfigurationError(
@@ -62,7 +65,7 @@ class Policy:
         for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        if self.max_excess is not None and not 0 < self._number("max_excess") < 1:
+        if self.max_excess is not None and not 0 < self.max_excess < 1:
             raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
@@ -72,18 +75,12 @@ class Policy:
             raise ConfigurationTypeError(f"policy: suite is a list of names of attacks, got {self.suite!r}")
         object.__setattr__(self, "suite", tuple(self.suite))
         for name in ("selection", "training"):
-            if not 0 <= self._number(name) < 1:
+            if not 0 <= getattr(self, name) < 1:
                 raise ConfigurationError(f"policy: {name} lies in [0, 1), got {getattr(self, name)!r}")
         if self.selection + self.training > 0.9:
             raise ConfigurationError(
                 f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to certify"
             )
-
-    def _number(self, name: str) -> float:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigurationTypeError(f"policy: {name} is a number, got {value!r}")
-        return float(value)
 
     @property
     def risk(self) -> float:

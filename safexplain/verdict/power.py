@@ -66,16 +66,16 @@ def power(policy: Policy, members: int, non_members: int, attacks: int, tpr: Arr
         raise InputError(f"power: a true-positive rate lies in (0, 1), got {tpr!r:.80}")
     r = ranks_of(policy, non_members, attacks)
     proves, allowed = critical_counts(policy, members, non_members, attacks)
-    quiet = found_above_threshold(policy, members, non_members, r.tight, rates, proves - 1)
-    quiet *= _guessing(members, non_members, r.tight, proves - 1) ** (attacks - 1)
-    if allowed < 0 or r.loose is None:
+    quiet = found_above_threshold(policy, members, non_members, r.lower_bound_rank, rates, proves - 1)
+    quiet *= _guessing(members, non_members, r.lower_bound_rank, proves - 1) ** (attacks - 1)
+    if allowed < 0 or r.upper_bound_rank is None:
         return Power(1 - quiet, np.zeros_like(rates))
-    passed = found_above_threshold(policy, members, non_members, r.loose, rates, allowed)
-    return Power(1 - quiet, passed * _guessing(members, non_members, r.loose, allowed) ** (attacks - 1))
+    passed = found_above_threshold(policy, members, non_members, r.upper_bound_rank, rates, allowed)
+    return Power(1 - quiet, passed * _guessing(members, non_members, r.upper_bound_rank, allowed) ** (attacks - 1))
 
 
 def critical_counts(policy: Policy, members: int, non_members: int, attacks: int) -> tuple[int, int]:
-    """Fewest members above the tight threshold that prove a leak, and most above the loose one that are certified.
+    """Fewest members above the lower bound's threshold that prove a leak, most above the upper bound's to certify.
 
     Returns:
         The two counts; members + 1 where no count proves a leak, -1 where none is certified.
@@ -83,10 +83,10 @@ def critical_counts(policy: Policy, members: int, non_members: int, attacks: int
     r, counts = ranks_of(policy, non_members, attacks), range(members + 1)
 
     def proves(count: int) -> bool:
-        return lower_bound(count, members, r.lower_risk / 2) * r.tight_share > policy.limit
+        return lower_bound(count, members, r.lower_risk / 2) * r.lower_bound_share > policy.limit
 
     def too_many(count: int) -> bool:
-        return r.loose is None or upper_bound(count, members, r.upper_risk / 2) > policy.limit
+        return r.upper_bound_rank is None or upper_bound(count, members, r.upper_risk / 2) > policy.limit
 
     return bisect_left(counts, True, key=proves), bisect_left(counts, True, key=too_many) - 1
 
@@ -133,7 +133,7 @@ def could_certify(policy: Policy, members: int, non_members: int) -> float:
     Members found by guessing above a rank have a beta-binomial distribution. The verdict needs every judged attack
     to stay below, so it is harder to get than this.
     """
-    rank = ranks_of(_whole(policy), non_members, 1).loose
+    rank = ranks_of(_whole(policy), non_members, 1).upper_bound_rank
     if rank is None:
         return 1.0
     found = distributions.betabinom.ppf(POWER, members, rank, non_members - rank + 1)
@@ -161,9 +161,10 @@ def needed(policy: Policy, orders: list[NDArray[np.bool_]]) -> Needed | None:
         n1, n0 = round(members * factor), round(non_members * factor)
         r = ranks_of(policy, n0, len(curves))
         proves, allowed = critical_counts(policy, n1, n0, len(curves))
-        if any(c.exceeds(proves - 1, r.tight, n1, n0) >= POWER for c in curves):
+        if any(c.exceeds(proves - 1, r.lower_bound_rank, n1, n0) >= POWER for c in curves):
             return Needed(n1, n0, "leak")
-        if r.loose is not None and sum(c.exceeds(allowed, r.loose, n1, n0) for c in curves) <= 1 - POWER:
+        rank = r.upper_bound_rank
+        if rank is not None and sum(c.exceeds(allowed, rank, n1, n0) for c in curves) <= 1 - POWER:
             return Needed(n1, n0, "certified")
     return None
 

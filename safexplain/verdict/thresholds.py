@@ -26,7 +26,7 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 
 
-def loose_rank(non_members: int, fpr: float, risk: float) -> int | None:
+def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
     """Lowest rank at which the true false-positive rate is below `fpr` with a probability of at most `risk`.
 
     None where there is no such rank, because there are too few non-members: every score then counts as found.
@@ -41,13 +41,13 @@ def loose_rank(non_members: int, fpr: float, risk: float) -> int | None:
     return rank
 
 
-def tight_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
+def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
     """Highest rank at which the true false-positive rate is above `fpr` with a probability of at most `risk`.
 
     Returns:
         The rank, and the share of it that an attacker with a budget of `fpr` may use: 1, or, where even the highest
-        non-member score is not surely tight, fpr / (upper limit of the rate there). Accepting only that share of the
-        examples above the threshold, by lot, keeps to the budget.
+        non-member score is not surely strict enough, fpr / (upper limit of the rate there). Accepting only that share
+        of the examples above the threshold, at random, keeps to the budget.
     """
     rank = int(distributions.binom.ppf(risk, non_members, fpr))
     while rank < non_members and distributions.binom.cdf(rank, non_members, fpr) <= risk:
@@ -63,9 +63,9 @@ def tight_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
 class Ranks:
     """Ranks among the non-members that every attack of a judgement uses, and the risk of each kind of error."""
 
-    loose: int | None
-    tight: int
-    tight_share: float
+    upper_bound_rank: int | None
+    lower_bound_rank: int
+    lower_bound_share: float
     upper_risk: float
     lower_risk: float
 
@@ -74,8 +74,8 @@ def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
     """Where thresholds lie, from the policy and the sizes alone: nobody can choose them after a look at the scores."""
     upper, lower = policy.risk, policy.risk / max(attacks, 1)
     parts = 4 if policy.claim == "excess" else 2
-    tight, share = tight_rank(non_members, policy.fpr, lower / parts)
-    return Ranks(loose_rank(non_members, policy.fpr, upper / parts), tight, share, upper, lower)
+    for_upper = upper_bound_rank(non_members, policy.fpr, upper / parts)
+    return Ranks(for_upper, *lower_bound_rank(non_members, policy.fpr, lower / parts), upper, lower)
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:

@@ -26,7 +26,7 @@ from safexplain.audit import (
 )
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.scoring import MOST_TARGETS, Assignment
-from safexplain.audit.attacks.suite import Row
+from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.audit.certify import Splits
 from safexplain.audit.holdout_uses import Uses
 from safexplain.errors import ConfigurationError, InputError
@@ -202,7 +202,7 @@ def test_without_reference_models_nothing_is_certified_but_a_leak_is_proven(mode
 
 
 def test_thresholds_alone_do_not_certify_either():
-    suite = [Row("Threshold", Threshold(), "l1", "explanation")]
+    suite = [SuiteRow("Threshold", Threshold(), "l1", "explanation")]
     assert audit(synthetic(examples=5000), LOOSE, suite=suite).verdict == "inconclusive"
 
 
@@ -220,11 +220,11 @@ def test_the_bounds_count_members_above_thresholds_at_ranks():
     ranks = result.judgement.ranks
     scores, member = -signals.values["l1"][0], signals.membership[0]
     (attack,) = [a for a in result.judged if a.code == "Threshold on l1"]
-    low = lower_bound(slow_count(scores, member, ranks.tight), result.members, 0.05 / 6 / 2)
-    high = upper_bound(slow_count(scores, member, ranks.loose), result.members, 0.05 / 2)
+    low = lower_bound(slow_count(scores, member, ranks.lower_bound_rank), result.members, 0.05 / 6 / 2)
+    high = upper_bound(slow_count(scores, member, ranks.upper_bound_rank), result.members, 0.05 / 2)
     assert result.bounds(attack) == (low, high)
     assert low < attack.at(0.05).tpr < high
-    assert ranks.tight < 0.05 * result.non_members < ranks.loose
+    assert ranks.lower_bound_rank < 0.05 * result.non_members < ranks.upper_bound_rank
 
 
 def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certified():
@@ -267,7 +267,7 @@ def test_what_certifies_was_neither_chosen_on_nor_trained_on():
     maps = np.random.default_rng(0).normal(size=(9, 300, 5)).astype(np.float32)
     signals = replace(synthetic(), attributions=maps)
     policy = replace(LOOSE, selection=0.2, training=0.3)
-    suite = [Row("Learned", Spy(epochs=1), "attributions", "explanation")]
+    suite = [SuiteRow("Learned", Spy(epochs=1), "attributions", "explanation")]
     result = audit(signals, policy, suite=suite)
     splits = Splits.of(signals, policy, trains=True)
     assert result.sizes == splits.sizes == {"selection": 60, "training": 90, "certification": 150}
@@ -294,7 +294,7 @@ def test_controls_are_quiet_where_only_training_differs():
     signals = synthetic(leak=1.0, examples=2000, models=17)
     inputs = np.random.default_rng(5).normal(size=(2000, 6))
     result = certify(replace(signals, meta={"targets": [0]}), LOOSE, inputs=inputs)
-    assert {c.name: c.fired for c in result.controls} == {
+    assert {c.name: c.failed for c in result.controls} == {
         "blind baseline": False,
         "null model": False,
         "shuffled membership": False,
@@ -309,7 +309,7 @@ def test_inputs_that_tell_members_apart_fire_the_blind_baseline():
     inputs = np.random.default_rng(5).normal(size=(1000, 6)) + 0.7 * signals.membership[0][:, None]
     result = certify(signals, LOOSE, inputs=inputs)
     assert result.verdict == "inconclusive"
-    assert named("blind baseline", result).fired
+    assert named("blind baseline", result).failed
     assert "blind baseline" in result.sentence
     assert result.exit_code == 3
 
@@ -319,7 +319,7 @@ def test_a_shift_that_every_model_sees_fires_the_null_model():
     easier = np.where(base.membership[0], 0.5, 1.0)  # the target's members are calmer for every model
     shifted = replace(base, values={k: v * easier for k, v in base.values.items()}, meta={"targets": [0]})
     result = audit(shifted, LOOSE)
-    assert named("null model", result).fired
+    assert named("null model", result).failed
     assert result.verdict == "inconclusive"
     assert "reference model" in named("null model", result).says
 
@@ -332,10 +332,10 @@ def test_without_references_an_untrained_model_is_the_null_model():
     shift = np.stack([level - 3.0 * member[0], level - 1.0 * member[0]])
     meta = {"null": [1]}
     quiet = Signals(member, {"l1": np.exp(np.stack([shift[0], level]))}, meta=meta)
-    assert not named("null model", audit(quiet, LOOSE)).fired
+    assert not named("null model", audit(quiet, LOOSE)).failed
     assert audit(quiet, LOOSE).verdict == "leak"
     confounded = Signals(member, {"l1": np.exp(shift)}, meta=meta)
-    assert named("null model", audit(confounded, LOOSE)).fired
+    assert named("null model", audit(confounded, LOOSE)).failed
     assert audit(confounded, LOOSE).verdict == "inconclusive"
 
 
@@ -344,7 +344,7 @@ def test_an_attack_that_peeks_at_the_shuffled_members_would_be_noticed():
 
     rng = np.random.default_rng(0)
     orders = [rng.permutation(1000) for _ in range(5)]
-    assert not shuffled_membership(orders, 500, CHANCE, 0).fired
+    assert not shuffled_membership(orders, 500, CHANCE, 0).failed
     reckless = Policy(fpr=0.05, max_tpr=0.05, confidence=0.05)  # its bounds are no bounds at 5 %
     honest = shuffled_membership(orders, 500, reckless, 0).numbers["share"]
     assert honest > 0.05
@@ -356,7 +356,7 @@ def test_examples_without_references_on_both_sides_certify_nothing():
     one_sided = calm.membership.copy()
     one_sided[1:, :1500] = True
     result = audit(replace(calm, membership=one_sided, meta={"targets": [0]}), LOOSE)
-    assert named("references", result).fired
+    assert named("references", result).failed
     assert result.verdict == "inconclusive"
 
 
@@ -369,12 +369,12 @@ def trained_otherwise(factor, seed=0):
 
 
 def test_a_target_of_another_recipe_is_not_certified_by_references_that_do_not_repeat_it():
-    alike = [named("recipe", audit(trained_otherwise(1.0, s), LOOSE)).fired for s in range(10)]
+    alike = [named("recipe", audit(trained_otherwise(1.0, s), LOOSE)).failed for s in range(10)]
     assert sum(alike) <= 1
     assert audit(trained_otherwise(1.0), LOOSE).verdict == "certified"
     for factor in (3.0, 0.3):
         result = audit(trained_otherwise(factor), LOOSE)
-        assert named("recipe", result).fired
+        assert named("recipe", result).failed
         assert result.verdict == "inconclusive"
         assert "do not repeat its recipe" in result.sentence
 
@@ -384,7 +384,7 @@ def test_a_leak_is_a_leak_whatever_the_recipe():
     loss = leaking.values["loss"].copy()
     loss[0] *= 5
     result = audit(replace(leaking, values={**leaking.values, "loss": loss}, meta={"targets": [0]}), LOOSE)
-    assert named("recipe", result).fired
+    assert named("recipe", result).failed
     assert result.verdict == "leak"
 
 
@@ -434,7 +434,7 @@ def test_examples_from_another_source_only_train():
     assert result.sizes == {"selection": 0, "training": 200, "certification": 200}
     assert "LearnedElsewhere" in {a.attack for a in result.attacks}
     told = named("other source", result)
-    assert told.fired is None
+    assert told.failed is None
     assert told.numbers["auc"] > 0.9
     assert "LearnedElsewhere" not in {a.attack for a in audit(synthetic(), LOOSE).attacks}
 
@@ -455,7 +455,7 @@ def test_each_example_is_scored_once_against_its_target():
     base = synthetic(models=5)
     serial = np.arange(5 * 300.0).reshape(5, 300)
     signals = Signals(base.membership, {"serial": serial})
-    result = audit(signals, LOOSE, suite=[Row("Identity", Identity(), "serial", "explanation")])
+    result = audit(signals, LOOSE, suite=[SuiteRow("Identity", Identity(), "serial", "explanation")])
     scored = result.attacks[0].curve.thresholds[1:].astype(int)
     assert sorted(scored % 300) == list(range(300))
     assert result.members + result.non_members == 300
@@ -475,7 +475,7 @@ def test_only_named_targets_are_attacked_and_all_others_are_references():
     seen = []
     ids = np.repeat(np.arange(6.0)[:, None], 300, 1)
     signals = Signals(synthetic(models=6).membership, {"id": ids}, meta={"targets": [1, 4]})
-    audit(signals, LOOSE, suite=[Row("Parts", Parts(), "id", "explanation")])
+    audit(signals, LOOSE, suite=[SuiteRow("Parts", Parts(), "id", "explanation")])
     assert seen[:2] == [(1, [0, 2, 3, 4, 5]), (4, [0, 1, 2, 3, 5])]
     assert seen[2:] == [(2, [0, 3, 4, 5]), (5, [0, 1, 2, 3])]  # the null control: another model, without both
 
@@ -557,12 +557,12 @@ def test_signals_that_cannot_be_judged_are_refused():
     with pytest.raises(InputError, match="no explanation signal"):
         audit(synthetic(names=(), others=("loss",)), LOOSE)
     with pytest.raises(InputError, match="signal 'peak' is not there"):
-        audit(synthetic(), LOOSE, suite=[Row("Threshold", Threshold(), "peak", "explanation")])
+        audit(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])
     with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):
         audit(synthetic(), Policy(suite=("Psychic",)))
     everyone = replace(synthetic(), membership=np.ones((9, 300), dtype=bool))
     with pytest.raises(InputError, match="it needs both"):
-        audit(everyone, LOOSE, suite=[Row("Threshold", Threshold(), "l1", "explanation")])
+        audit(everyone, LOOSE, suite=[SuiteRow("Threshold", Threshold(), "l1", "explanation")])
 
 
 # ---------------------------------------------------------------------------------------------------- real models
@@ -630,6 +630,6 @@ def test_the_recommended_hardening_takes_the_leak_from_its_norm(digits, overfitt
 
 def test_the_likelihood_ratio_finds_what_a_known_shift_allows():
     signals = synthetic(leak=0.5, examples=4000, models=33)
-    result = audit(signals, LOOSE, suite=[Row("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation")])
+    result = audit(signals, LOOSE, suite=[SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation")])
     best = float(distributions.norm.cdf(1 / np.sqrt(2)))
     assert best - 0.05 < result.attacks[0].auc < best + 0.02

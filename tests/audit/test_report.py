@@ -35,7 +35,7 @@ from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import power
 from safexplain.verdict.stats import roc, tpr_at_fpr
-from safexplain.verdict.thresholds import found_above, loose_rank, lower_bound, tight_rank, upper_bound
+from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 SUITE = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 POLICY = Policy(fpr=0.1, max_tpr=0.3, suite=SUITE)
@@ -517,10 +517,10 @@ def test_controls_are_shown_with_what_they_found() -> None:
     cards = section.split("<li ")[1:]
     assert len(cards) == len(found.controls) == 5
     for control, card in zip(found.controls, cards, strict=True):
-        state = {True: "fired", False: "quiet", None: "not run"}[control.fired]
+        state = {True: "fired", False: "quiet", None: "not run"}[control.failed]
         assert f"</svg>{state}</span>" in card
         assert control.says[1:] in entities.unescape(card)
-    assert {c.fired for c in found.controls} == {False, None}
+    assert {c.failed for c in found.controls} == {False, None}
 
 
 def test_a_control_that_fires_stands_out_and_decides_nothing() -> None:
@@ -574,9 +574,9 @@ def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
     parts = 4 if policy.claim == "excess" else 2
     each = 0.05 / len(found.judged)
     for i in range(0, len(fpr), 7):  # by hand, at other rates
-        rank, share = tight_rank(found.non_members, fpr[i], each / parts)
-        loose = loose_rank(found.non_members, fpr[i], 0.05 / parts)
-        assert high[i] == pytest.approx(upper_bound(found_above(order, loose), found.members, 0.025))
+        rank, share = lower_bound_rank(found.non_members, fpr[i], each / parts)
+        upper = upper_bound_rank(found.non_members, fpr[i], 0.05 / parts)
+        assert high[i] == pytest.approx(upper_bound(found_above(order, upper), found.members, 0.025))
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
 

@@ -28,9 +28,9 @@ from safexplain.verdict.judgement import Judgement
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def judgement(references: int = 16, tight: int = 20) -> Judgement:
+def judgement(references: int = 16, found: int = 20) -> Judgement:
     controls = (Control("blind baseline", None, "the inputs are not in the signals", {}),)
-    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", max(tight, 60), tight),)
+    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", max(found, 60), found),)
     return Judgement(Policy(), evidence, 5000, 5000, references, controls)
 
 
@@ -116,7 +116,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the audited file"),
     "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
     "of a leak": (
-        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(tight=2000)),
+        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(found=2000)),
         "the verdict is leak. Leak proven",
     ),
     "of nothing": (
@@ -147,7 +147,7 @@ def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path
 
 
 def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Path) -> None:
-    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", judgement(tight=2000))
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", judgement(found=2000))
     code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")
     assert code == 0
     assert "leak" in out

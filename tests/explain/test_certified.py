@@ -44,7 +44,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def certificate(path: Path, model: nn.Module, **changes: Any) -> Path:
     """A certificate about a model, with the recommended hardening unless told otherwise."""
-    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", 60, changes.pop("tight", 20)),)
+    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", 60, changes.pop("found", 20)),)
     judgement = Judgement(Policy(), evidence, 5000, 5000, changes.pop("references", 16))
     explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
     environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
@@ -211,7 +211,7 @@ def test_another_class_is_told_which_one_to_use(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"digest": "ab" * 32}, "is about another model"),
-        ({"tight": 60}, None),
+        ({"found": 60}, None),
         ({"references": 0}, "certifies nothing"),
         ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
         ({"environment": {"captum": "0.1"}}, "captum 0.1"),

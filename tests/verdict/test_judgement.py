@@ -15,7 +15,7 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.audit.attacks import Threshold
-from safexplain.audit.attacks.suite import Row
+from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.audit.certify import conclude
 from safexplain.errors import InputError
 from safexplain.verdict import judgement as module
@@ -26,12 +26,12 @@ from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import Ranks, by_score, ranks_of
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15)
-FIRED = Control("blind baseline", True, "inputs differ", {"auc": 0.7})
-SILENT = Control("null model", False, "nothing", {"auc": 0.5})
+FAILED = Control("blind baseline", True, "inputs differ", {"auc": 0.7})
+PASSED = Control("null model", False, "nothing", {"auc": 0.5})
 
 
 def judged(*counts, policy=LOOSE, members=1000, others=1000, **more):
-    """Attacks of the explanation with these (loose, tight) counts."""
+    """Attacks of the explanation with these counts for the (upper, lower) bound."""
     evidence = tuple(Evidence("Threshold", f"s{i}", "explanation", *c) for i, c in enumerate(counts))
     return Judgement(policy, evidence, members, others, more.pop("references", 1), **more)
 
@@ -75,15 +75,15 @@ def test_without_references_nothing_is_certified_but_a_leak_is_a_leak():
 
 @pytest.mark.parametrize("counts", [(60, 30), (170, 120), (400, 300)])
 def test_a_control_that_fired_makes_every_verdict_inconclusive(counts):
-    j = judged(counts, controls=(SILENT, FIRED))
+    j = judged(counts, controls=(PASSED, FAILED))
     assert (j.verdict, j.exit_code) == ("inconclusive", 3)
     assert j.reasons[0] == "the control “blind baseline” fired: inputs differ"
-    assert judged(counts, controls=(SILENT, replace(FIRED, fired=None))).verdict == judged(counts).verdict
+    assert judged(counts, controls=(PASSED, replace(FAILED, failed=None))).verdict == judged(counts).verdict
 
 
 def test_after_a_control_fired_the_interval_is_blamed_only_where_it_is_to_blame():
-    assert len(judged((400, 300), controls=(FIRED,)).reasons) == 1
-    assert len(judged((170, 120), controls=(FIRED,)).reasons) == 2
+    assert len(judged((400, 300), controls=(FAILED,)).reasons) == 1
+    assert len(judged((170, 120), controls=(FAILED,)).reasons) == 2
 
 
 @pytest.mark.parametrize("counts", [(60, 30), (400, 300)])
@@ -156,9 +156,9 @@ def test_ranks_do_not_depend_on_what_was_found():
 
 def test_with_too_few_non_members_everything_counts_as_found():
     j = judged((40, 0), members=40, others=2, policy=replace(LOOSE, fpr=0.2, max_tpr=0.3))
-    assert j.ranks.loose is None
+    assert j.ranks.upper_bound_rank is None
     assert j.bounds(j.evidence[0])[1] == 1.0
-    assert ranks_of(Policy(), 10, 1).tight_share < 0.1
+    assert ranks_of(Policy(), 10, 1).lower_bound_share < 0.1
 
 
 def test_one_member_and_one_non_member_decide_nothing():
@@ -176,7 +176,7 @@ def full():
         1000,
         900,
         16,
-        (FIRED, SILENT, Control("references", None, "none", {})),
+        (FAILED, PASSED, Control("references", None, "none", {})),
         (Pair("Threshold", "l1", 50, 20, 40, 30),),
         "likelihood ratio of the loss",
         "selection",
@@ -273,11 +273,11 @@ def simulated(curves, wanted, audits=500, n=1000, policy=LOOSE, seed=0):
     found = []
     for curve in curves:
         rates = np.sort(rng.random((audits, n)), axis=1)  # of the non-members, from the highest score to the lowest
-        at = rates[:, [r.tight - 1, r.loose - 1]]
+        at = rates[:, [r.lower_bound_rank - 1, r.upper_bound_rank - 1]]
         chance = curve(at)
-        tight = rng.binomial(n, chance[:, 0])
+        lower = rng.binomial(n, chance[:, 0])
         rest = np.clip((chance[:, 1] - chance[:, 0]) / np.maximum(1 - chance[:, 0], 1e-12), 0, 1)
-        found.append(np.stack([tight + rng.binomial(n - tight, rest), tight], axis=1))
+        found.append(np.stack([lower + rng.binomial(n - lower, rest), lower], axis=1))
     counts = np.stack(found, axis=1).tolist()
     hits = sum(
         judged(*(tuple(c) for c in audit), policy=policy, members=n, others=n).verdict == wanted for audit in counts
@@ -321,15 +321,15 @@ def test_a_threshold_taken_as_known_is_wrong_both_ways(monkeypatch):
 
     def known(real, p, n, k):
         rank = int(p.fpr * n)
-        return replace(real(p, n, k), loose=rank, tight=rank)
+        return replace(real(p, n, k), upper_bound_rank=rank, lower_bound_rank=rank)
 
     broken(monkeypatch, known)
     assert simulated(*HARDEST["one at the limit"])[0] > 0.05
     assert simulated(*HARDEST["one over the limit"])[0] > 0.05
 
 
-def test_an_upper_bound_at_the_tight_threshold_certifies_leaks(monkeypatch):
-    broken(monkeypatch, lambda real, p, n, k: replace(real(p, n, k), loose=real(p, n, k).tight))
+def test_an_upper_bound_at_the_threshold_of_the_lower_one_certifies_leaks(monkeypatch):
+    broken(monkeypatch, lambda real, p, n, k: replace(real(p, n, k), upper_bound_rank=real(p, n, k).lower_bound_rank))
     assert simulated(*HARDEST["one over the limit"])[0] > 0.05
     assert simulated(*HARDEST["smooth, over the limit"])[0] > 0.05
 
@@ -337,7 +337,7 @@ def test_an_upper_bound_at_the_tight_threshold_certifies_leaks(monkeypatch):
 def test_ranks_of_the_wrong_risk_are_wrong_too_often(monkeypatch):
     def careless(real, p, n, k):
         r = real(replace(p, confidence=0.4), n, k)
-        return Ranks(r.loose, r.tight, 1.0, real(p, n, k).upper_risk, real(p, n, k).lower_risk)
+        return Ranks(r.upper_bound_rank, r.lower_bound_rank, 1.0, real(p, n, k).upper_risk, real(p, n, k).lower_risk)
 
     broken(monkeypatch, careless)
     assert simulated(*HARDEST["one over the limit"])[0] > 0.05
@@ -357,7 +357,7 @@ def test_a_wrong_verdict_is_rare_at_other_sizes_and_policies(case, n, policy):
 # ------------------------------------------------------------------------------------------- the claim "excess"
 
 EXCESS = replace(LOOSE, claim="excess", release="explanation+prediction")
-ROWS = [Row("Threshold", Threshold(), s, role) for s, role in (("l1", "explanation"), ("loss", "loss"))]
+ROWS = [SuiteRow("Threshold", Threshold(), s, role) for s, role in (("l1", "explanation"), ("loss", "loss"))]
 
 
 def compared(excess, *, cliff, strength=0.3, audits=150, n=600):
@@ -396,8 +396,8 @@ def test_the_interval_of_the_excess_holds_the_true_excess(excess, cliff):
 
 def test_an_interval_of_the_excess_at_known_thresholds_misses_too_often(monkeypatch):
     counting = sys.modules["safexplain.audit.certify"]  # the name of the module is also that of its function
-    monkeypatch.setattr(counting, "loose_rank", lambda n, fpr, risk: int(fpr * n))
-    monkeypatch.setattr(counting, "tight_rank", lambda n, fpr, risk: (int(fpr * n), 1.0))
+    monkeypatch.setattr(counting, "upper_bound_rank", lambda n, fpr, risk: int(fpr * n))
+    monkeypatch.setattr(counting, "lower_bound_rank", lambda n, fpr, risk: (int(fpr * n), 1.0))
     for cliff, side in ((1, 0), (-1, 1)):
         bounds = compared(0.1, cliff=cliff, audits=60)
         wrong = bounds[:, 0] > 0.1 if side == 0 else bounds[:, 1] < 0.1

@@ -56,7 +56,7 @@ def test_what_to_dict_wrote_is_read_back_the_same(policy):
     ("values", "says"),
     [
         ({"fpr": 0.0}, "fpr lies in"),
-        ({"fpr": float("nan")}, "fpr lies in"),
+        ({"fpr": float("nan")}, "fpr must be finite"),
         ({"max_tpr": 1.0}, "max_tpr lies in"),
         ({"confidence": 95}, "confidence lies in"),
         ({"fpr": 0.1, "max_tpr": 0.05}, "guessing alone finds"),

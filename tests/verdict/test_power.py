@@ -32,7 +32,13 @@ def shares(policy, members, others, attacks, tpr, audits=300):
             scores = rng.normal(size=len(member)) + (shift * member if i == 0 else 0.0)
             order = ranked(scores, member, number)
             evidence.append(
-                Evidence("a", str(i), "explanation", found_above(order, r.loose), found_above(order, r.tight))
+                Evidence(
+                    "a",
+                    str(i),
+                    "explanation",
+                    found_above(order, r.upper_bound_rank),
+                    found_above(order, r.lower_bound_rank),
+                )
             )
         found.append(Judgement(policy, tuple(evidence), members, others, 1).verdict)
     return found.count("leak") / audits, found.count("certified") / audits
@@ -70,7 +76,7 @@ def test_a_threshold_without_spread_would_be_a_wrong_power(monkeypatch):
 
 def test_the_integral_is_that_of_slow_quadrature():
     policy, members, others = LOOSE, 30, 20
-    rank = ranks_of(policy, others, 1).loose
+    rank = ranks_of(policy, others, 1).upper_bound_rank
     for tpr in (0.05, 0.3, 0.9):
         shift = distributions.norm.isf(policy.fpr) - distributions.norm.isf(tpr)
 
@@ -84,7 +90,7 @@ def test_the_integral_is_that_of_slow_quadrature():
 
 
 def test_one_that_guesses_is_beta_binomial():
-    rank = ranks_of(LOOSE, 500, 1).loose
+    rank = ranks_of(LOOSE, 500, 1).upper_bound_rank
     for most in (10, 25, 40):
         fast = module.found_above_threshold(LOOSE, 700, 500, rank, np.array(0.05), most)
         assert float(fast) == pytest.approx(distributions.betabinom.cdf(most, 700, rank, 501 - rank), abs=1e-9)
@@ -94,9 +100,9 @@ def test_one_that_guesses_is_beta_binomial():
 def test_critical_counts_are_those_of_every_count_judged(members, others, attacks):
     proves, allowed = critical_counts(LOOSE, members, others, attacks)
 
-    def verdict(loose, tight):
+    def verdict(upper, lower):
         evidence = [Evidence("a", str(i), "explanation", 0, 0) for i in range(attacks - 1)]
-        evidence.append(Evidence("a", "last", "explanation", loose, tight))
+        evidence.append(Evidence("a", "last", "explanation", upper, lower))
         return Judgement(LOOSE, tuple(evidence), members, others, 1).verdict
 
     counts = range(members + 1)

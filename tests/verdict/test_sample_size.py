@@ -45,7 +45,13 @@ def share_with(verdict, policy, tprs, members, others, audits=200):
         for i, tpr in enumerate(tprs):
             order = ranked(rng.normal(size=len(member)) + shift_of(tpr, policy) * member, member, number)
             evidence.append(
-                Evidence("a", str(i), "explanation", found_above(order, r.loose), found_above(order, r.tight))
+                Evidence(
+                    "a",
+                    str(i),
+                    "explanation",
+                    found_above(order, r.upper_bound_rank),
+                    found_above(order, r.lower_bound_rank),
+                )
             )
         hits += Judgement(policy, tuple(evidence), members, others, 1).verdict == verdict
     return hits / audits

@@ -14,11 +14,11 @@ from safexplain.errors import InputError
 from safexplain.verdict.thresholds import (
     by_score,
     found_above,
-    loose_rank,
     lower_bound,
+    lower_bound_rank,
     ranked,
-    tight_rank,
     upper_bound,
+    upper_bound_rank,
 )
 
 SIZES = (1, 2, 3, 10, 50, 99, 250, 365, 367, 700)
@@ -30,7 +30,7 @@ def pmf(n, p):
     return [exp(log(comb(n, k)) + k * log(p) + (n - k) * log1p(-p)) for k in range(n + 1)]
 
 
-def slow_loose_rank(law, risk):
+def slow_upper_bound_rank(law, risk):
     """First k with P(Bin >= k) <= risk, by adding up from the far end."""
     k, total = len(law), 0.0
     while k > 1 and total + law[k - 1] <= risk:
@@ -39,7 +39,7 @@ def slow_loose_rank(law, risk):
     return k if k < len(law) else None
 
 
-def slow_tight_rank(law, risk):
+def slow_lower_bound_rank(law, risk):
     """Last k with P(Bin < k) <= risk, by adding up from the near end."""
     k, total = 0, 0.0
     while k + 1 < len(law) and total + law[k] <= risk:
@@ -53,29 +53,29 @@ def test_ranks_are_those_of_slow_binomial_sums(n):
     for fpr in RATES:
         law = pmf(n, fpr)
         for risk in RISKS:
-            assert loose_rank(n, fpr, risk) == slow_loose_rank(law, risk), (fpr, risk)
-            rank, share = tight_rank(n, fpr, risk)
-            expected = slow_tight_rank(law, risk)
+            assert upper_bound_rank(n, fpr, risk) == slow_upper_bound_rank(law, risk), (fpr, risk)
+            rank, share = lower_bound_rank(n, fpr, risk)
+            expected = slow_lower_bound_rank(law, risk)
             assert rank == (expected or 1), (fpr, risk)
             assert (share == 1.0) == (expected is not None)
 
 
 def test_figures_that_others_computed():
     """Loose ranks at a rate of .1 % and a risk of 2.5 %."""
-    assert [loose_rank(n, 0.001, 0.025) for n in (1500, 10_000, 50_000, 200_000)] == [5, 18, 65, 229]
-    assert tight_rank(3689, 0.001, 0.025) == (1, 1.0)
-    assert tight_rank(3687, 0.001, 0.025)[1] < 1
+    assert [upper_bound_rank(n, 0.001, 0.025) for n in (1500, 10_000, 50_000, 200_000)] == [5, 18, 65, 229]
+    assert lower_bound_rank(3689, 0.001, 0.025) == (1, 1.0)
+    assert lower_bound_rank(3687, 0.001, 0.025)[1] < 1
 
 
 @given(st.integers(1, 3000), st.floats(1e-4, 0.9), st.floats(1e-6, 0.45))
-def test_the_tight_threshold_is_never_below_the_loose_one(n, fpr, risk):
-    loose, (tight, share) = loose_rank(n, fpr, risk), tight_rank(n, fpr, risk)
-    assert 1 <= tight <= (loose or n)
+def test_the_threshold_of_the_lower_bound_is_never_below_that_of_the_upper_one(n, fpr, risk):
+    upper, (lower, share) = upper_bound_rank(n, fpr, risk), lower_bound_rank(n, fpr, risk)
+    assert 1 <= lower <= (upper or n)
     assert 0 < share <= 1
 
 
-def test_the_highest_non_member_is_used_by_share_where_it_is_not_surely_tight():
-    rank, share = tight_rank(100, 0.01, 0.025)
+def test_the_highest_non_member_is_used_by_share_where_it_is_not_surely_strict_enough():
+    rank, share = lower_bound_rank(100, 0.01, 0.025)
     limit = 0.01 / share
     assert rank == 1
     assert (1 - limit) ** 100 == pytest.approx(0.025)  # the true rate there is above the limit with this probability
@@ -88,13 +88,13 @@ def rates_at(rank, n, repeats=20_000):
 
 
 @pytest.mark.parametrize(("n", "fpr"), [(40, 0.2), (120, 0.1)])
-def test_thresholds_are_loose_and_tight_as_often_as_promised_and_the_next_rank_is_not(n, fpr):
+def test_thresholds_are_loose_or_strict_enough_as_often_as_promised_and_the_next_rank_is_not(n, fpr):
     risk, noise = 0.05, 0.005
-    loose, (tight, _) = loose_rank(n, fpr, risk), tight_rank(n, fpr, risk)
-    assert (rates_at(loose, n) < fpr).mean() <= risk + noise
-    assert (rates_at(loose - 1, n) < fpr).mean() > risk
-    assert (rates_at(tight, n) > fpr).mean() <= risk + noise
-    assert (rates_at(tight + 1, n) > fpr).mean() > risk
+    upper, (lower, _) = upper_bound_rank(n, fpr, risk), lower_bound_rank(n, fpr, risk)
+    assert (rates_at(upper, n) < fpr).mean() <= risk + noise
+    assert (rates_at(upper - 1, n) < fpr).mean() > risk
+    assert (rates_at(lower, n) > fpr).mean() <= risk + noise
+    assert (rates_at(lower + 1, n) > fpr).mean() > risk
 
 
 def test_the_threshold_at_the_stated_rate_is_neither():
@@ -125,8 +125,8 @@ def test_one_member_and_one_non_member_are_enough():
     higher = ranked(np.array([1.0, 0.0]), np.array([True, False]))
     lower = ranked(np.array([0.0, 1.0]), np.array([True, False]))
     assert (found_above(higher, 1), found_above(lower, 1)) == (1, 0)
-    assert loose_rank(1, 0.01, 0.025) == 1
-    assert loose_rank(1, 0.05, 0.025) is None
+    assert upper_bound_rank(1, 0.01, 0.025) == 1
+    assert upper_bound_rank(1, 0.05, 0.025) is None
     assert upper_bound(0, 1, 0.025) == pytest.approx(0.975)
     assert (upper_bound(1, 1, 0.025), lower_bound(0, 1, 0.025)) == (1.0, 0.0)
 

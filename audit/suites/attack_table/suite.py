@@ -48,7 +48,7 @@ from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, classifiers, score
-from safexplain.audit.attacks.suite import Row, fitting, values_of
+from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.certify import Splits, certify
 from safexplain.audit.queries import Queries
 from safexplain.explain import CATALOG
@@ -71,8 +71,11 @@ Z = float(ndtri(0.975))
 
 HUANG, LIRA = "LRT (Huang et al.)", "LiRA"
 EXTRA = (
-    *(Row(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation") for s in ("variance", "l1", "l2")),
-    Row(LIRA, LikelihoodRatio("identity", GlobalVariance(separate=True)), "margin", "loss"),
+    *(
+        SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")
+        for s in ("variance", "l1", "l2")
+    ),
+    SuiteRow(LIRA, LikelihoodRatio("identity", GlobalVariance(separate=True)), "margin", "loss"),
 )
 """Published attacks that are not rows of the library's suite."""
 
@@ -250,7 +253,7 @@ def summary(result: AuditResult) -> dict[str, Any]:
     }
 
 
-def compare(signals: Signals, rows: Sequence[Row], resamples: int) -> dict[str, Any]:
+def compare(signals: Signals, rows: Sequence[SuiteRow], resamples: int) -> dict[str, Any]:
     """Ours against each published attack, means over targets, on the examples that nothing was trained on."""
     splits = Splits.of(signals, POLICY, trains=True)
     where = splits.certification
@@ -286,7 +289,7 @@ def estimate(replicates: Array) -> dict[str, float]:
     return {"value": value, "low": low, "high": high}
 
 
-def against_every_target(signals: Signals, row: Row, training: Bools) -> Array:
+def against_every_target(signals: Signals, row: SuiteRow, training: Bools) -> Array:
     """(targets, n) scores; attacks that learn use the classifiers that `certify` fitted."""
     values, targets = values_of(signals, row.signal), list(signals.targets)
     if isinstance(row.attack, Learned):

@@ -44,7 +44,7 @@ from safexplain._privacy_loss import epsilons
 from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, score
-from safexplain.audit.attacks.suite import Row, fitting, values_of
+from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.certify import Splits, certify
 from safexplain.dp.accounting.calibration import noise_multiplier
 
@@ -72,7 +72,7 @@ EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
 POLICY = Policy(fpr=0.01)
 RATES = (0.001, 0.01)
 EXTRA = tuple(
-    Row(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation") for s in ("variance", "l1", "l2")
+    SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation") for s in ("variance", "l1", "l2")
 )
 OURS = ("LikelihoodRatio", "l1")
 MEANS = (
@@ -163,7 +163,7 @@ def cell(signals: Signals, resamples: int, progress: Progress) -> dict[str, Any]
     return written(result) | {"means": means(signals, rows, resamples)}
 
 
-def means(signals: Signals, rows: list[Row], resamples: int) -> dict[str, Any]:
+def means(signals: Signals, rows: list[SuiteRow], resamples: int) -> dict[str, Any]:
     """AUC and rates of `MEANS`, averaged over all targets, with intervals from resampled examples."""
     n, targets = signals.examples, signals.targets
     training = Splits.of(signals, POLICY, trains=False).training

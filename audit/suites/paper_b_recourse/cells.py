@@ -14,7 +14,7 @@ from safexplain._progress import Progress
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.recourse import DirectionAttack, unit
 from safexplain.audit.attacks.scoring import Assignment, score
-from safexplain.audit.attacks.suite import Row, fitting
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
@@ -26,8 +26,8 @@ FPRS = (0.001, 0.01)
 GRID = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """False-positive rates of the curves."""
 ONE_ANSWER = (
-    Row("DirectionAttack", DirectionAttack(), "one_answer_margin", "explanation"),
-    Row("DirectionDensity", DirectionAttack(PooledDensityRatio()), "one_answer_margin", "explanation"),
+    SuiteRow("DirectionAttack", DirectionAttack(), "one_answer_margin", "explanation"),
+    SuiteRow("DirectionDensity", DirectionAttack(PooledDensityRatio()), "one_answer_margin", "explanation"),
 )
 """The direction of a single answer that tells one, and no offset: the epsilon of one answer bounds it.
 
@@ -150,7 +150,7 @@ def lowest_mean(values: Sequence[float]) -> float:
     return max(0.0, float(known.mean() - student.ppf(0.975, len(known) - 1) * error))
 
 
-def attacked(signals: Signals, row: Row, seed: int = 0) -> dict[str, Any]:
+def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     """Every example scored once, against one model drawn at random; beside it the same against a model that knows
     nothing of the target's members."""
     to = Assignment.drawn(signals, seed)
@@ -181,7 +181,7 @@ def rate(curve: RocCurve, fpr: float) -> dict[str, float]:
     return {"fpr": fpr, "realised_fpr": r.realised_fpr, "tpr": r.tpr, "low": r.low, "high": r.high}
 
 
-def rows_of(signals: Signals) -> list[Row]:
+def rows_of(signals: Signals) -> list[SuiteRow]:
     """Attacks on one-number signals; the views and classifiers of whole maps are for small data."""
     return [r for r in fitting(signals) if r.signal in signals.values]
 

@@ -38,7 +38,7 @@ from safexplain import Hardening
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.suite import Row, fitting
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls import blind_baseline
@@ -94,16 +94,16 @@ NORMAL = ("l1", "loss")
 """Signals that are also read as normal scores within each model."""
 
 MISMATCH = (
-    Row("LikelihoodRatio", LikelihoodRatio("identity"), "l1_normal", "explanation"),
-    Row("Calibrated", Calibrated(), "l1_normal", "explanation"),
-    Row("LikelihoodRatio", LikelihoodRatio("identity"), "loss_normal", "loss"),
-    Row("Calibrated", Calibrated(), "loss_normal", "loss"),
-    Row("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "l1_normal+loss_normal", "explanation+loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "l1_normal", "explanation"),
+    SuiteRow("Calibrated", Calibrated(), "l1_normal", "explanation"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "loss_normal", "loss"),
+    SuiteRow("Calibrated", Calibrated(), "loss_normal", "loss"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "l1_normal+loss_normal", "explanation+loss"),
 )
 
 THRESHOLDS = (
-    *(Row("Threshold", Threshold(), s, "explanation") for s in SUMMARIES),
-    Row("Threshold", Threshold(), "loss", "loss"),
+    *(SuiteRow("Threshold", Threshold(), s, "explanation") for s in SUMMARIES),
+    SuiteRow("Threshold", Threshold(), "loss", "loss"),
 )
 
 

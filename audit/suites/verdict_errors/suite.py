@@ -52,11 +52,11 @@ from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import (
     by_score,
     found_above,
-    loose_rank,
     lower_bound,
+    lower_bound_rank,
     ranks_of,
-    tight_rank,
     upper_bound,
+    upper_bound_rank,
 )
 
 from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json
@@ -200,17 +200,21 @@ critical = cache(critical_counts)
 
 
 def ranks_used(policy: Policy, non_members: int) -> list[int | None]:
-    """Loose, tight for each number of attacks, and the rank that what is often done uses."""
-    tight = [ranks_of(policy, non_members, k).tight for k in ATTACKS]
-    return [ranks_of(policy, non_members, 1).loose, *tight, min(int(policy.fpr * non_members + 1e-9) + 1, non_members)]
+    """That of the upper bound, of the lower for each number of attacks, and the rank that what is often done uses."""
+    lower = [ranks_of(policy, non_members, k).lower_bound_rank for k in ATTACKS]
+    return [
+        ranks_of(policy, non_members, 1).upper_bound_rank,
+        *lower,
+        min(int(policy.fpr * non_members + 1e-9) + 1, non_members),
+    ]
 
 
 def cliff_is_allowed(policy: Policy, non_members: int, attacks: int) -> bool:
-    """False where a tight threshold does not exist and an attacker accepts a share by lot.
+    """False where the lower bound has no threshold and an attacker accepts a share at random.
 
     What such an attacker finds lies on a straight line through the cliff, so this is a leak and not a false alarm.
     """
-    return ranks_of(policy, non_members, attacks).tight_share == 1.0
+    return ranks_of(policy, non_members, attacks).lower_bound_share == 1.0
 
 
 def simulate(members: int, non_members: int, correlation: float, audits: int, tick: Callable[[int], None]) -> Any:
@@ -289,8 +293,8 @@ def compare(audit: Audit, number: int) -> None:
         r, evidence = ranks_of(policy, n0, k), []
         for scores in np.concatenate([inside, outside], axis=1).astype(np.float64):
             order = member[by_score(scores, number)]
-            loose, tight = found_above(order, r.loose), found_above(order, r.tight)
-            evidence.append(Evidence("attack", str(len(evidence)), "explanation", loose, tight))
+            upper, lower = found_above(order, r.upper_bound_rank), found_above(order, r.lower_bound_rank)
+            evidence.append(Evidence("attack", str(len(evidence)), "explanation", upper, lower))
         verdict = Judgement(policy, tuple(evidence), members, n0, 1).verdict
         counts = audit.found(family, policy, policy.max_tpr, ranks_used(policy, n0))[None, :k]
         leak, certified = verdicts(counts, policy, members, n0, k, ATTACKS.index(k))[:2]
@@ -377,9 +381,10 @@ def _pair_ranks(policy: Policy, non_members: int, k: int) -> list[tuple[int | No
     """
     ranks: list[tuple[int | None, int | None, bool]] = []
     for risk, upper in ((policy.risk / 4, True), (policy.risk / k / 4, False)):
-        loose, (tight, part) = loose_rank(non_members, policy.fpr, risk), tight_rank(non_members, policy.fpr, risk)
-        sure = tight if part == 1.0 else None
-        ranks.append((loose, sure, True) if upper else (sure, loose, False))
+        wide = upper_bound_rank(non_members, policy.fpr, risk)
+        narrow, part = lower_bound_rank(non_members, policy.fpr, risk)
+        sure = narrow if part == 1.0 else None
+        ranks.append((wide, sure, True) if upper else (sure, wide, False))
     return ranks
 
 
@@ -393,8 +398,8 @@ def _excess_bounds(found: NDArray[np.int64], policy: Policy, n: int, k: int) -> 
         return np.where(c < n, distributions.beta.isf(risk, c + 1, np.maximum(n - c, 1)), 1.0)
 
     upper, lower = policy.risk / 4, policy.risk / k / 4
-    loose_only, loose_missed, tight_only, tight_missed = np.moveaxis(found, -1, 0)
-    return low(tight_only, lower) - high(tight_missed, lower), high(loose_only, upper) - low(loose_missed, upper)
+    upper_only, upper_missed, lower_only, lower_missed = np.moveaxis(found, -1, 0)
+    return low(lower_only, lower) - high(lower_missed, lower), high(upper_only, upper) - low(upper_missed, upper)
 
 
 # ------------------------------------------------------------------------------------------- whole audits
@@ -432,7 +437,7 @@ def whole_audits(setting: str, first: int, audits: int) -> list[dict[str, Any]]:
         began = time.perf_counter()
         judgement = certify(signals_of(setting, number), Policy(), seed=number).judgement
         without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
-        fired = [c.name for c in judgement.controls if c.fired]
+        fired = [c.name for c in judgement.controls if c.failed]
         both = {"verdict": judgement.verdict, "without_controls": without.verdict}
         made.append({**both, "fired": fired, "seconds": time.perf_counter() - began})
     return made

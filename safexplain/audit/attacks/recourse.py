@@ -24,7 +24,7 @@ from safexplain.errors import ConfigurationError, InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Boundary:
+class LinearBoundary:
     """The points x with direction . x + offset = 0; the favourable side is where it is above 0.
 
     Args:
@@ -36,7 +36,7 @@ class Boundary:
     offset: float
 
 
-def read_boundary(x: Floats, change: Floats, score: Floats | None = None, target: float = 0.0) -> Boundary:
+def read_boundary(x: Floats, change: Floats, score: Floats | None = None, target: float = 0.0) -> LinearBoundary:
     """Read the boundary from recourse.
 
     Direction: the mean of the unit vectors of all answers, which for a linear model without constraints are all the
@@ -61,7 +61,7 @@ def read_boundary(x: Floats, change: Floats, score: Floats | None = None, target
     direction = unit((change[answered] / length[answered, None]).sum(0))
     projection = x @ direction
     reached = projection[answered] + change[answered] @ direction
-    return Boundary(direction, offset_of(projection, reached, score, target))
+    return LinearBoundary(direction, offset_of(projection, reached, score, target))
 
 
 def offset_of(projection: Floats, reached: Floats, score: Floats | None, target: float) -> float:
@@ -74,7 +74,7 @@ def offset_of(projection: Floats, reached: Floats, score: Floats | None, target:
     return -float(np.median(reached)) if len(reached) else 0.0
 
 
-def margins(boundary: Boundary, x: Floats, favourable: Bools) -> NDArray[np.float64]:
+def margins(boundary: LinearBoundary, x: Floats, favourable: Bools) -> NDArray[np.float64]:
     """(n,) signed distances from the boundary, above 0 on the side of the true label.
 
     Args:
@@ -93,7 +93,7 @@ def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
     return vector / length if length > 0 else vector
 
 
-def ridge_boundaries(x: Floats, scores: Floats) -> list[Boundary]:
+def ridge_boundaries(x: Floats, scores: Floats) -> list[LinearBoundary]:
     """Boundaries of m models, regressed from their released scores on all that was asked; no direction is needed.
 
     Ridge regression whose penalty each model's own generalised cross-validation chooses (Golub, Heath & Wahba,
@@ -117,7 +117,7 @@ def ridge_boundaries(x: Floats, scores: Floats) -> list[Boundary]:
         )
         weights = right.T @ (values / (power + best) * own)
         size = float(np.linalg.norm(weights))
-        found.append(Boundary(unit(weights), float(level - mean @ weights) / size if size > 0 else 0.0))
+        found.append(LinearBoundary(unit(weights), float(level - mean @ weights) / size if size > 0 else 0.0))
     return found
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, Learned
 from safexplain.audit.attacks.learned.classifier import FittedLearned
-from safexplain.audit.attacks.suite import Numbers, Row, values_of
+from safexplain.audit.attacks.suite import Numbers, SuiteRow, values_of
 from safexplain.audit.signals import Signals
 
 MOST_TARGETS = 64
@@ -62,7 +62,7 @@ class Assignment:
 
 def score(
     signals: Signals,
-    row: Row,
+    row: SuiteRow,
     to: Assignment,
     training: NDArray[np.bool_],
     values: Numbers | None = None,

@@ -40,7 +40,7 @@ VIEWS: dict[str, Callable[[Numbers], Numbers]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """One attack on one signal, or on several read together.
 
     Args:
@@ -84,37 +84,37 @@ EXPLANATION_SCALARS = ("variance", "l1", "l2")
 SHAPE_SCALARS = ("mean", "positive", "support", "sparsity", "peak")
 """Signals that no clipping and no scaling takes away."""
 
-RECOURSE: tuple[Row, ...] = (
-    Row("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
-    Row("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
-    Row("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
-    Row("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
-    Row("SignedDistanceLRT", LikelihoodRatio("identity", SeparateVariance()), "signed_distance", "explanation"),
-    Row("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
-    Row("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
-    Row("DirectionAttack", DirectionAttack(), "recovered_margin", "explanation"),
+RECOURSE: tuple[SuiteRow, ...] = (
+    SuiteRow("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
+    SuiteRow("CounterfactualLRT-global", CounterfactualLRT("global"), "distance", "explanation"),
+    SuiteRow("CounterfactualLRT-local", CounterfactualLRT("local"), "distance", "explanation"),
+    SuiteRow("SignedDistance", CounterfactualDistance(), "signed_distance", "explanation"),
+    SuiteRow("SignedDistanceLRT", LikelihoodRatio("identity", SeparateVariance()), "signed_distance", "explanation"),
+    SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
+    SuiteRow("DirectionAttack", DirectionAttack(), "recovered_margin", "explanation"),
     *(
-        Row(name, DirectionAttack(read), signal, "explanation")
+        SuiteRow(name, DirectionAttack(read), signal, "explanation")
         for signal in ("recovered_margin", "regressed_margin")
         for name, read in (
             ("DirectionLRT", LikelihoodRatio("identity", SeparateVariance())),
             ("DirectionDensity", PooledDensityRatio()),
         )
     ),
-    Row("AveragingAttack", AveragingAttack(), "averaged_distance", "explanation"),
+    SuiteRow("AveragingAttack", AveragingAttack(), "averaged_distance", "explanation"),
 )
 """Attacks on recourse; run where `meta` says, under "recourse", how it was asked for (`audit.collect_recourse`)."""
 
-SUITE: tuple[Row, ...] = (
-    *(Row("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),
-    *(Row("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in (*EXPLANATION_SCALARS, *SHAPE_SCALARS)),
-    Row("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+mean+positive+sparsity+peak", "explanation"),
-    Row("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
-    *(Row("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
-    Row("Learned", Learned(), WHOLE_MAP, "explanation"),
-    Row("LearnedElsewhere", Learned(non_members="out-of-distribution"), WHOLE_MAP, "explanation"),
+SUITE: tuple[SuiteRow, ...] = (
+    *(SuiteRow("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in (*EXPLANATION_SCALARS, *SHAPE_SCALARS)),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+mean+positive+sparsity+peak", "explanation"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
+    SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
+    SuiteRow("LearnedElsewhere", Learned(non_members="out-of-distribution"), WHOLE_MAP, "explanation"),
     *(
-        Row(type(attack).__name__, attack, signal.format(prefix), "explanation")
+        SuiteRow(type(attack).__name__, attack, signal.format(prefix), "explanation")
         for prefix in AVERAGED
         for attack, signal in (
             (LikelihoodRatio(), "{0}l1"),
@@ -122,17 +122,17 @@ SUITE: tuple[Row, ...] = (
             (JointLikelihoodRatio(), "{0}l1+{0}mean+{0}positive"),
         )
     ),
-    Row("LikelihoodRatio", LikelihoodRatio(), "near_map", "explanation"),
-    *(Row("LikelihoodRatio", LikelihoodRatio(), f"class_{s}", "explanation") for s in ("l1", "l2", "mean")),
-    Row("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
-    Row("Threshold", Threshold(), "loss", "loss"),
-    Row("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
-    Row("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
-    Row("RMIA", RMIA(), "loss", "loss"),
-    Row("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation+label", plus_label=True),
-    Row("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation+label", plus_label=True),
-    Row("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
-    Row("JointLikelihoodRatio", JointLikelihoodRatio(), "variance+loss", "explanation+loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "near_map", "explanation"),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"class_{s}", "explanation") for s in ("l1", "l2", "mean")),
+    SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
+    SuiteRow("Threshold", Threshold(), "loss", "loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
+    SuiteRow("RMIA", RMIA(), "loss", "loss"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation+label", plus_label=True),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation+label", plus_label=True),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "variance+loss", "explanation+loss"),
     *RECOURSE,
 )
 """The attacks that are run as far as the signals are there; other signals get Threshold and LikelihoodRatio."""
@@ -141,7 +141,7 @@ FEWEST_TO_LEARN = 4
 """Reference models below which nothing is learned from them."""
 
 
-def fitting(signals: Signals, names: Sequence[str] = ()) -> list[Row]:
+def fitting(signals: Signals, names: Sequence[str] = ()) -> list[SuiteRow]:
     """The rows whose signals are there and whose reference models are enough; signals of other names too.
 
     Args:
@@ -157,7 +157,7 @@ def fitting(signals: Signals, names: Sequence[str] = ()) -> list[Row]:
     rows = [r for r in SUITE if r not in RECOURSE or "recourse" in signals.meta]
     named = {part for r in rows for part in r.parts}
     extra = [
-        Row(name, attack, signal, "explanation")
+        SuiteRow(name, attack, signal, "explanation")
         for signal, values in signals.values.items()
         if signal not in named and not signal.startswith(tuple(AVERAGED))
         for name, attack in (("Threshold", Threshold()), ("LikelihoodRatio", LikelihoodRatio()))

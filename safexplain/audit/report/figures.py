@@ -170,8 +170,8 @@ def band(result: AuditResult, least: float) -> tuple[NDArray[np.float64], NDArra
     for fpr in rates.tolist():
         at = replace(policy, fpr=fpr, max_tpr=max(fpr, policy.max_tpr), max_excess=excess)
         r = ranks_of(at, n0, len(result.judged))
-        low = lower_bound(found_above(order, r.tight), n1, r.lower_risk / 2) * r.tight_share
-        limits.append((low, upper_bound(found_above(order, r.loose), n1, r.upper_risk / 2)))
+        low = lower_bound(found_above(order, r.lower_bound_rank), n1, r.lower_risk / 2) * r.lower_bound_share
+        limits.append((low, upper_bound(found_above(order, r.upper_bound_rank), n1, r.upper_risk / 2)))
     low, high = np.maximum(np.array(limits), least / 10).T
     return rates, low, high
 

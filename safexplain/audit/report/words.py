@@ -279,12 +279,12 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
 def controls(configurations: Sequence[Configuration]) -> tuple[Controls, ...]:
     """Those of the audited configuration, and of the others if one of theirs fired."""
     audited = configurations[-1]
-    shown = [audited, *(c for c in configurations[:-1] if c.result.judgement.fired)]
+    shown = [audited, *(c for c in configurations[:-1] if c.result.judgement.failed)]
     return tuple(Controls(c, tuple(_card(x) for x in c.result.controls)) for c in shown if c.result.controls)
 
 
 def _needed(result: AuditResult) -> list[Fact]:
-    if result.judgement.fired:
+    if result.judgement.failed:
         return [Fact("Would decide", "no sample", "as long as a control fires, no number of examples decides", True)]
     if result.policy.claim == "excess" or not result.references or result.judgement.split != "certification":
         return []
@@ -331,7 +331,7 @@ def _card(control: Control) -> ControlCard:
     return ControlCard(
         name=control.name[:1].upper() + control.name[1:],
         asks=CONTROLS.get(control.name, ""),
-        state=STATES[control.fired],
+        state=STATES[control.failed],
         says=control.says[:1].upper() + control.says[1:] + ("" if control.says.endswith(".") else "."),
         numbers=" · ".join(f"{NUMBERS.get(name, name)} {value:.3g}" for name, value in control.numbers.items()),
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from safexplain.audit.attacks import Attack, Learned, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.learned.attack import Pairs
+from safexplain.audit.attacks.learned.attack import TrainingPairs
 from safexplain.audit.attacks.learned.classifier import CLIP, Standardisation, unit_maps
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
@@ -121,7 +121,7 @@ def test_knowing_an_example_by_its_map_is_of_no_use():
     rng = np.random.default_rng(0)
     member = rng.permuted(np.tile(np.arange(m + 1)[:, None] < 3, (1, n)), axis=0)
     maps = np.repeat((10 * np.eye(n))[None], m + 1, axis=0) + rng.normal(0, 0.1, (m + 1, n, n))
-    pairs = Pairs.draw(np.ones((m, n), bool), member[1:], np.arange(m), 10**6, rng)
+    pairs = TrainingPairs.draw(np.ones((m, n), bool), member[1:], np.arange(m), 10**6, rng)
     weight = pairs.weights().numpy()
     for i in range(n):
         mine = pairs.example == i
@@ -226,7 +226,7 @@ def test_the_epoch_kept_is_the_best_on_references_that_were_not_trained_on():
 def test_the_cap_on_examples_holds():
     membership = world(300, 8)[2]
     rng = np.random.default_rng(0)
-    pairs = Pairs.draw(np.ones_like(membership), membership, np.arange(1, 8), 100, rng)
+    pairs = TrainingPairs.draw(np.ones_like(membership), membership, np.arange(1, 8), 100, rng)
     assert len(pairs.member) == 100
     assert len(set(zip(pairs.model, pairs.example, strict=True))) == 100
     assert 0 not in pairs.model

@@ -17,10 +17,10 @@ from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.recourse import (
     AveragingAttack,
-    Boundary,
     CounterfactualDistance,
     CounterfactualLRT,
     DirectionAttack,
+    LinearBoundary,
     margins,
     read_boundary,
     ridge_boundaries,
@@ -286,7 +286,9 @@ def test_regression_works_with_more_features_than_questions():
 
 
 def test_margins_are_signed_by_the_true_label():
-    found = margins(Boundary(np.array([0.6, 0.8]), 1.0), np.array([[1.0, 1.0], [1.0, 1.0]]), np.array([True, False]))
+    found = margins(
+        LinearBoundary(np.array([0.6, 0.8]), 1.0), np.array([[1.0, 1.0], [1.0, 1.0]]), np.array([True, False])
+    )
     assert found == pytest.approx([2.4, -2.4])
 
 
@@ -524,4 +526,4 @@ def test_a_certificate_is_refused_to_recourse_that_leaks(overfitted, tmp_path):
     result = certify(Signals.load(tmp_path / "signals.npz"), policy)
     assert result.verdict == "leak"
     assert result.judgement.strongest.attack == "DirectionLRT"
-    assert not [c.name for c in result.controls if c.fired]
+    assert not [c.name for c in result.controls if c.failed]

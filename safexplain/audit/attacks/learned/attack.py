@@ -67,7 +67,7 @@ def eligible(
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class TrainingPairs:
     """(reference model, example) pairs, and whether the model was trained on the example; arrays of one length."""
 
     model: NDArray[np.int64]
@@ -77,7 +77,7 @@ class Pairs:
     @classmethod
     def draw(
         cls, usable: Bools, membership: Bools, models: NDArray[np.int64], most: int, rng: np.random.Generator
-    ) -> Pairs:
+    ) -> TrainingPairs:
         """At most `most` usable pairs of the given models.
 
         Raises:
@@ -222,8 +222,8 @@ class Learned:
         rng = np.random.default_rng(self.seed)
         order = rng.permutation(m)
         watching = min(max(1, round(self.held_out * m)), m - 1)
-        train = Pairs.draw(usable, membership, order[watching:], self.most_examples, rng)
-        watch = Pairs.draw(usable, membership, order[:watching], self.most_examples // 4, rng)
+        train = TrainingPairs.draw(usable, membership, order[watching:], self.most_examples, rng)
+        watch = TrainingPairs.draw(usable, membership, order[:watching], self.most_examples // 4, rng)
         device = torch.device(self._device())
         maps, scalars = unit_maps_of(shadows, device, (train.model, train.example))
         standardise = Standardisation.of(scalars)
