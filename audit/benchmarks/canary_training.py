@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
@@ -184,7 +184,7 @@ def figure_3(options: argparse.Namespace) -> dict[str, Any]:
             for repeat in range(options.repeats):
                 generator = torch.Generator(options.device).manual_seed(repeat)
                 known = reference(network, x, y, made_by, generator=generator, movement=scenario == "gradient")
-                canary: Canary = craft(
+                canary: Canary = make_canary(
                     scenario, network, x, y, known, auxiliary=auxiliary, classes=10, generator=generator
                 )
                 train_runs(

@@ -18,7 +18,7 @@ from torch import Tensor
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.batched.train import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.accounting.calibration import noise_multiplier
@@ -127,7 +127,7 @@ class Adversary:
     def canary(self, scenario: ScenarioName) -> Canary:
         """Of a scenario."""
         s, generator = self.setting, torch.Generator(self.setting.x.device).manual_seed(2)
-        return craft(scenario, s.network, s.x, s.y, self.known, auxiliary=s.auxiliary, generator=generator)
+        return make_canary(scenario, s.network, s.x, s.y, self.known, auxiliary=s.auxiliary, generator=generator)
 
 
 def scored(task: Task, adversary: Adversary, scenario: ScenarioName, folder: Path, prefix: str) -> list[Path]:

@@ -17,7 +17,7 @@ from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import RecordCanary, record_scores
-from safexplain.audit.canaries.run import Threshold, crafted, generator_of, run_canaries
+from safexplain.audit.canaries.run import Threshold, canary_for, generator_of, run_canaries
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.dp.heads.closed_form import Heads, train_heads
@@ -72,7 +72,7 @@ def audit_heads(
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
     began = time.monotonic()
-    canary = crafted(setting, name, seed=seed)
+    canary = canary_for(setting, name, seed=seed)
     if not isinstance(canary, RecordCanary):
         raise ConfigurationError(f'scenario: expected "crafted", "mislabelled" or "natural", got {scenario!r}')
     generator = generator_of(seed, "train", setting.x.device)

@@ -101,10 +101,10 @@ class RecordCanary:
         """Distance between the two gradients, clipped to norm `bound`, as a share of the largest possible, 2 `bound`.
 
         Raises:
-            InputError: the canary was not made by `craft`, so its gradients are not known.
+            InputError: the canary was not made by `make_canary`, so its gradients are not known.
         """
         if self.cosine is None or self.norms is None:
-            raise InputError("separation: the gradients of this canary are not known; make it with craft")
+            raise InputError("separation: the gradients of this canary are not known; make it with make_canary")
         a, b = (min(norm, bound) for norm in self.norms)
         return math.sqrt(max(0.0, a * a + b * b - 2 * a * b * self.cosine)) / (2 * bound)
 

@@ -29,7 +29,7 @@ from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 from safexplain.errors import InputError
 
-__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "as_published", "crafted", "loss", "region"]
+__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "as_published", "craft_input", "loss", "region"]
 
 Bounds = tuple[Tensor, Tensor] | float | None
 """Lower and upper end of each feature, the largest 2-norm of an input, or None for the ranges of the data."""
@@ -180,7 +180,7 @@ def loss(found: Similarity, norm: float) -> Tensor:
     return found.cosine + (found.norm / norm - 1).square()
 
 
-def crafted(target: Target, within: Box | Ball, records: Tensor, *, norm: float, steps: int, starts: int) -> Tensor:
+def craft_input(target: Target, within: Box | Ball, records: Tensor, *, norm: float, steps: int, starts: int) -> Tensor:
     """The input with the least loss that projected Adam reaches, from the best of many inputs.
 
     Args:

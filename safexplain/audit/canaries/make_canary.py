@@ -17,17 +17,17 @@ from safexplain.audit.canaries.canary import (
     check_records,
     check_target,
 )
-from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, Bounds, Target, as_published, crafted, region
+from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, Bounds, Target, as_published, craft_input, region
 from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-__all__ = ["craft"]
+__all__ = ["make_canary"]
 
 _STEPS, _STARTS, _RECORDS = 200, 4, 128
 
 
-def craft(
+def make_canary(
     scenario: ScenarioName,
     network: Model,
     x: Tensor,
@@ -93,7 +93,7 @@ def craft(
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
-        raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; craft on their embeddings")
+        raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; make it on their embeddings")
     if (steps is not None and steps < 0) or starts < 1:
         raise ConfigurationError(f"expected steps of at least 0 and starts of at least 1, got {steps} and {starts}")
     if published:
@@ -102,7 +102,7 @@ def craft(
         tried = (
             x[torch.randperm(len(x), generator=generator, device=x.device)[:_RECORDS]] if generator else x[:_RECORDS]
         )
-        made = crafted(
+        made = craft_input(
             target,
             region(bounds, x),
             tried,

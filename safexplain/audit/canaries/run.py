@@ -21,7 +21,7 @@ from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
@@ -30,7 +30,7 @@ from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Score
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["Threshold", "crafted", "run_canaries", "run_once", "worst_case_scores"]
+__all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "worst_case_scores"]
 
 
 GUESSED = 0.2
@@ -177,7 +177,7 @@ def run_once(
     )
 
 
-def crafted(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canary:
+def canary_for(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canary:
     """The canary of a scenario that needs one, on the setting's device."""
     generator = generator_of(seed, "craft", setting.x.device)
     found = reference(
@@ -189,7 +189,7 @@ def crafted(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canar
         initial=setting.initial,
         movement=scenario == "gradient",
     )
-    return craft(
+    return make_canary(
         scenario,
         setting.network,
         setting.x,
@@ -296,7 +296,7 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
 
 def _told(placed: Setting, scenario: ScenarioName, seed: int, progress: Progress) -> Canary:
     progress("crafting", 0, 1)
-    made = crafted(placed, scenario, seed=seed)
+    made = canary_for(placed, scenario, seed=seed)
     progress("crafting", 1, 1)
     return made
 

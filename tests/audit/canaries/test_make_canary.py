@@ -11,7 +11,7 @@ from torch import nn
 from safexplain.audit.canaries import craft_input as similarity
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.craft_input import Target, loss, region
-from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork, module_reference
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -72,7 +72,7 @@ def test_similarity_is_that_of_autograd_gradients(network, monkeypatch):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_crafted_input_opposes_its_target_within_the_range_of_the_data(network):
     x, y, found = trained(network)
-    canary = craft("crafted", network, x, y, found, generator=seeded())
+    canary = make_canary("crafted", network, x, y, found, generator=seeded())
     z = x[found.target], y[found.target]
     random = [slow_cosine(network, found.theta, z, (x[i], z[1])) for i in range(N)]
     assert canary.y == int(z[1])
@@ -88,7 +88,7 @@ def test_a_crafted_input_opposes_its_target_within_the_range_of_the_data(network
 @pytest.mark.parametrize("network", NETWORKS)
 def test_no_random_input_of_the_range_has_a_lower_loss_than_the_crafted_one(network):
     x, y, found = trained(network)
-    canary = craft("crafted", network, x, y, found, generator=seeded())
+    canary = make_canary("crafted", network, x, y, found, generator=seeded())
     target = Target(network, found.theta, x[found.target], int(y[found.target]))
     low, high = x.amin(0), x.amax(0)
     tried = low + (high - low) * torch.rand(5000, D, generator=seeded(5), dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_no_random_input_of_the_range_has_a_lower_loss_than_the_crafted_one(netw
 
 @pytest.mark.parametrize("x", [records(CLASSES)[0], records(CLASSES)[0].relu()])
 def test_the_least_cosine_of_a_linear_head_lies_on_the_path_of_clamped_opposites(x):
-    """The claim in `crafted`, for (x, 1), where the cosine can be negative."""
+    """The claim in `craft_input`, for (x, 1), where the cosine can be negative."""
     z, box = x[5] + 2.0, region((-x.std(0), 2 * x.std(0)), x)
 
     def cosine(other):
@@ -119,8 +119,8 @@ def test_the_least_cosine_of_a_linear_head_lies_on_the_path_of_clamped_opposites
 
 def test_the_published_loss_works_against_itself():
     x, y, found = trained(HEAD, clip=3.0)
-    ours = craft("crafted", HEAD, x, y, found, generator=seeded())
-    theirs = craft("crafted", HEAD, x, y, found, published=True, steps=2000)
+    ours = make_canary("crafted", HEAD, x, y, found, generator=seeded())
+    theirs = make_canary("crafted", HEAD, x, y, found, published=True, steps=2000)
     assert ours.cosine < theirs.cosine - 0.02
     assert ours.separation(3.0) > theirs.separation(3.0) + 0.1
     assert abs(ours.norms[1] / max(ours.norms[0], 3.0) - 1) < abs(theirs.norms[1] / max(ours.norms[0], 3.0) - 1)
@@ -135,15 +135,15 @@ def test_the_published_descent_is_gradient_descent_on_its_loss_from_0():
         other = HEAD.gradients(found.theta, leaf[None], z[1][None])[0]
         value = nn.functional.cosine_similarity(g, other, 0) + nn.functional.mse_loss(other, g)
         made = made - 0.01 * torch.autograd.grad(value, leaf)[0]
-    torch.testing.assert_close(craft("crafted", HEAD, x, y, found, published=True, steps=3).x, made)
+    torch.testing.assert_close(make_canary("crafted", HEAD, x, y, found, published=True, steps=3).x, made)
 
 
 def test_a_crafted_input_stays_within_the_norm_or_the_ranges_that_are_given():
     x, y, found = trained(HEAD)
-    ball = craft("crafted", HEAD, x, y, found, bounds=1.5)
+    ball = make_canary("crafted", HEAD, x, y, found, bounds=1.5)
     assert float(ball.x.norm()) <= 1.5 + 1e-9
     assert ball.cosine < -0.5
-    box = craft("crafted", HEAD, x, y, found, bounds=(torch.tensor(-0.25), torch.full((D,), 0.125)))
+    box = make_canary("crafted", HEAD, x, y, found, bounds=(torch.tensor(-0.25), torch.full((D,), 0.125)))
     assert (box.x >= -0.25).all()
     assert (box.x <= 0.125).all()
 
@@ -153,7 +153,7 @@ def test_inputs_of_one_sign_are_opposed_as_far_as_the_range_lets_them():
     x = x.relu()
     recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
     found = reference(HEAD, x, y, recipe, generator=seeded())
-    canary = craft("crafted", HEAD, x, y, found, generator=seeded())
+    canary = make_canary("crafted", HEAD, x, y, found, generator=seeded())
     target = Target(HEAD, found.theta, x[found.target], canary.y)
     tried = target.to_all(torch.cat([x, canary.x[None]]), torch.full((N + 1,), canary.y))
     losses = loss(tried, max(target.norm, 1.0))
@@ -166,7 +166,7 @@ def test_inputs_of_one_sign_are_opposed_as_far_as_the_range_lets_them():
 def test_a_mislabelled_canary_has_the_label_that_a_loop_finds(network):
     x, y, found = trained(network)
     for row in (found.target, 7, 20):
-        canary = craft("mislabelled", network, x, y, replace(found, target=row))
+        canary = make_canary("mislabelled", network, x, y, replace(found, target=row))
         z = x[row], y[row]
         cosines = {c: slow_cosine(network, found.theta, z, (x[row], c)) for c in range(network.classes) if c != y[row]}
         assert canary.y == min(cosines, key=cosines.get)
@@ -179,7 +179,7 @@ def test_a_natural_canary_is_the_auxiliary_record_that_a_loop_finds(network, mon
     x, y, found = trained(network)
     auxiliary = records(network.classes, seed=2, n=50)
     monkeypatch.setattr(similarity, "_NUMBERS", 9 * D)
-    canary = craft("natural", network, x, y, found, auxiliary=auxiliary)
+    canary = make_canary("natural", network, x, y, found, auxiliary=auxiliary)
     z = x[found.target], y[found.target]
     cosines = [slow_cosine(network, found.theta, z, other) for other in zip(*auxiliary, strict=True)]
     best = min(range(50), key=cosines.__getitem__)
@@ -190,7 +190,7 @@ def test_a_natural_canary_is_the_auxiliary_record_that_a_loop_finds(network, mon
 
 def test_a_gradient_canary_is_at_the_parameter_that_moves_least():
     x, y, found = trained(HEAD)
-    canary = craft("gradient", HEAD, x, y, found)
+    canary = make_canary("gradient", HEAD, x, y, found)
     assert (canary.target, canary.coordinate) == (found.target, int(found.movement.argmin()))
     assert canary.drift is found.drift
 
@@ -201,12 +201,12 @@ def test_a_record_that_is_there_twice_can_be_the_target():
     y = torch.cat([y, y[found.target][None]])
     for scenario in ("gradient", "crafted", "mislabelled", "natural"):
         auxiliary = records(CLASSES, seed=2)
-        assert craft(scenario, HEAD, x, y, found, auxiliary=auxiliary).target == found.target
+        assert make_canary(scenario, HEAD, x, y, found, auxiliary=auxiliary).target == found.target
 
 
 def test_the_same_generator_crafts_the_same_canary():
     x, y, found = trained(HEAD)
-    a, b = (craft("crafted", HEAD, x, y, found, generator=seeded(4), steps=20) for _ in range(2))
+    a, b = (make_canary("crafted", HEAD, x, y, found, generator=seeded(4), steps=20) for _ in range(2))
     assert torch.equal(a.x, b.x)
 
 
@@ -214,7 +214,7 @@ def test_the_same_generator_crafts_the_same_canary():
 def test_single_and_half_precision_craft_in_single_precision(dtype):
     x, y = records(CLASSES)
     x, recipe = x.to(dtype), HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
-    canary = craft("crafted", HEAD, x, y, reference(HEAD, x, y, recipe, generator=seeded()))
+    canary = make_canary("crafted", HEAD, x, y, reference(HEAD, x, y, recipe, generator=seeded()))
     assert canary.x.dtype == torch.float32
     assert canary.cosine < -0.7
 
@@ -224,11 +224,11 @@ def test_single_and_half_precision_craft_in_single_precision(dtype):
 def test_a_gpu_crafts_what_the_processor_crafts(scenario):
     x, y, found = trained(HEAD)
     auxiliary = records(CLASSES, seed=2)
-    slow = craft(scenario, HEAD, x, y, found, auxiliary=auxiliary)
+    slow = make_canary(scenario, HEAD, x, y, found, auxiliary=auxiliary)
     recipe = HeadRecipe(CLASSES, 20, 1.0, N, FlatClipping(1.0), lr=0.2)
     there, labels, generator = x.cuda(), y.cuda(), torch.Generator("cuda")
     on_gpu = reference(HEAD, there, labels, recipe, generator=generator)
-    fast = craft(scenario, HEAD, there, labels, on_gpu, auxiliary=tuple(t.cuda() for t in auxiliary))
+    fast = make_canary(scenario, HEAD, there, labels, on_gpu, auxiliary=tuple(t.cuda() for t in auxiliary))
     assert fast.target == slow.target
     if scenario == "gradient":
         assert fast.coordinate == slow.coordinate
@@ -253,7 +253,7 @@ def test_any_module_gets_record_canaries(scenario):
     model, x, y, found = a_convolution()
     network = ModuleNetwork(model, 3)
     auxiliary = torch.rand(40, 1, 6, 6, generator=seeded(8)), torch.arange(40) % 3
-    canary = craft(scenario, network, x, y, found, auxiliary=auxiliary, generator=seeded(), steps=15)
+    canary = make_canary(scenario, network, x, y, found, auxiliary=auxiliary, generator=seeded(), steps=15)
     assert canary.x.shape == (1, 6, 6)
     z = x[found.target], y[found.target]
     tried = {
@@ -268,7 +268,7 @@ def test_any_module_gets_record_canaries(scenario):
 def test_the_gradient_canary_of_a_module_names_its_parameter():
     model, x, y, found = a_convolution()
     network = ModuleNetwork(model, 3)
-    canary = craft("gradient", network, x, y, found)
+    canary = make_canary("gradient", network, x, y, found)
     name, index = canary.locate(network.trainable)
     flat = torch.arange(network.parameters)
     parts = dict(zip(network.trainable, flat.split([p.numel() for p in model.parameters()]), strict=True))
@@ -301,19 +301,19 @@ def test_the_gradient_canary_of_a_module_names_its_parameter():
 def test_what_cannot_be_crafted_is_named(scenario, arguments, error, says):
     x, y, found = trained(HEAD)
     with pytest.raises(error, match=says):
-        craft(scenario, HEAD, x, y, found, **arguments)
+        make_canary(scenario, HEAD, x, y, found, **arguments)
 
 
 def test_data_and_references_that_do_not_fit_are_refused():
     x, y, found = trained(HEAD)
     with pytest.raises(InputError, match="finite, got NaN"):
-        craft("crafted", HEAD, x.log(), y, found)
+        make_canary("crafted", HEAD, x.log(), y, found)
     with pytest.raises(InputError, match="row from 0 to 9"):
-        craft("crafted", HEAD, x[:10], y[:10], replace(found, target=12))
+        make_canary("crafted", HEAD, x[:10], y[:10], replace(found, target=12))
     with pytest.raises(InputError, match="the same network"):
-        craft("crafted", LinearHead(D, CLASSES, bias=False), x, y, found)
+        make_canary("crafted", LinearHead(D, CLASSES, bias=False), x, y, found)
     with pytest.raises(ConfigurationError, match="movement=True"):
-        craft("gradient", HEAD, x, y, replace(found, movement=None))
+        make_canary("gradient", HEAD, x, y, replace(found, movement=None))
 
 
 def test_inputs_that_are_no_real_numbers_cannot_be_crafted_but_mislabelled():
@@ -321,6 +321,6 @@ def test_inputs_that_are_no_real_numbers_cannot_be_crafted_but_mislabelled():
     x, y = torch.randint(5, (8, 3), generator=seeded()), torch.arange(8) % 2
     found = module_reference(model, x, y, classes=2, steps=2, lr=0.1, batch_size=4, generator=seeded())
     network = ModuleNetwork(model, 2)
-    with pytest.raises(InputError, match="craft on their embeddings"):
-        craft("crafted", network, x, y, found)
-    assert craft("mislabelled", network, x, y, found).y == 1 - int(y[found.target])
+    with pytest.raises(InputError, match="make it on their embeddings"):
+        make_canary("crafted", network, x, y, found)
+    assert make_canary("mislabelled", network, x, y, found).y == 1 - int(y[found.target])

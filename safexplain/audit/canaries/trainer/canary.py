@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from safexplain._files import whole_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, check_target
-from safexplain.audit.canaries.make_canary import craft
+from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.data import GradientHook, stacked
 from safexplain.dp.heads.closed_form import Rows
@@ -118,7 +118,7 @@ def make_record(
     if target is not None:
         check_target(target, len(x))
     at = int(confidence.argmin()) if target is None else target
-    found = craft(
+    found = make_canary(
         scenario, network, x, y, Reference(theta[0], at, confidence), auxiliary=auxiliary, classes=classes,
         generator=generator,
     )  # fmt: skip
