@@ -9,16 +9,12 @@ The margin is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from safexplain.dp.heads.closed_form import Rows
-from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError, InputError
 
 __all__ = [
@@ -56,26 +52,6 @@ class GradientCanary:
     coordinate: int
     drift: Tensor | None = None
 
-    def locate(self, shapes: Mapping[str, Tensor]) -> tuple[str, int]:
-        """Which parameter tensor the coordinate is in, and where in it when flattened.
-
-        Args:
-            shapes: name -> parameter, in the order of the flat tensor; of a module, `dict(model.named_parameters())`
-                without those that need no gradient.
-
-        Raises:
-            InputError: there are not that many parameters.
-        """
-        index = self.coordinate
-        for name, parameter in shapes.items():
-            if index < parameter.numel():
-                return name, index
-            index -= parameter.numel()
-        raise InputError(
-            f"coordinate {self.coordinate}: the {len(shapes)} tensors hold only {self.coordinate - index} parameters;"
-            " pass the parameters of the model that the canary was made for"
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class RecordCanary:
@@ -96,17 +72,6 @@ class RecordCanary:
     y: int
     cosine: float | None = None
     norms: tuple[float, float] | None = None
-
-    def separation(self, bound: float) -> float:
-        """Distance between the two gradients, clipped to norm `bound`, as a share of the largest possible, 2 `bound`.
-
-        Raises:
-            InputError: the canary was not made by `make_canary`, so its gradients are not known.
-        """
-        if self.cosine is None or self.norms is None:
-            raise InputError("separation: the gradients of this canary are not known; make it with make_canary")
-        a, b = (min(norm, bound) for norm in self.norms)
-        return math.sqrt(max(0.0, a * a + b * b - 2 * a * b * self.cosine)) / (2 * bound)
 
 
 Canary = GradientCanary | RecordCanary
@@ -202,7 +167,7 @@ def gradient_scores(theta: Tensor, theta0: Tensor, coordinate: int, drift: Tenso
 
 
 class Model(Protocol):
-    """A classifier whose parameters are a row of a tensor, trained by cross-entropy; see `networks.Network`."""
+    """A classifier whose parameters are one flat tensor: one of `batched.networks`, or a `ModuleNetwork`."""
 
     @property
     def classes(self) -> int:
@@ -212,21 +177,11 @@ class Model(Protocol):
     def parameters(self) -> int:
         """P."""
 
-    @property
-    def bias(self) -> bool:
-        """Whether the rows that `clipped_sum` takes end with a constant 1."""
-
-    def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """(runs, P) where training starts."""
-
-    def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """Theta (1, P) -> (1, P) sum of clipped gradients over the batch."""
-
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Theta (P,), x (n, ...) and y (n,) -> (n, P), differentiable in x."""
+        """Theta (P,), x (n, ...) and y (n,) -> (n, P) of each record's cross-entropy, differentiable in x."""
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -9,11 +9,8 @@ For a linear head the residuals p - y of two inputs under one label agree in sig
 inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
 features have one sign, corners of the box that share few features with x do best. The descent starts from both.
 
-Where a crafted input may lie, so that it could be a record: within each feature's range, or within a norm.
-
-How alike the gradients of two records are under one model: their cosine, and their norms.
-
-The gradient of a linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
+A crafted input lies within each feature's range, or within a norm, so that it could be a record. The gradient of a
+linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
 that of the residuals times that of the (x, 1), and no gradient has to be formed.
 """
 
@@ -29,7 +26,7 @@ from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
 from safexplain.errors import InputError
 
-__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "as_published", "craft_input", "loss", "region"]
+__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "craft_input", "loss", "region"]
 
 Bounds = tuple[Tensor, Tensor] | float | None
 """Lower and upper end of each feature, the largest 2-norm of an input, or None for the ranges of the data."""
@@ -168,11 +165,8 @@ class Target:
 
 
 _SCALES = 64
-_RECORDS = 128
 _RATE = 0.02
 """Of Adam, in widths of a feature."""
-PUBLISHED_RATE, PUBLISHED_STEPS = 0.01, 5000
-"""Of the released code, by default."""
 
 
 def loss(found: Similarity, norm: float) -> Tensor:
@@ -199,42 +193,21 @@ def craft_input(target: Target, within: Box | Ball, records: Tensor, *, norm: fl
     chosen = losses.topk(min(starts, len(tried)), largest=False).indices
     best, least = tried[chosen], losses[chosen]
     x, width = best.clone(), within.width.to(best)
-    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    move = torch.zeros_like(x)  # of one step, in widths
+    adam = torch.optim.Adam([move], eps=1e-12)
     for step in range(1, steps + 1):
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             now = loss(target.to(leaf, target.label.expand(len(leaf))), norm)
-            gradient = torch.autograd.grad(now.sum(), leaf)[0].nan_to_num(0.0) * width
+            move.grad = torch.autograd.grad(now.sum(), leaf)[0].nan_to_num(0.0) * width
         better = now.detach() < least
         least = torch.where(better, now.detach(), least)
         best = torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best)
-        first.lerp_(gradient, 0.1)
-        second.lerp_(gradient.square(), 0.001)
-        move = (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-12)
-        x = within.project(x - _RATE * (1 - step / (steps + 1)) * width * move)
+        adam.param_groups[0]["lr"] = _RATE * (1 - step / (steps + 1))
+        adam.step()
+        x = within.project(x + width * move)
+        move.zero_()
     return best[least.argmin()]
-
-
-def as_published(target: Target, *, steps: int = PUBLISHED_STEPS, lr: float = PUBLISHED_RATE) -> Tensor:
-    """Algorithm 3 as it is printed: from 0, by gradient descent on cosine plus mean squared difference, without bounds.
-
-    Args:
-        target: z and the model.
-        steps: of gradient descent.
-        lr: learning rate.
-
-    Returns:
-        The input after the last step.
-    """
-    x, own, label = torch.zeros_like(target.x), target.norm, target.label[None]
-    for _ in range(steps):
-        with torch.enable_grad():
-            leaf = x.requires_grad_()
-            found = target.to(leaf[None], label)
-            squared = own**2 + found.norm.square() - 2 * own * found.norm * found.cosine
-            value = (found.cosine + squared / target.network.parameters).sum()
-            x = leaf.detach() - lr * torch.autograd.grad(value, leaf)[0]
-    return x
 
 
 def _candidates(x: Tensor, within: Box | Ball, records: Tensor) -> Tensor:

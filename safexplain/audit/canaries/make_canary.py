@@ -17,14 +17,15 @@ from safexplain.audit.canaries.canary import (
     check_records,
     check_target,
 )
-from safexplain.audit.canaries.craft_input import PUBLISHED_STEPS, Bounds, Target, as_published, craft_input, region
+from safexplain.audit.canaries.craft_input import Bounds, Target, craft_input, region
 from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
 __all__ = ["make_canary"]
 
-_STEPS, _STARTS, _RECORDS = 200, 4, 128
+_RECORDS = 128
+"""Tried as starts of a crafted input."""
 
 
 def make_canary(
@@ -37,9 +38,8 @@ def make_canary(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     classes: int | None = None,
     bounds: Bounds = None,
-    steps: int | None = None,
-    starts: int = _STARTS,
-    published: bool = False,
+    steps: int = 200,
+    starts: int = 4,
     generator: torch.Generator | None = None,
 ) -> Canary:
     """The canary of a scenario for the reference's target record z.
@@ -60,10 +60,8 @@ def make_canary(
         auxiliary: records (x, y) that are not in the data, for "natural".
         classes: labels that "mislabelled" may give are below it; None: all of the network's.
         bounds: of the crafted input: (low, high) of each feature, the largest 2-norm, or None for the ranges of `x`.
-        steps: of the descent of "crafted"; None: 200, or 5,000 if `published`.
+        steps: of the descent of "crafted".
         starts: how many inputs that descent starts from.
-        published: Algorithm 3 as it is printed, without bounds. It is kept for the record: its loss works against
-            itself.
         generator: of the records that "crafted" tries as starts, on the device of `x`; None: the first ones.
 
     Returns:
@@ -94,22 +92,12 @@ def make_canary(
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
         raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; make it on their embeddings")
-    if (steps is not None and steps < 0) or starts < 1:
+    if steps < 0 or starts < 1:
         raise ConfigurationError(f"expected steps of at least 0 and starts of at least 1, got {steps} and {starts}")
-    if published:
-        made = as_published(target, steps=PUBLISHED_STEPS if steps is None else steps)
-    else:
-        tried = (
-            x[torch.randperm(len(x), generator=generator, device=x.device)[:_RECORDS]] if generator else x[:_RECORDS]
-        )
-        made = craft_input(
-            target,
-            region(bounds, x),
-            tried,
-            norm=max(target.norm, reference.bound or 0.0),
-            steps=_STEPS if steps is None else steps,
-            starts=starts,
-        )
+    order = torch.arange(len(x)) if generator is None else torch.randperm(len(x), generator=generator, device=x.device)
+    norm = max(target.norm, reference.bound or 0.0)
+    tried = x[order[:_RECORDS]]
+    made = craft_input(target, region(bounds, x), tried, norm=norm, steps=steps, starts=starts)
     return _record("crafted", target, reference.target, made, target.y)
 
 

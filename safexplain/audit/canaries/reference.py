@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
+from safexplain.audit.canaries.batched.networks import Network
 from safexplain.audit.canaries.canary import Model, at_least_single, check_data, check_target
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
@@ -65,7 +66,7 @@ class Reference:
 
 
 def reference(
-    network: Model,
+    network: Network,
     x: Tensor,
     y: Tensor,
     recipe: HeadRecipe,
@@ -83,7 +84,7 @@ def reference(
 
     Args:
         network: the shape of the model.
-        x: (n, ...) inputs, on the device and in the precision to compute in; half precision is raised to float32.
+        x: (n, d) features, on the device and in the precision to compute in; half precision is raised to float32.
         y: (n,) labels.
         recipe: of the training that is audited.
         generator: of sampling and initialisation, on the device of `x`.
@@ -109,11 +110,11 @@ def reference(
     every = max(1, recipe.steps // _LOOKS) if every is None else every
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    x, y, dense = at_least_single(x), y.long(), x.dim() == 2 and x.is_floating_point()
-    start = network.initial(1, generator, x.device, x.dtype) if initial is None else _on(initial, x).reshape(1, -1)
+    x, y = at_least_single(x), y.long()
+    start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
     if start.shape[1] != network.parameters:
         raise InputError(f"initial: expected {network.parameters} parameters, got {start.shape[1]}")
-    rows = Rows.of(x, y, bias=network.bias) if dense else Rows(x, y, y)  # a module does not read the norms
+    rows = Rows.of(x, y, bias=network.bias)
 
     confidence, looks, theta = torch.zeros(len(x), dtype=torch.float64, device=x.device), 0, start
     for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
@@ -129,10 +130,6 @@ def reference(
     return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
 
 
-def _on(initial: Tensor, x: Tensor) -> Tensor:
-    return initial.to(x) if x.is_floating_point() else initial.to(x.device)
-
-
 def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Probability of the true class of each record under one model, theta (1, P): (n,) float64."""
     found = []
@@ -146,7 +143,7 @@ def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) 
 
 
 def _moved(
-    network: Model,
+    network: Network,
     rows: Rows,
     recipe: HeadRecipe,
     start: Tensor,
@@ -172,7 +169,7 @@ def _moved(
 
 
 def _training(
-    network: Model, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
+    network: Network, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
     theta = start.clone()

@@ -11,9 +11,9 @@ from torch import nn
 
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.trainer.canary import ModuleNetwork, module_gradients, module_reference
+from safexplain.audit.canaries.trainer.canary import ModuleNetwork
 from safexplain.dp.heads.recipe import HeadRecipe
-from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
+from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 
 N, D, CLASSES, STEPS = 14, 4, 3, 12
@@ -172,7 +172,8 @@ def test_gradients_of_a_module_are_those_of_one_record_at_a_time(make, shape):
     model = make()
     x, y = torch.randn(5, *shape, dtype=torch.float64), torch.arange(5) % CLASSES
     x.requires_grad_()
-    found = module_gradients(model, x, y, CLASSES)
+    network = ModuleNetwork(model, CLASSES)
+    found = network.gradients(network.theta, x, y)
     model.eval()
     for row in range(5):
         loss = nn.functional.cross_entropy(model(x[row : row + 1]), y[row : row + 1])
@@ -182,36 +183,14 @@ def test_gradients_of_a_module_are_those_of_one_record_at_a_time(make, shape):
     torch.testing.assert_close(torch.autograd.grad(found[-1].square().sum(), x)[0][-1], wanted)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("clipping", [None, FlatClipping(0.5), AutoSClipping()])
-def test_a_module_is_trained_as_the_same_network(optimizer, clipping):
-    x, y = data()
-    model = nn.Linear(D, CLASSES).double()
-    choices = {"steps": 6, "lr": 0.2, "optimizer": optimizer, "clipping": clipping, "every": 1, "target": 2}
-    found = module_reference(model, x, y, classes=CLASSES, batch_size=5, generator=seeded(7), **choices)
-    recipe = HeadRecipe(CLASSES, 6, 5 / N, 5.0, clipping, lr=0.2, optimizer=optimizer)
-    start = torch.cat([model.weight, model.bias[:, None]], 1).detach().flatten()
-    head = LinearHead(D, CLASSES)
-    other = reference(head, x, y, recipe, generator=seeded(7), initial=start, every=1, target=2)
-
-    def flat(theta):
-        return torch.cat([theta.view(CLASSES, D + 1)[:, :D].flatten(), theta.view(CLASSES, D + 1)[:, D]])
-
-    torch.testing.assert_close(found.theta, flat(other.theta))
-    torch.testing.assert_close(found.confidence, other.confidence)
-    if clipping is None:
-        assert found.movement is None
-    else:
-        torch.testing.assert_close(found.movement, flat(other.movement))
-
-
 def test_a_module_is_left_as_it_was_and_frozen_parameters_are_no_part_of_theta():
     model = a_convolution().train()
     model[0].requires_grad_(False)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     x, y = torch.randn(6, 1, 4, 4, dtype=torch.float64), torch.arange(6) % CLASSES
-    found = module_reference(model, x, y, classes=CLASSES, steps=2, lr=0.5, batch_size=3, generator=seeded())
-    assert found.theta.shape == (3 + 3 + 12 * CLASSES + CLASSES,)
+    network = ModuleNetwork(model, CLASSES)
+    assert network.theta.shape == (3 + 3 + 12 * CLASSES + CLASSES,)
+    assert network.gradients(network.theta, x, y).shape == (6, network.parameters)
     assert model.training
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
@@ -267,7 +246,8 @@ def test_what_cannot_be_trained_is_named(arguments, error, says):
 
 def test_a_module_of_other_outputs_or_nothing_to_train_is_refused():
     x, y = data()
+    network = ModuleNetwork(nn.Linear(D, 2).double(), CLASSES)
     with pytest.raises(InputError, match="expected logits of shape"):
-        module_gradients(nn.Linear(D, 2).double(), x, y, CLASSES)
+        network.gradients(network.theta, x, y)
     with pytest.raises(InputError, match="requires_grad"):
         ModuleNetwork(nn.Linear(D, 2).requires_grad_(False), 2)

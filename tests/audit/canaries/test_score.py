@@ -111,12 +111,3 @@ def test_on_d_gradient_moves_the_parameter_down_and_drift_is_taken_off():
 def test_what_cannot_be_scored_is_named(call, error, says):
     with pytest.raises(error, match=says):
         call(torch.zeros(2, 3))
-
-
-def test_separation_is_1_for_opposite_gradients_that_fill_the_bound_and_0_for_equal_ones():
-    x = torch.zeros(3)
-    assert RecordCanary("crafted", 0, x, 1, cosine=-1.0, norms=(5.0, 2.0)).separation(2.0) == 1.0
-    assert RecordCanary("crafted", 0, x, 1, cosine=1.0, norms=(3.0, 2.0)).separation(2.0) == 0.0
-    assert RecordCanary("crafted", 0, x, 1, cosine=0.0, norms=(0.3, 0.4)).separation(1.0) == pytest.approx(0.25)
-    with pytest.raises(InputError, match="make it with make_canary"):
-        RecordCanary("crafted", 0, x, 1).separation(1.0)

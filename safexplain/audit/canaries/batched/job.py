@@ -28,7 +28,7 @@ from safexplain.audit.canaries.batched.block_store import (
     train_blocks,
 )
 from safexplain.audit.canaries.batched.networks import Network
-from safexplain.audit.canaries.batched.sampling import START, Draws, Inserted, KeyedDraws, stream
+from safexplain.audit.canaries.batched.sampling import START, Inserted, KeyedDraws, stream
 from safexplain.audit.canaries.canary import check_records, check_target
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -44,7 +44,7 @@ def steps_of(
     recipe: HeadRecipe,
     noise_multiplier: float,
     theta: Tensor,
-    draws: Draws,
+    draws: KeyedDraws,
     rows_at_once: int,
 ) -> Iterator[int]:
     """Train, stopping after each step.
@@ -184,8 +184,6 @@ class Job:
         shared_batches: bool,
     ) -> Job:
         """From the arguments of `train_runs`; the generator's next number is the seed."""
-        if network.features is None:
-            raise ConfigurationError("expected a LinearHead or an MLP, whose runs are trained side by side")
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         start = initial[None] if initial is not None and initial.dim() == 1 else initial
         x, rows = x if x.dtype == torch.float64 else x.float(), tuple(int(t) for t in targets)

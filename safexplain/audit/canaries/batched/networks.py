@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,50 +24,6 @@ from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError
 
 __all__ = ["MLP", "Activation", "LinearHead", "Network"]
-
-
-class Network(Protocol):
-    """What `train_runs` trains: any number of networks of one shape as the rows of one tensor."""
-
-    @property
-    def features(self) -> int | None:
-        """Columns of the inputs; None: they are of another shape."""
-
-    @property
-    def classes(self) -> int:
-        """How many there are."""
-
-    @property
-    def outputs(self) -> int:
-        """Logits of one example: the classes, or 1."""
-
-    @property
-    def parameters(self) -> int:
-        """P, of one network."""
-
-    @property
-    def bias(self) -> bool:
-        """Whether the first layer has one."""
-
-    @property
-    def one_logit(self) -> bool:
-        """Whether two classes have one logit between them."""
-
-    @property
-    def numbers_per_row(self) -> int:
-        """Numbers that `clipped_sum` holds at once for each run and each row of the batch."""
-
-    def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """(runs, P) where training starts."""
-
-    def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """(runs, P) sums of clipped gradients over the batch."""
-
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """theta (runs, P) and x (n, d) -> (runs, n, outputs)."""
-
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """theta (P,), x (n, d) and y (n,) -> (n, P)."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +251,10 @@ class MLP:
         else:
             found = torch.ops.aten.threshold_backward(gradient, out, 0)
         return found
+
+
+Network = LinearHead | MLP
+"""Any number of networks of one shape as the rows of one tensor."""
 
 
 def _factors(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,32 +17,13 @@ from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.noise import gaussian
 from safexplain.errors import ConfigurationError
 
-__all__ = ["Directions", "Draws", "Inserted", "KeyedDraws", "Substitutes", "stream"]
+__all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]
 
 
 _GATHER_COST = 45
 """Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
 
 _BATCHES, _COINS, _NOISE, START = range(4)
-
-
-class Draws(Protocol):
-    """What chance decides in a training."""
-
-    def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
-        """The other records' part of each step's batch, for all runs or for each its own.
-
-        Args:
-            runs: how many.
-            records: the others.
-            products: that a step computes for each run and each number of a row.
-        """
-
-    def coins(self, runs: int, canaries: int) -> Tensor:
-        """(runs, canaries) bool: which canaries are in the next step's batch."""
-
-    def noise(self, like: Tensor, std: float) -> Tensor:
-        """Gaussian noise for the next step's sum of gradients."""
 
 
 class KeyedDraws:
@@ -67,7 +47,16 @@ class KeyedDraws:
         self._noise = stream(device, seed, _NOISE, block)
 
     def batches(self, runs: int, records: int, products: int) -> Iterator[Batch]:
-        """As `safexplain.dp.heads.recipe.own_batches` gives them: (index, weight) of each step."""
+        """The other records' part of each step's batch, for all runs or for each its own, as `own_batches` gives it.
+
+        Args:
+            runs: how many.
+            records: the others.
+            products: that a step computes for each run and each number of a row.
+
+        Yields:
+            (index, weight), see `safexplain.dp.heads.recipe.Batch`.
+        """
         q, generator = self.sample_rate, self._batches
         if not records:
             yield from ((None, None) for _ in range(self.steps))
@@ -95,28 +84,6 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
     """A generator that is a function of the numbers of its key."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     return torch.Generator(device=device).manual_seed(seed)
-
-
-class Inserted(Protocol):
-    """Joins each run's batch by that run's coins."""
-
-    @property
-    def canaries(self) -> int:
-        """Coins of each run and step."""
-
-    @property
-    def x(self) -> Tensor:
-        """(k, d) records to be put behind the others; k may be 0."""
-
-    @property
-    def y(self) -> Tensor:
-        """(k,) labels of these."""
-
-    def weights(self, coins: Tensor) -> Tensor:
-        """(runs, canaries) bool -> (runs, k) bool, which of these records are in the batch."""
-
-    def add(self, total: Tensor, coins: Tensor) -> None:
-        """Add gradients that are no record's to the sums (runs, P)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,3 +151,7 @@ class Directions:
     def add(self, total: Tensor, coins: Tensor) -> None:
         """The gradients of those canaries whose coin says so."""
         total.index_add_(1, self.coordinates, self.gradients * coins)
+
+
+Inserted = Substitutes | Directions
+"""What joins each run's batch by that run's coins: records `x` with labels `y` behind the others, or gradients."""

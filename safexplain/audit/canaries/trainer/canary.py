@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,8 @@ from torch.func import functional_call, grad, vmap
 from safexplain._files import whole_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
-from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
+from safexplain.audit.canaries.reference import Reference, true_class_probability
 from safexplain.audit.canaries.trainer.data import GradientHook, stacked
-from safexplain.dp.heads.closed_form import Rows
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
-from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
@@ -34,26 +31,13 @@ __all__ = [
     "load_canary",
     "logits_of",
     "make_record",
-    "module_gradients",
-    "module_reference",
     "save_canary",
     "unwrapped",
 ]
 
 
-_NUMBERS = 2**25
-"""Numbers of gradients of single records that are held together."""
-
-
-_ROWS = 2**10
-"""Records whose summed gradient is taken together."""
-
-
 Coordinate = int | tuple[str, int]
-
-
-Train = Callable[[GradientHook], nn.Module]
-"""One training on D that the hook watches."""
+"""Of a parameter: its number among all of the optimizer's, or its name and the number in its tensor."""
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
@@ -113,13 +97,12 @@ def make_record(
         model.requires_grad_(True)
     network = ModuleNetwork(model, classes)
     generator = torch.Generator(x.device).manual_seed(seed)
-    theta = network.initial(1, generator, x.device, x.dtype)
-    confidence = true_class_probability(network, theta, x, y)
+    confidence = true_class_probability(network, network.theta[None], x, y)
     if target is not None:
         check_target(target, len(x))
     at = int(confidence.argmin()) if target is None else target
     found = make_canary(
-        scenario, network, x, y, Reference(theta[0], at, confidence), auxiliary=auxiliary, classes=classes,
+        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, classes=classes,
         generator=generator,
     )  # fmt: skip
     if not isinstance(found, RecordCanary):
@@ -139,7 +122,6 @@ class ModuleNetwork:
 
     model: nn.Module
     classes: int
-    bias: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
@@ -156,9 +138,10 @@ class ModuleNetwork:
         """P."""
         return sum(p.numel() for p in self.trainable.values())
 
-    def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """(runs, P) the model's own parameters; neither the generator nor the type is used."""
-        return torch.cat([p.detach().flatten() for p in self.trainable.values()]).to(device).repeat(runs, 1)
+    @property
+    def theta(self) -> Tensor:
+        """(P,) the model's own parameters."""
+        return torch.cat([p.detach().flatten() for p in self.trainable.values()])
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
@@ -176,24 +159,6 @@ class ModuleNetwork:
             return vmap(one, (None, 0, 0))(theta, x, y)
         except RuntimeError:
             return torch.stack([self._gradient(theta, x[i : i + 1], y[i : i + 1]) for i in range(len(y))])
-
-    def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """Theta (1, P) -> (1, P) sum of clipped gradients over the batch."""
-        weights = torch.ones_like(rows.labels) if weight is None else weight[0]
-        at, total = theta[0], torch.zeros_like(theta)
-        size = _ROWS if clipping is None else max(1, _NUMBERS // self.parameters)
-        for x, y, w in zip(
-            torch.split(rows.x, size), torch.split(rows.labels, size), torch.split(weights, size), strict=True
-        ):
-            if clipping is None:
-                with torch.enable_grad():
-                    leaf = at.detach().requires_grad_()
-                    total += torch.autograd.grad((self._losses(leaf, x, y) * w).sum(), leaf)[0]
-            else:
-                gradients = self.gradients(at, x, y).detach()
-                factors = clipping.factors(torch.linalg.vector_norm(gradients, dim=1)) * w
-                total += factors @ gradients.nan_to_num(0.0, 0.0, 0.0)
-        return total
 
     def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The gradient (P,) of one record."""
@@ -263,11 +228,13 @@ def _plain(model: nn.Module) -> nn.Module:
     return model
 
 
-def find_coordinate(train: Train, target: int, coordinate: Coordinate | None) -> GradientCanary:
+def find_coordinate(
+    train: Callable[[GradientHook], nn.Module], target: int, coordinate: Coordinate | None
+) -> GradientCanary:
     """The parameter of a gradient canary, and its drift, from trainings without noise and without the target.
 
     Args:
-        train: trains once.
+        train: one training on D that the hook watches.
         target: number of the record whose gradient is replaced.
         coordinate: (name, index) of a parameter of the returned model, or the number among all of the optimizer's;
             None: the one that moves least.
@@ -321,65 +288,3 @@ def load_canary(path: Path) -> Canary | None:
         return kinds[found.pop("kind")](**found)
     except Exception as error:
         raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None
-
-
-def module_gradients(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Gradients of the cross-entropy of single records under a module's own parameters.
-
-    Args:
-        model: see `ModuleNetwork`.
-        x: (n, ...) inputs.
-        y: (n,) class indices.
-        classes: how many there are.
-
-    Returns:
-        (n, P), differentiable in `x`.
-    """
-    network = ModuleNetwork(model, classes)
-    return network.gradients(network.initial(1, torch.Generator(), x.device, x.dtype)[0], x, y)
-
-
-def module_reference(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    classes: int,
-    steps: int,
-    lr: float,
-    batch_size: int,
-    generator: torch.Generator,
-    optimizer: HeadOptimizer = "sgd",
-    momentum: float = 0.0,
-    clipping: Clipping | None = None,
-    target: int | None = None,
-    every: int | None = None,
-) -> Reference:
-    """The reference trainings of a module, from its own parameters on; see `reference`.
-
-    Args:
-        model: see `ModuleNetwork`.
-        x: (n, ...) inputs.
-        y: (n,) labels.
-        classes: how many there are.
-        steps: of the optimizer.
-        lr: learning rate.
-        batch_size: expected size of the Poisson batches; from n on, all records are in each.
-        generator: of sampling, on the device of `x`.
-        optimizer: "sgd" or "adam".
-        momentum: of SGD.
-        clipping: of the training that is audited; None: only the training without clipping is run.
-        target: a row to take as the target; None: the one that the training is least sure of.
-        every: read the confidence at every such step; None: about 100 times.
-    """
-    recipe = HeadRecipe(
-        classes=classes,
-        steps=steps,
-        sample_rate=min(1.0, batch_size / len(x)),
-        expected_batch_size=min(batch_size, len(x)),
-        clipping=clipping,
-        lr=lr,
-        optimizer=optimizer,
-        momentum=momentum,
-    )
-    return reference(ModuleNetwork(model, classes), x, y, recipe, generator=generator, target=target, every=every)

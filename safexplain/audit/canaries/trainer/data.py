@@ -7,7 +7,6 @@ rows of `grad_sample` are in their order. Values are not compared, so that augme
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from safexplain._digest import digest
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError, RefusedError
 
@@ -89,13 +89,8 @@ def stacked(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def digest_of(data: Any) -> str:
-    """SHA-256 of all records in order: types, shapes and bytes. A map-style data set is read once."""
-    found: Any = hashlib.sha256()
-    for record in [(data.x, data.y)] if isinstance(data, _Pair) else (data[i] for i in range(len(data))):
-        for tensor in record:
-            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return str(found.hexdigest())
+    """Of all records in order. A map-style data set is read once."""
+    return digest(*((data.x, data.y) if isinstance(data, _Pair) else (digest(*data[i]) for i in range(len(data)))))
 
 
 class _Pair:

@@ -35,7 +35,6 @@ from safexplain.audit.canaries.trainer.runs import (
     Key,
     Run,
     RunStore,
-    ScoreOf,
     Train,
     call,
     run_all,
@@ -192,8 +191,8 @@ class CanaryProbe:
             told("canary", 0, 1)
             canary = self.canary
             told("canary", 1, 1)
-            score = ScoreOf(self.train, self.data, canary, self.score)
-            run_all(Run(score, self.seed), keys, store, workers=self.workers, devices=self.devices, progress=told)
+            run = Run(self.train, self.data, canary, self.score, self.seed)
+            run_all(run, keys, store, workers=self.workers, devices=self.devices, progress=told)
         taken = {key: store.runs[key] for key in keys}
         d, d_prime = (np.array([[taken[k].score for k in keys if k[0] == side]]) for side in ("D", "D'"))
         steps = 1 if self.claim.mechanism is None else self.claim.mechanism.steps

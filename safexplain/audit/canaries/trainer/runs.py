@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData
 from safexplain.errors import InputError
 
-__all__ = ["Finished", "Key", "Run", "RunStore", "ScoreOf", "Train", "call", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "run_all", "seed_of_run", "seeded"]
 
 
 Side = Literal["D", "D'"]
@@ -47,28 +46,46 @@ Train = Callable[..., Any]
 """(dataset, generator) -> model, or (dataset, generator, device) -> model."""
 
 
-class ScoreOf:
-    """Trains and scores.
+class Run:
+    """Trains and scores one model. It travels to other processes whole.
 
     Args:
         train: the user's function.
         data: records of D.
         canary: in D'.
         score: of what `train` returns; None: from logits, or from the parameter of a gradient canary.
+        seed: of all runs.
     """
 
-    def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], float] | None) -> None:
-        self.train, self.data, self.score, self.canary = train, data, score, canary
-        if isinstance(canary, RecordCanary):  # on the CPU, whatever it was crafted on
+    def __init__(
+        self, train: Train, data: Any, canary: Canary, score: Callable[[Any], float] | None, seed: int
+    ) -> None:
+        self.train, self.data, self.score, self.canary, self.seed = train, data, score, canary, seed
+        if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
             self.canary = replace(canary, x=canary.x.cpu())
 
-    def __call__(self, side: Side, seed: int, device: str | None) -> float:
-        """Train and score one model.
+    def __call__(self, key: Key, device: str | None) -> Finished:
+        """Train one model.
 
         Raises:
-            InputError: what was returned cannot be scored.
-            RefusedError: a gradient canary cannot be put into this loop.
+            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
         """
+        began, (side, number) = time.monotonic(), key
+        seed = seed_of_run(self.seed, _STORED[side], number)
+        try:
+            with seeded(seed):
+                score = self._score(side, seed, device)
+            if not math.isfinite(score):
+                raise InputError(
+                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
+                )
+        except Exception as error:
+            raise InputError(
+                f"run {number} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
+            ) from error
+        return Finished(score, time.monotonic() - began)
+
+    def _score(self, side: Side, seed: int, device: str | None) -> float:
         canary = self.canary
         z = self.data[canary.target]
         if isinstance(canary, GradientCanary):
@@ -91,39 +108,6 @@ def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None)
     """One call of a training function."""
     generator = torch.Generator().manual_seed(seed)
     return train(dataset, generator) if device is None else train(dataset, generator, device)
-
-
-class Run:
-    """Trains and scores one model; made by a probe. It travels to other processes whole.
-
-    Args:
-        score: key, seed and device -> score.
-        seed: of all runs.
-    """
-
-    def __init__(self, score: Any, seed: int) -> None:
-        self.score, self.seed = score, seed
-
-    def __call__(self, key: Key, device: str | None) -> Finished:
-        """Train one model.
-
-        Raises:
-            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
-        """
-        began, seed = time.monotonic(), seed_of_run(self.seed, _STORED[key[0]], key[1])
-        try:
-            with seeded(seed):
-                score = float(self.score(key[0], seed, device))
-            if not math.isfinite(score):
-                raise InputError(
-                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
-                )
-        except Exception as error:
-            side, number = key
-            raise InputError(
-                f"run {number} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
-            ) from error
-        return Finished(score, time.monotonic() - began)
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
@@ -184,7 +168,7 @@ class RunStore:
         try:
             row = json.loads(line)
             found = Finished(float(row["score"]), row["seconds"])
-            if isfinite(found.score):
+            if math.isfinite(found.score):
                 side: Side = "D" if row["world"] == "a" else "D'"
                 self.runs.setdefault((side, int(row["number"])), found)
         except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
