@@ -14,8 +14,7 @@ from pathlib import Path
 
 from sklearn.datasets import load_breast_cancer
 
-from safexplain.errors import BudgetExhausted, LedgerError
-from safexplain.ledger import Ledger
+from safexplain.ledger import BudgetExhausted, Ledger, LedgerError
 from safexplain.recourse import Constraints, LaplaceScore, MeteredRecourse
 
 RELEASED = ("counterfactual", "valid", "favourable", "score")

@@ -9,10 +9,10 @@ large that no budget holds it; what is then protected is protected empirically, 
 ledger.
 """
 
-from safexplain.errors import BudgetExhausted
+from safexplain.errors import BudgetExhausted, LedgerError
 from safexplain.ledger.ledger import Ledger
 from safexplain.ledger.records import Account, Answer, Charge
-from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure, Release
+from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure
 
 __all__ = [
     "Account",
@@ -23,6 +23,6 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Ledger",
+    "LedgerError",
     "Pure",
-    "Release",
 ]
