@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         UnitNorm,
     )
     from safexplain.outputs import Probability
-    from safexplain.recourse import HardenedCounterfactual
+    from safexplain.recourse.counterfactual import HardenedCounterfactual
 
 __version__ = "0.1.0"
 
@@ -93,7 +93,7 @@ _HARDENING = (
 _ELSEWHERE = {
     **dict.fromkeys(_HARDENING, "hardening"),
     "HardenedAnchors": "explain.alibi",
-    "HardenedCounterfactual": "recourse",
+    "HardenedCounterfactual": "recourse.counterfactual",
     "HardenedProtoDash": "explain.aix360",
     "Probability": "outputs",
     "superpixels": "explain.segments",

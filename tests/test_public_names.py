@@ -68,7 +68,6 @@ NAMES = {
         "PublicDirection",
         "OutputPerturbation",
         "ObjectivePerturbation",
-        "HardenedCounterfactual",
         "MeteredRecourse",
         "Constraints",
         "L1",

@@ -1,4 +1,10 @@
-"""Recourse whose privacy promise holds: geometry, search, and what may be released."""
+"""Recourse whose privacy promise holds: what would have to change for a decision to turn out well.
+
+A query is read (`result`), its columns are matched by name (`feature_names`) and held to `constraints`; a `cost` says
+what a change costs. The nearest change that reaches the target is found by geometry where the score is `linear`, by
+search for `networks`. The `mechanisms` say which score may be used so that answers are differentially private, and
+`counterfactual` offers them under the call of Alibi's explainer.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
-from safexplain.recourse.diverse import diverse
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
-    from safexplain.recourse.counterfactual import HardenedCounterfactual
-    from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
-    from safexplain.recourse.mechanisms.guarantee import Guarantee
-    from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
+    from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, ObjectivePerturbation, OutputPerturbation
+    from safexplain.recourse.mechanisms.laplace_score import LaplaceScore
+    from safexplain.recourse.mechanisms.mechanism import diverse
     from safexplain.recourse.mechanisms.metered import MeteredRecourse
-    from safexplain.recourse.mechanisms.perturbation import ObjectivePerturbation, OutputPerturbation
     from safexplain.recourse.mechanisms.public_direction import PublicDirection
     from safexplain.recourse.networks.search import SearchOptions, search_recourse
 
 _LATER = {
     "DPModelRecourse": "mechanisms.dp_model",
-    "Guarantee": "mechanisms.guarantee",
-    "HardenedCounterfactual": "counterfactual",
     "LaplaceScore": "mechanisms.laplace_score",
     "MeteredRecourse": "mechanisms.metered",
-    "NoisyScores": "mechanisms.laplace_score",
-    "ObjectivePerturbation": "mechanisms.perturbation",
-    "OutputPerturbation": "mechanisms.perturbation",
+    "ObjectivePerturbation": "mechanisms.dp_model",
+    "OutputPerturbation": "mechanisms.dp_model",
     "PublicDirection": "mechanisms.public_direction",
     "SearchOptions": "networks.search",
+    "diverse": "mechanisms.mechanism",
     "search_recourse": "networks.search",
 }
 """Names that are imported when they are asked for: geometry needs neither torch nor scikit-learn."""
@@ -42,11 +43,8 @@ __all__ = [
     "MAD",
     "Constraints",
     "DPModelRecourse",
-    "Guarantee",
-    "HardenedCounterfactual",
     "LaplaceScore",
     "MeteredRecourse",
-    "NoisyScores",
     "ObjectivePerturbation",
     "OutputPerturbation",
     "PublicDirection",

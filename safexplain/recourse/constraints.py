@@ -3,8 +3,6 @@
 Constraints are public: they come from what the features mean (an age does not fall, a count is whole), never from the
 training data. A box taken from the training data's minimum and maximum would publish two of its records.
 
-Queries that break their constraints, and what the refusal says.
-
 Queries are compared exactly, as every answer satisfies its constraints exactly, and an answer to a favourable query is
 the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too, and told what happened.
 Moving it to the limit would answer another query than the one that came.
@@ -37,53 +35,9 @@ from safexplain.recourse.result import Floats, first_of
 FLOAT32 = 2.0**-24
 """Relative error of rounding to float32."""
 
-
-def check_queries(rules: Constraints, x: Floats) -> None:
-    """Refuse queries that break the constraints; see `Constraints.check`."""
-    if x.ndim != 2 or x.shape[1] != rules.width:
-        raise InputError(f"x: expected shape (n, {rules.width}), as the constraints have it, got {x.shape}")
-    for group in rules.groups:
-        columns = x[:, group]
-        bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
-        if bad.any():
-            names = ", ".join(rules.label(int(column)) for column in group)
-            raise InputError(
-                f"x: one-hot group ({names}) needs exactly one 1 and otherwise 0 ({_rows(bad)}); an unseen category,"
-                " perhaps: an encoder that ignores unknown categories writes all zeros"
-            )
-    outside = (x < rules.low) | (x > rules.high)
-    if outside.any():
-        _refuse(rules, x, outside, int(outside.any(axis=0).argmax()))
-    fraction = (x != np.rint(x)) & rules.whole
-    if fraction.any():
-        column = int(fraction.any(axis=0).argmax())
-        raise InputError(
-            f"x: {rules.label(column)} is an integer feature and not whole ({_rows(fraction[:, column])}); round it,"
-            " or if it was standardised, give the constraints and the model its original units"
-        )
-
-
-def _refuse(rules: Constraints, x: Floats, outside: NDArray[np.bool_], column: int) -> None:
-    low, high = float(rules.low[column]), float(rules.high[column])
-    bad = outside[:, column]
-    values = x[bad, column]
-    limit = np.where(values > high, high, low)
-    said, advice = f"{low:g} to {high:g}", "correct the rows or widen the limits"
-    if (np.abs(values - limit) <= FLOAT32 * np.abs(limit)).all():
-        said = f"{low!r} to {high!r}, at {float(values[0])!r}"
-        advice = (
-            "it is the limit but for rounding, as float32 rounds: pass float64 numbers, or"
-            " np.clip(np.float64(x), constraints.low, constraints.high)"
-        )
-    raise InputError(f"x: {rules.label(column)} lies outside {said} ({_rows(bad)}); {advice}")
-
-
-def _rows(bad: NDArray[np.bool_]) -> str:
-    rows = np.flatnonzero(bad)
-    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"
-
-
 Mask = NDArray[np.bool_]
+
+_LISTS = ("immutable", "integer", "increasing", "decreasing")
 
 
 @dataclass(frozen=True)
@@ -183,7 +137,27 @@ class Constraints:
             InputError: another width, a value outside its box, an integer feature that is not whole, or a one-hot group
                 without exactly one 1; with the rows.
         """
-        check_queries(self, x)
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise InputError(f"x: expected shape (n, {self.width}), as the constraints have it, got {x.shape}")
+        for group in self.groups:
+            columns = x[:, group]
+            bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
+            if bad.any():
+                names = ", ".join(self.label(int(column)) for column in group)
+                raise InputError(
+                    f"x: one-hot group ({names}) needs exactly one 1 and otherwise 0 ({_rows(bad)}); an unseen"
+                    " category, perhaps: an encoder that ignores unknown categories writes all zeros"
+                )
+        outside = (x < self.low) | (x > self.high)
+        if outside.any():
+            _refuse(self, x, outside, int(outside.any(axis=0).argmax()))
+        fraction = (x != np.rint(x)) & self.whole
+        if fraction.any():
+            column = int(fraction.any(axis=0).argmax())
+            raise InputError(
+                f"x: {self.label(column)} is an integer feature and not whole ({_rows(fraction[:, column])}); round it,"
+                " or if it was standardised, give the constraints and the model its original units"
+            )
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
         """Limits of each column of each query's counterfactual.
@@ -252,10 +226,27 @@ class Constraints:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
 
 
-_LISTS = ("immutable", "integer", "increasing", "decreasing")
-
-
 def check_constraints(constraints: Any) -> None:
     """Raise ConfigurationTypeError unless these are Constraints or None."""
     if constraints is not None and not isinstance(constraints, Constraints):
         raise ConfigurationTypeError(f"constraints: expected Constraints(...), got {constraints!r}")
+
+
+def _refuse(rules: Constraints, x: Floats, outside: NDArray[np.bool_], column: int) -> None:
+    low, high = float(rules.low[column]), float(rules.high[column])
+    bad = outside[:, column]
+    values = x[bad, column]
+    limit = np.where(values > high, high, low)
+    said, advice = f"{low:g} to {high:g}", "correct the rows or widen the limits"
+    if (np.abs(values - limit) <= FLOAT32 * np.abs(limit)).all():
+        said = f"{low!r} to {high!r}, at {float(values[0])!r}"
+        advice = (
+            "it is the limit but for rounding, as float32 rounds: pass float64 numbers, or"
+            " np.clip(np.float64(x), constraints.low, constraints.high)"
+        )
+    raise InputError(f"x: {rules.label(column)} lies outside {said} ({_rows(bad)}); {advice}")
+
+
+def _rows(bad: NDArray[np.bool_]) -> str:
+    rows = np.flatnonzero(bad)
+    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
-from safexplain.recourse.mechanisms.guarantee import Guarantee
-from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
+from safexplain.recourse.mechanisms.mechanism import Guarantee, RecourseMechanism
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.result import Recourse, as_rows
 

@@ -1,7 +1,4 @@
-"""Features by index or by name: how constraints refer to columns.
-
-Vectors of public numbers, one a feature, that mechanisms are given.
-"""
+"""Features by index or by name: how constraints refer to columns, and tables in another order are found."""
 
 from __future__ import annotations
 
@@ -9,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.result import Floats
 
 Feature = int | str
 Features = int | tuple[str, ...]
@@ -168,18 +164,3 @@ def check_columns(features: Features | None, x: Any, select: str = "x[list(const
                 f"x: expected the columns {', '.join(features)}, in this order, got {', '.join(found or ())}; pass"
                 f" {select}"
             )
-
-
-def public_vector(name: str, given: ArrayLike) -> Floats:
-    """(d,) finite numbers that are not all 0, which nobody can write to."""
-    found = real_numbers(given, name, ConfigurationError)
-    if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
-        raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
-    found.flags.writeable = False
-    return found
-
-
-def check_length(name: str, given: ArrayLike, width: int) -> None:
-    """Refuse a public vector for another number of features."""
-    if len(np.asarray(given)) != width:
-        raise ConfigurationError(f"{name}: expected one number a feature, {width}, got {len(np.asarray(given))}")

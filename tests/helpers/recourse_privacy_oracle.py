@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safexplain.recourse import Guarantee
 from safexplain.recourse.mechanisms.laplace import laplace_grid
-from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
+from safexplain.recourse.mechanisms.mechanism import Guarantee, RecourseMechanism
 from safexplain.verdict.stats import epsilon_from_errors
 
 

@@ -20,8 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from safexplain.dp.linear.inputs import check_positive
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.feature_names import training_columns
-from safexplain.recourse.mechanisms.guarantee import Guarantee, Per
-from safexplain.recourse.mechanisms.mechanism import Frozen, Infeasible, RecourseMechanism
+from safexplain.recourse.mechanisms.mechanism import Frozen, Guarantee, Infeasible, Per, RecourseMechanism
 from safexplain.recourse.result import Floats, Recourse
 
 WHY = (

@@ -16,8 +16,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.feature_names import check_columns
-from safexplain.recourse.linear.beam import missing
-from safexplain.recourse.linear.knapsack import solve
+from safexplain.recourse.linear.knapsack import missing, solve
 from safexplain.recourse.linear.lagrangian import Items
 from safexplain.recourse.linear.water_filling import WaterFilling
 from safexplain.recourse.result import Floats, Recourse, as_rows

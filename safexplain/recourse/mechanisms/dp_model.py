@@ -1,6 +1,9 @@
 """Recourse from a model that was trained with differential privacy: any number of answers.
 
-Models that carry a privacy statement, and what answers queries from them.
+A `PrivateModel` is a model that carries a privacy statement, and answers queries by geometry or by search. The
+mechanisms differ in how it is trained: `DPModelRecourse` takes any such model or trains by noisy gradient descent,
+`OutputPerturbation` and `ObjectivePerturbation` publish a regression once, with noise on its weights or in its
+objective.
 """
 
 from __future__ import annotations
@@ -10,21 +13,20 @@ from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from safexplain._privacy_loss import Adjacency, check_delta
-from safexplain._validate import whole_number
+from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
+from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import column_names, training_columns
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.guarantee import Guarantee, assumptions
-from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, wanted_label
+from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -188,9 +190,7 @@ class PrivateModelRecourse(DiverseAnswers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.delta, bool) or not isinstance(self.delta, int | float | np.number):
-            raise ConfigurationTypeError(f"delta: expected a number, got {self.delta!r}")
-        if self.delta != 0:
+        if check_number("delta", self.delta) != 0:
             check_delta(self.delta)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -354,3 +354,61 @@ class DPModelRecourse(PrivateModelRecourse):
     def _check_untrained(self) -> None:
         if self.model is not None:
             raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _PerturbedRecourse(PrivateModelRecourse):
+    """A row over `DPLogisticRegression`.
+
+    Args:
+        logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
+            regularization. Smaller is safer for few records, larger follows the data closer. None: the default of
+            `DPLogisticRegression`.
+    """
+
+    mechanism: ClassVar[Literal["output", "objective"]]
+
+    logit_noise: float | None = None
+
+    def _trainer(self) -> DPLogisticRegression:
+        return DPLogisticRegression(
+            float(self.epsilon),
+            self.delta,
+            self.adjacency,
+            self.mechanism,
+            norm_bound=self.norm_bound,
+            classes=list(self.classes),
+            logit_noise=self.logit_noise,
+            intercept_scaling=self.intercept_scaling,
+            random_state=self.random_state,
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OutputPerturbation(_PerturbedRecourse):
+    """Weights and intercept with noise for their stability, released once; any number of answers from them.
+
+    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011,
+    algorithm 1), then post-processing, see `PrivateModelRecourse`.
+
+    Args:
+        delta: 0 for radial noise and pure epsilon; above 0 for Gaussian noise, which is smaller in many dimensions.
+    """
+
+    mechanism: ClassVar[Literal["output", "objective"]] = "output"
+    training: ClassVar[str] = "logistic regression by output perturbation"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ObjectivePerturbation(_PerturbedRecourse):
+    """Weights and intercept that minimise a noised objective, released once; any number of answers from them.
+
+    Statement and proof: `safexplain.dp.linear.mechanisms` for the weights (Chaudhuri, Monteleoni and Sarwate 2011,
+    algorithm 2), then post-processing, see `PrivateModelRecourse`. Pure epsilon: `delta` is not used.
+    """
+
+    mechanism: ClassVar[Literal["output", "objective"]] = "objective"
+    training: ClassVar[str] = "logistic regression by objective perturbation"
+
+    def _planned_delta(self) -> float:
+        return 0.0

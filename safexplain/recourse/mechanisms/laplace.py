@@ -28,7 +28,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.dp.linear.inputs import check_positive
+from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 
 FINENESS = 1024
@@ -56,8 +56,8 @@ def laplace_grid(sensitivity: float, epsilon: float, low: float, high: float) ->
     Raises:
         ConfigurationError: an empty interval or a number out of range.
     """
-    epsilon = check_positive("epsilon", epsilon)
-    check_positive("sensitivity", sensitivity)
+    epsilon = check_number("epsilon", epsilon, above=0)
+    check_number("sensitivity", sensitivity, above=0)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigurationError(f"expected a public interval with low < high, got {low!r} to {high!r}")
     width = high - low

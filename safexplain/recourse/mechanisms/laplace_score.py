@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain._validate import readable
-from safexplain.dp.linear.inputs import check_positive
+from safexplain._validate import check_number, readable
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.feature_names import check_length, public_vector
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.guarantee import Guarantee
 from safexplain.recourse.mechanisms.laplace import laplace_release
-from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
-from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
+from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee
+from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism, check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 
 
@@ -44,12 +41,11 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
 
     Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column
     (`safexplain.recourse.mechanisms.stable_score`; S from `safexplain.dp.linear.mechanisms`, the solver's error and
-    rounding included).
-    Clipping it to the public [-score_bound, score_bound] does not increase that.
-    `safexplain.recourse.mechanisms.laplace` adds the
-    noise for it, on a grid, by integers. Decision, flag and counterfactual are functions of the released number, of x
-    and of public weights, constraints and costs: post-processing (Dwork and Roth 2014, proposition 2.1). Neither the
-    trained weights nor their norm take part. n answers compose to at most n epsilon, to the same question too.
+    rounding included). Clipping it to the public [-score_bound, score_bound] does not increase that.
+    `safexplain.recourse.mechanisms.laplace` adds the noise for it, on a grid, by integers. Decision, flag and
+    counterfactual are functions of the released number, of x and of public weights, constraints and costs:
+    post-processing (Dwork and Roth 2014, proposition 2.1). Neither the trained weights nor their norm take part. n
+    answers compose to at most n epsilon, to the same question too.
 
     `public_weights` say which way to go, those of a model of public data for instance. The counterfactual moves along
     them as far as the noised score asks for, as if a unit of the public score were a unit of the private one, which
@@ -78,7 +74,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bound = check_positive("score_bound", self.score_bound)
+        bound = check_number("score_bound", self.score_bound, above=0)
         if not -bound <= self.target <= bound:
             raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
         if self.public_weights is not None:
@@ -124,7 +120,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             ConfigurationError: as `fit`.
             InputError: as `fit`.
         """
-        check_positive("records", records)
+        check_number("records", records, above=0)
         shape = np.shape(readable(y, "y"))
         if len(shape) != 1:
             raise InputError(f"y: expected (m,) labels, got shape {shape}")

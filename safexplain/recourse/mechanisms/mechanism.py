@@ -1,50 +1,117 @@
-"""What every recourse mechanism takes, and how it answers.
+"""What every recourse mechanism promises, takes, and how it answers.
 
-Checks of what mechanisms are given, before anything is trained, drawn or charged.
+A mechanism is a frozen set of public parameters. Everything that can be wrong with them, with training data or with
+queries is found before anything is trained, drawn or charged. Its `Guarantee` says in numbers and in words what the
+answers tell: for ledgers, certificates and compliance officers.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain._validate import readable, whole_number
-from safexplain.dp.linear.inputs import check_classes, check_positive, noise_generator
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
+from safexplain._validate import check_number, readable, whole_number
+from safexplain.dp.linear.inputs import check_classes, noise_generator
+from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
-from safexplain.recourse.diverse import diverse
 from safexplain.recourse.feature_names import check_columns
-from safexplain.recourse.mechanisms.guarantee import Guarantee, Per
 from safexplain.recourse.result import Floats, Recourse, as_rows
+from safexplain.verdict.privacy_statement import PUBLIC, RANDOMNESS, SEEDED, PrivacyStatement
+
+Per = Literal["model", "answer"]
+"""Spent once, by training, however many answers follow; or by each answer anew."""
 
 Infeasible = Literal["raise", "mark"]
+Frozen = NDArray[np.bool_] | None
+
+PUBLIC_GEOMETRY = (
+    "the cost and its scales, the constraints, the target, the norm bound, the clamp and public weights or directions"
+    " were not computed from the training data"
+)
+UNTIMED = (
+    "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
+    " answers at fixed intervals"
+)
+UNTOLD = "whether training failed, with which error or warning, is not told to who is given answers"
+PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Differential privacy of recourse, as its parameters give it.
+
+    Args:
+        mechanism: its name and source.
+        is_private: whether there is a guarantee at all.
+        per: what spends epsilon: "model" (training, once) or "answer" (each query's answer; n answers at most n times).
+        epsilon: bound on the privacy loss; None where there is no guarantee.
+        delta: of the same; None where there is no guarantee.
+        adjacency: what a neighbouring training set differs in.
+        released: what leaves.
+        why: the proof in a sentence, or why there is no guarantee.
+        statement: of the trained model; None before `fit`, and for mechanisms without a private model.
+        assumptions: what must hold.
+
+    Raises:
+        ConfigurationError: a guarantee without numbers, or numbers without a guarantee.
+    """
+
+    mechanism: str
+    is_private: bool
+    per: Per
+    epsilon: float | None
+    delta: float | None
+    adjacency: Adjacency
+    released: str
+    why: str
+    statement: PrivacyStatement | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        if self.is_private != (self.epsilon is not None) or self.is_private != (self.delta is not None):
+            raise ConfigurationError("a guarantee has an epsilon and a delta, and without one there are neither")
+
+    @property
+    def protects(self) -> str:
+        """What an observer of the answers cannot tell, up to epsilon and delta; "" where nothing is promised."""
+        return PROTECTS[self.adjacency] if self.is_private else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        plain = {**asdict(self), "assumptions": list(self.assumptions), "protects": self.protects}
+        return {**plain, "statement": None if self.statement is None else self.statement.to_dict()}
+
+    def __str__(self) -> str:
+        if not self.is_private:
+            return f"{self.mechanism}: NOT private. {self.why}"
+        once = "once, for any number of answers" if self.per == "model" else "for each answer"
+        return f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
+
+
+def assumptions(*, seeded: bool, noised: bool = False) -> tuple[str, ...]:
+    """What every mechanism of this package assumes.
+
+    Args:
+        seeded: noise comes from a seed that the user gave.
+        noised: each answer has noise of its own.
+    """
+    timing = (UNTIMED,) if noised else ()
+    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, UNTOLD, *timing, SEEDED if seeded else RANDOMNESS)
 
 
 def check_infeasible(infeasible: Any) -> None:
     """Raise ConfigurationError unless this is one of `Infeasible`."""
     if infeasible not in get_args(Infeasible):
         raise ConfigurationError(f'infeasible: expected "raise" or "mark", got {infeasible!r}')
-
-
-def check_target(target: Any) -> None:
-    """Raise ConfigurationError unless this is a finite number."""
-    if isinstance(target, bool) or not isinstance(target, int | float | np.number):
-        raise ConfigurationTypeError(f"target: expected a number, got {target!r}")
-    try:
-        finite = math.isfinite(target)
-    except (OverflowError, TypeError):
-        finite = False
-    if not finite:
-        raise ConfigurationError(f"target: expected a finite score, got {target!r}")
 
 
 def plain_classes(classes: Any) -> tuple[Any, ...]:
@@ -76,9 +143,6 @@ def wanted_label(labels: list[Any], favourable: Any) -> Any:
     if favourable not in labels:
         raise ConfigurationError(f"favourable: expected one of the labels {labels}, got {favourable!r}")
     return favourable
-
-
-Frozen = NDArray[np.bool_] | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,13 +179,13 @@ class RecourseMechanism(ABC):
     random_state: Any = None
 
     def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
+        check_number("epsilon", self.epsilon, above=0)
         check_adjacency(self.adjacency)
         if self.norm_bound is not None:
-            check_positive("norm_bound", self.norm_bound)
-        check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+            check_number("norm_bound", self.norm_bound, above=0)
+        check_number("intercept_scaling", self.intercept_scaling, minimum=0)
         object.__setattr__(self, "classes", plain_classes(self.classes))
-        check_target(self.target)
+        check_number("target", self.target)
         check_cost(self.cost)
         check_constraints(self.constraints)
 
@@ -246,6 +310,56 @@ class RecourseMechanism(ABC):
             self._set(generator=noise_generator(self.random_state))
         generator: np.random.Generator = self._get("generator")
         return generator
+
+
+def diverse(
+    solve: Callable[[NDArray[np.bool_]], Recourse],
+    x: ArrayLike,
+    answers: int,
+    *,
+    cost: Cost = EUCLIDEAN,
+    constraints: Constraints | None = None,
+) -> tuple[Recourse, ...]:
+    """Answers that each leave alone what was the largest share of the cost of every earlier one.
+
+    Args:
+        solve: answers to the queries, given (n, d) bool, what each query must not change.
+        x: (n, d) or (d,) queries.
+        answers: how many, at least 1.
+        cost: the cost that `solve` minimises; its parts are the shares.
+        constraints: those that `solve` keeps; a one-hot group counts as one feature.
+
+    Returns:
+        `answers` results, the cheapest first (where `solve` is optimal the later ones cost at least as much); `valid`
+        is False where the options have run out.
+
+    Raises:
+        ConfigurationError: fewer than one answer, or not a cost or constraints.
+    """
+    wanted = whole_number("answers", answers, 1)
+    check_cost(cost)
+    check_constraints(constraints)
+    rows = as_rows(x)
+    frozen = np.zeros(rows.shape, dtype=bool)
+    results = [solve(frozen.copy())]
+    while len(results) < wanted:
+        more = frozen | _largest_share(results[-1], cost, constraints)
+        again = results[-1] if (more == frozen).all() else solve(more.copy())
+        frozen = more
+        results.append(again)
+    return tuple(results)
+
+
+def _largest_share(found: Recourse, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
+    """(n, d) bool, the column that made up most of each answer's cost, or one of its group; none where nothing changed.
+
+    To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
+    """
+    share = cost.parts(found.change)
+    for group in constraints.groups if constraints else ():
+        share[:, group] = share[:, group].sum(axis=1, keepdims=True)
+    largest: NDArray[np.bool_] = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]
+    return largest & (share > 0)
 
 
 class DiverseAnswers(RecourseMechanism):

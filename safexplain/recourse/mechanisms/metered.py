@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.ledger.releases import Pure
-from safexplain.recourse.mechanisms.guarantee import Guarantee
-from safexplain.recourse.mechanisms.mechanism import Infeasible, RecourseMechanism, check_infeasible
+from safexplain.recourse.mechanisms.mechanism import Guarantee, Infeasible, RecourseMechanism, check_infeasible
 from safexplain.recourse.result import Recourse, as_rows
 
 if TYPE_CHECKING:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safexplain.dp.linear.inputs import check_positive
+from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.feature_names import check_length, public_vector
-from safexplain.recourse.mechanisms.guarantee import Guarantee
 from safexplain.recourse.mechanisms.laplace import laplace_release
-from safexplain.recourse.mechanisms.mechanism import Frozen
-from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
+from safexplain.recourse.mechanisms.mechanism import Frozen, Guarantee
+from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism, check_length, public_vector
 from safexplain.recourse.result import Floats, Recourse
 
 ENDS = 1e-9
@@ -44,15 +42,14 @@ class PublicDirection(StableScoreMechanism):
 
     Write v for the weights, x~ for the query and u~ for the direction in units of the norm bound
     (`safexplain.recourse.mechanisms.stable_score`). a - a' = <v' - v, x~>; and as max(., m) is monotone and
-    1-Lipschitz,
-    c' - c = h <v' - v, u~> for some h in [0, 1]. So the right side is <v' - v, x~ + h t u~>, h t in [R, T], and
+    1-Lipschitz, c' - c = h <v' - v, u~> for some h in [0, 1]. So the right side is <v' - v, x~ + h t u~>, h t in [R,
+    T], and
 
         t - t' <= S max(|x~ + R u~|, |x~ + T u~|) / m,
 
-    as a norm is convex in the step and c' >= m. Rounding: the two products are off by 1e-7 of S |x~| and S |u~|, and
-    T |u~| is at most twice the maximum, which makes 6e-7 of it; `safexplain.recourse.mechanisms.laplace` allows for
-    1e-6. The rest
-    is post-processing (Dwork and Roth 2014, proposition 2.1). n answers compose to at most n epsilon.
+    as a norm is convex in the step and c' >= m. Rounding: the two products are off by 1e-7 of S |x~| and S |u~|, and T
+    |u~| is at most twice the maximum, which makes 6e-7 of it; `safexplain.recourse.mechanisms.laplace` allows for 1e-6.
+    The rest is post-processing (Dwork and Roth 2014, proposition 2.1). n answers compose to at most n epsilon.
 
     A direction that points the wrong way (w.u below the floor, or negative) costs validity, never privacy: the floor
     then stands for the slope and steps come out too short or lead nowhere. The answer does not tell: the slope is
@@ -85,9 +82,9 @@ class PublicDirection(StableScoreMechanism):
         object.__setattr__(self, "direction", public_vector("direction", self.direction))
         for name in ("largest_step", "slope_floor"):
             if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+                check_number(name, getattr(self, name), above=0)
         if self.smallest_step is not None and self.smallest_step != 0:
-            check_positive("-smallest_step", -self.smallest_step)
+            check_number("-smallest_step", -self.smallest_step, above=0)
 
     @property
     def scores_are_logits(self) -> bool:

@@ -1,10 +1,9 @@
-"""The logit of a regularised regression and what one training record may change it by: the base of mechanisms that pay
-by answer.
+"""The logit of a regularised regression, and what one training record may change it by.
 
-The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
-included.
-A query x counts as u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as queries
-are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
+This is the base of mechanisms that pay by answer. The weights v come from `safexplain.dp.linear.mechanisms`: on
+neighbouring data sets |v - v'| <= S, the solver's error included. A query x counts as u = (x / norm_bound, c) / sqrt(1
++ c^2), c the constant column; it may be longer than 1, as queries are not shortened. The score is f(x) = <v, u>, so
+that by Cauchy and Schwarz
 
     |f(x) - f'(x)| <= |u| S.
 
@@ -24,13 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 
-from safexplain.dp.linear.inputs import check_bound, check_positive, in_unit_ball, positions
+from safexplain._validate import check_number, real_numbers
+from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.feature_names import column_names
-from safexplain.recourse.mechanisms.guarantee import Guarantee, Per, assumptions
-from safexplain.recourse.mechanisms.mechanism import RecourseMechanism
+from safexplain.recourse.mechanisms.mechanism import Guarantee, Per, RecourseMechanism, assumptions
 from safexplain.recourse.result import Floats
 
 EVALUATION_ERROR = 1e-7
@@ -102,7 +101,7 @@ class StableScoreMechanism(RecourseMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.regularization is not None:
-            check_positive("regularization", self.regularization)
+            check_number("regularization", self.regularization, above=0)
         if len(self.classes) != 2:
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
 
@@ -120,7 +119,7 @@ class StableScoreMechanism(RecourseMechanism):
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
         bound = check_bound(self.norm_bound)
-        constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+        constant = float(self.intercept_scaling)
         rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
         penalty = self._penalty()
         spread = stability(penalty, self.adjacency)
@@ -169,3 +168,18 @@ def _check_precision(records: int, p: int, penalty: float, spread: float) -> Non
             f" a record may change them by; the proof needs {EVALUATION_ERROR:g}. Use less regularization, or"
             " DPModelRecourse"
         )
+
+
+def public_vector(name: str, given: ArrayLike) -> Floats:
+    """(d,) finite numbers that are not all 0, which nobody can write to."""
+    found = real_numbers(given, name, ConfigurationError)
+    if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
+        raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
+    found.flags.writeable = False
+    return found
+
+
+def check_length(name: str, given: ArrayLike, width: int) -> None:
+    """Refuse a public vector for another number of features."""
+    if len(np.asarray(given)) != width:
+        raise ConfigurationError(f"{name}: expected one number a feature, {width}, got {len(np.asarray(given))}")

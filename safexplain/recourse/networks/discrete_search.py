@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.networks.boundary_search import Boundary, nearest
-from safexplain.recourse.networks.linear_step import linear_step
+from safexplain.recourse.networks.boundary_search import Boundary, linear_step, nearest
 
 _LAST = 1e100
 """Ranks moves that do not reach the score behind those that do."""

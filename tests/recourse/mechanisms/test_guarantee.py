@@ -12,12 +12,12 @@ from recourse_privacy_oracle import NotPrivate, two_gaussians
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import (
     DPModelRecourse,
-    Guarantee,
     LaplaceScore,
     ObjectivePerturbation,
     OutputPerturbation,
     PublicDirection,
 )
+from safexplain.recourse.mechanisms.mechanism import Guarantee
 
 BY_MODEL = {
     "DPModelRecourse": DPModelRecourse,

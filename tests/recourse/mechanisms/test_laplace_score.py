@@ -11,9 +11,10 @@ from recourse_privacy_oracle import SIDES, largest_loss, leaning, log_probabilit
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
-from safexplain.recourse import Constraints, LaplaceScore, NoisyScores
+from safexplain.recourse import Constraints, LaplaceScore
 from safexplain.recourse.mechanisms import laplace_score as module
 from safexplain.recourse.mechanisms import stable_score
+from safexplain.recourse.mechanisms.laplace_score import NoisyScores
 
 UP = np.array([1.0, 0.0])
 

@@ -12,8 +12,8 @@ from torch import nn
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
-from safexplain.recourse.diverse import diverse
 from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.mechanism import diverse
 from safexplain.recourse.networks.search import SearchOptions, search_recourse
 
 COSTS = [L2(), L2(tuple(np.linspace(0.5, 2.0, 8))), L1(), MAD(tuple(np.linspace(2.0, 0.5, 8)))]
@@ -251,7 +251,7 @@ def test_no_queries_give_no_answers():
     ("changes", "error", "says"),
     [
         ({"target": np.inf}, ConfigurationError, "finite"),
-        ({"target": None}, ConfigurationError, "target: expected a number, got None"),
+        ({"target": None}, ConfigurationError, "target must be a number"),
         ({"options": {}}, ConfigurationError, "options: expected SearchOptions"),
         ({"cost": L1}, ConfigurationError, "cost: expected L2"),
         ({"constraints": {}}, ConfigurationError, "constraints: expected Constraints"),

@@ -9,8 +9,8 @@ import pytest
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.diverse import diverse
 from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.mechanism import diverse
 
 RULES = Constraints(7, lower=-6, upper=6, integer=(0, 1), one_hot=((2, 3, 4),))
 W = np.array([1.0, -0.7, -1.0, 0.5, 1.5, 2.0, 0.4])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
 from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.networks.boundary_search import Price, linear_step
 from safexplain.recourse.networks.discrete_search import Moves
-from safexplain.recourse.networks.linear_step import Price, linear_step
 
 WIDTH = 6
 
