@@ -17,7 +17,14 @@ from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import RecordCanary, record_scores
-from safexplain.audit.canaries.run import Threshold, canary_for, generator_of, run_canaries
+from safexplain.audit.canaries.run import (
+    Threshold,
+    canary_for,
+    checked_threshold,
+    fixed_threshold,
+    generator_of,
+    run_canaries,
+)
 from safexplain.audit.canaries.setting import Setting
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.dp.heads.closed_form import Heads, train_heads
@@ -88,7 +95,7 @@ def audit_heads(
         setting.claim,
         scenario=name,
         method=method,
-        threshold=None if threshold is None or isinstance(threshold, str) else float(threshold),
+        threshold=fixed_threshold(checked_threshold(threshold), canary),
         confidence=confidence,
         seconds=time.monotonic() - began,
         seed=seed,

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
+from safexplain._validate import check_number
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import make_canary
@@ -79,18 +80,31 @@ def run_canaries(
         ConfigurationError: an unknown scenario or method, or too few runs.
         InputError: data that cannot be trained on, or no auxiliary records for the natural canary.
     """
-    name = scenario_of(scenario)
+    name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, setting.claim)
     began = time.monotonic()
-    placed = setting.to(devices[0] if devices else device)
-    chosen = None if name == "worst-case" else canary or _told(placed, name, seed, progress)
-    scores = _scores(placed, chosen, runs, every, seed, devices or [device], cache, progress)
+    places = [torch.device(d) for d in devices or [device]]
+    placed, known = setting.to(places[0]), canary
+    if name == "worst-case":
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        scores, known = worst_case_scores(placed.mechanism, runs, every=every, rng=rng), None
+    else:
+        known = canary or canary_for(placed, name, seed=seed, progress=progress)
+        if len(places) == 1 and places[0].type == "cpu":
+            places = places * torch.get_num_threads()
+        with _one_thread_each(places):
+            scores = train_runs(
+                placed.network, placed.x, placed.y, known, placed.recipe,
+                noise_multiplier=placed.mechanism.noise_multiplier, runs=runs, every=every or placed.recipe.steps,
+                generator=generator_of(seed, "train", placed.x.device), initial=placed.initial, cache=cache,
+                devices=places, progress=progress,
+            )  # fmt: skip
     return judge(
         scores,
         setting.claim,
         scenario=name,
         method=method,
-        threshold=_number(threshold, chosen),
+        threshold=fixed_threshold(threshold, known),
         confidence=confidence,
         seconds=time.monotonic() - began,
         seed=seed,
@@ -150,19 +164,10 @@ def run_once(
     signs = 2 * torch.randint(2, (canaries,), generator=draw) - 1
     targets = torch.randperm(len(placed.x), generator=draw)[:canaries].tolist()
     moved = train_one_run(
-        placed.network,
-        placed.x,
-        placed.y,
-        coordinates,
-        signs.to(placed.x.device),
-        placed.recipe,
-        noise_multiplier=placed.mechanism.noise_multiplier,
-        targets=targets,
-        generator=generator_of(seed, "train", placed.x.device),
-        initial=placed.initial,
-        cache=cache,
-        progress=progress,
-    )[0]
+        placed.network, placed.x, placed.y, coordinates, signs.to(placed.x.device), placed.recipe,
+        noise_multiplier=placed.mechanism.noise_multiplier, targets=targets, initial=placed.initial, cache=cache,
+        generator=generator_of(seed, "train", placed.x.device), progress=progress,
+    )[0]  # fmt: skip
     largest = abs(moved).argsort()[::-1][:chosen]
     correct = int(((moved > 0) == (signs.numpy() > 0))[largest].sum())
     return OneRunResult(
@@ -177,62 +182,20 @@ def run_once(
     )
 
 
-def canary_for(setting: Setting, scenario: ScenarioName, *, seed: int = 0) -> Canary:
+def canary_for(setting: Setting, scenario: ScenarioName, *, seed: int = 0, progress: Progress = silent) -> Canary:
     """The canary of a scenario that needs one, on the setting's device."""
+    progress("crafting", 0, 1)
     generator = generator_of(seed, "craft", setting.x.device)
     found = reference(
-        setting.network,
-        setting.x,
-        setting.y,
-        setting.recipe,
-        generator=generator,
-        initial=setting.initial,
+        setting.network, setting.x, setting.y, setting.recipe, generator=generator, initial=setting.initial,
         movement=scenario == "gradient",
-    )
-    return make_canary(
-        scenario,
-        setting.network,
-        setting.x,
-        setting.y,
-        found,
-        auxiliary=setting.auxiliary,
-        classes=setting.recipe.classes,
-        generator=generator,
-    )
-
-
-def _scores(
-    placed: Setting,
-    canary: Canary | None,
-    runs: int,
-    every: int | None,
-    seed: int,
-    devices: Sequence[torch.device | str],
-    cache: str | Path | None,
-    progress: Progress,
-) -> Scores:
-    if canary is None:
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        return worst_case_scores(placed.mechanism, runs, every=every, rng=rng)
-    places = [torch.device(d) for d in devices]
-    if len(places) == 1 and places[0].type == "cpu":
-        places = places * torch.get_num_threads()
-    with _one_thread_each(places):
-        return train_runs(
-            placed.network,
-            placed.x,
-            placed.y,
-            canary,
-            placed.recipe,
-            noise_multiplier=placed.mechanism.noise_multiplier,
-            runs=runs,
-            every=every or placed.recipe.steps,
-            generator=generator_of(seed, "train", placed.x.device),
-            initial=placed.initial,
-            cache=None if cache is None else Path(cache),
-            devices=places,
-            progress=progress,
-        )
+    )  # fmt: skip
+    made = make_canary(
+        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary,
+        classes=setting.recipe.classes, generator=generator,
+    )  # fmt: skip
+    progress("crafting", 1, 1)
+    return made
 
 
 def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, rng: np.random.Generator) -> Scores:
@@ -294,19 +257,23 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _told(placed: Setting, scenario: ScenarioName, seed: int, progress: Progress) -> Canary:
-    progress("crafting", 0, 1)
-    made = canary_for(placed, scenario, seed=seed)
-    progress("crafting", 1, 1)
-    return made
+def checked_threshold(threshold: Any) -> Threshold:
+    """The threshold, if it is "auto", "split" or a finite number; None is "auto".
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if threshold is None or (isinstance(threshold, str) and threshold in ("auto", "split")):
+        return "split" if threshold == "split" else "auto"
+    return check_number('threshold (neither "auto" nor "split")', threshold)
 
 
-def _number(threshold: Threshold | None, canary: Canary | None) -> float | None:
+def fixed_threshold(threshold: Threshold, canary: Canary | None) -> float | None:
     """What was fixed beforehand; None: to be chosen on some of the runs."""
-    if threshold is None or threshold == "auto":
+    if threshold == "auto":
         centred = canary is None or (isinstance(canary, GradientCanary) and canary.drift is not None)
         return 0.0 if centred else None
-    return None if threshold == "split" else float(threshold)
+    return None if threshold == "split" else threshold
 
 
 def generator_of(seed: int, purpose: str, device: torch.device | str) -> torch.Generator:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import whole_file
+from safexplain._files import read_arrays, write_arrays
 from safexplain._privacy_loss import VACUOUS
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
@@ -76,10 +75,8 @@ class Scores:
 
     def save(self, path: str | Path) -> Path:
         """Write an npz file, all or nothing."""
-        path = Path(path)
-        with whole_file(path) as partial, partial.open("wb") as file:
-            np.savez(file, steps=np.array(self.steps), d=self.d, d_prime=self.d_prime)
-        return path
+        write_arrays(path, {"steps": np.array(self.steps), "d": self.d, "d_prime": self.d_prime})
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Scores:
@@ -88,12 +85,11 @@ class Scores:
         Raises:
             InputError: not such a file.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                names = ("steps", "a", "b") if "a" in file else ("steps", "d", "d_prime")
-                steps, d, d_prime = (file[name] for name in names)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: expected an npz file with steps, d and d_prime; {error}") from None
+        found = read_arrays(path)
+        names = ("steps", "a", "b") if "a" in found else ("steps", "d", "d_prime")
+        if missing := set(names) - found.keys():
+            raise InputError(f"{path}: expected arrays steps, d and d_prime; {', '.join(sorted(missing))} missing")
+        steps, d, d_prime = (found[name] for name in names)
         return cls(tuple(steps.tolist()), d, d_prime)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from safexplain._files import whole_file
+from safexplain._files import read_arrays, write_arrays
 from safexplain._progress import Progress
 from safexplain.errors import InputError
 
@@ -82,11 +81,10 @@ class BlockStore:
         if self.folder is None:
             return None
         try:
-            with np.load(self._path(self.folder, block), allow_pickle=False) as file:
-                found: Array = file["values"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            found = read_arrays(self._path(self.folder, block)).get("values")
+        except InputError:
             return None
-        return found if found.shape == shape and found.dtype == np.float64 else None
+        return found if found is not None and found.shape == shape and found.dtype == np.float64 else None
 
     def save(self, block: Block, values: Array) -> None:
         """All or nothing.
@@ -96,12 +94,10 @@ class BlockStore:
         """
         if self.folder is None:
             return
-        path = self._path(self.folder, block)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as partial, partial.open("wb") as file:
-                np.savez(file, values=values)
-        except OSError as error:
+            write_arrays(self._path(self.folder, block), {"values": values})
+        except (OSError, InputError) as error:
             raise InputError(
                 f"cannot store finished runs in {self.folder} ({error}); free some space and resume: the runs stored"
                 " before are kept"

@@ -7,7 +7,7 @@ noise, divides by the expected batch size, and updates (arXiv 2511.21804, Algori
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 
 __all__ = ["Job", "steps_of"]
+
+Array = NDArray[np.float64]
 
 
 def steps_of(
@@ -113,9 +115,6 @@ def _with(others: Rows, inserted: Inserted, bias: bool) -> Rows:
     return Rows(*(torch.cat(pair) for pair in pairs))
 
 
-Array = NDArray[np.float64]
-
-
 TRAINERS = ("safexplain.audit.canaries.batched.train",)
 """Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
 
@@ -126,14 +125,14 @@ class Job:
 
     Args:
         network: the shape of the models.
-        x: (n, d) features of all records, and
+        x: (n, d) features of all records, in whose precision is trained; half precision is raised, and
         y: (n,) their labels.
         targets: rows that are left out, the canaries' places.
         recipe: of the training.
         noise_multiplier: of the noise.
         runs: how many.
-        seed: of all randomness.
-        initial: (1 or runs, P), or None.
+        generator: its next number is the seed of all randomness.
+        initial: (P,) or (runs, P), or None.
         shared_batches: whether all runs meet the same other records at a step.
 
     Raises:
@@ -144,15 +143,24 @@ class Job:
     network: Network
     x: Tensor
     y: Tensor
-    targets: tuple[int, ...]
+    targets: Sequence[int]
     recipe: HeadRecipe
     noise_multiplier: float
     runs: int
-    seed: int
+    generator: InitVar[torch.Generator]
     initial: Tensor | None
     shared_batches: bool
+    seed: int = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, generator: torch.Generator) -> None:
+        def keep(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        keep("seed", int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        keep("x", self.x if self.x.dtype == torch.float64 else self.x.float())
+        keep("targets", tuple(int(t) for t in self.targets))
+        if self.initial is not None and self.initial.dim() == 1:
+            keep("initial", self.initial[None])
         check_records("data", self.network, self.x, self.y)
         for target in self.targets:
             check_target(target, len(self.x))
@@ -168,26 +176,6 @@ class Job:
                 )
             if not bool(self.initial.isfinite().all()):
                 raise InputError("initial: expected finite parameters, got NaN or infinity")
-
-    @classmethod
-    def of(
-        cls,
-        network: Network,
-        x: Tensor,
-        y: Tensor,
-        targets: Sequence[int],
-        recipe: HeadRecipe,
-        noise_multiplier: float,
-        runs: int,
-        generator: torch.Generator,
-        initial: Tensor | None,
-        shared_batches: bool,
-    ) -> Job:
-        """From the arguments of `train_runs`; the generator's next number is the seed."""
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        start = initial[None] if initial is not None and initial.dim() == 1 else initial
-        x, rows = x if x.dtype == torch.float64 else x.float(), tuple(int(t) for t in targets)
-        return cls(network, x, y, rows, recipe, noise_multiplier, runs, seed, start, shared_batches)
 
     def start(self, block: Block, device: torch.device) -> Tensor:
         """(runs of the block, P) before the first step."""

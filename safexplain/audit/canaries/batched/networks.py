@@ -171,18 +171,9 @@ class MLP:
         return [part.view(len(theta), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """Sum over the batch of the clipped gradients of each example's cross-entropy, for each run.
+        """As `LinearHead.clipped_sum`, of rows with a bias.
 
         An example whose forward pass is not finite makes its run's sum NaN: that training has diverged.
-
-        Args:
-            theta: (runs, P).
-            rows: the batch, by `Rows.of(x, y, bias=True)`: the same for all runs, or each run's own.
-            weight: (runs, b), or (1, b) for all runs, factors on the examples; None: 1.
-            clipping: of each example's gradient; None: none.
-
-        Returns:
-            (runs, P).
         """
         outs, deltas = self._passes(self.layers(theta), rows)
         factors = _factors(outs, deltas, rows.norms, weight, clipping)
@@ -208,16 +199,7 @@ class MLP:
         return z
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients of each example's cross-entropy, not clipped, differentiable in `x`.
-
-        Args:
-            theta: (P,), of one run.
-            x: (n, d).
-            y: (n,) class indices.
-
-        Returns:
-            (n, P).
-        """
+        """Of one run, as `LinearHead.gradients`."""
         layers, inputs = [layer[0] for layer in self.layers(theta[None])], [x]
         for layer in layers[:-1]:
             z = inputs[-1] @ layer[:, :-1].T + layer[:, -1]

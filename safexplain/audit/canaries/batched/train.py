@@ -96,7 +96,7 @@ def train_runs(
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    job = Job.of(network, x, y, [canary.target], recipe, noise_multiplier, runs, generator, initial, shared_batches)
+    job = Job(network, x, y, [canary.target], recipe, noise_multiplier, runs, generator, initial, shared_batches)
     watch = _gradients(canary, job) if isinstance(canary, GradientCanary) else _records(canary, job)
     steps = [*range(every, recipe.steps, every), recipe.steps]
 
@@ -129,9 +129,7 @@ def train_one_run(
     targets: Sequence[int],
     generator: torch.Generator,
     initial: Tensor | None = None,
-    shared_batches: bool = True,
     cache: str | Path | None = None,
-    devices: Sequence[torch.device | str] | None = None,
     progress: Progress | None = None,
 ) -> Array:
     """Train with many gradient canaries at once, each in place of a record, with a sign and coins of its own.
@@ -151,9 +149,7 @@ def train_one_run(
         targets: m rows whose records the canaries replace.
         generator: its next number is the seed.
         initial: (P,) or (runs, P).
-        shared_batches: of the records that are left.
         cache: a folder.
-        devices: where to train.
         progress: told in runs.
 
     Returns:
@@ -171,7 +167,7 @@ def train_one_run(
         raise InputError(f"coordinates: expected 0 to {network.parameters - 1}, got others")
     if signs.shape[1:] != (m,) or not bool((signs.abs() == 1).all()):
         raise InputError(f"signs: expected 1 and -1 of shape ({m},) or (runs, {m}), got {tuple(signs.shape)}")
-    job = Job.of(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial, shared_batches)
+    job = Job(network, x, y, targets, recipe, noise_multiplier, len(signs), generator, initial, shared_batches=True)
 
     def train(block: Block, device: torch.device, tick: Tick) -> Array:
         theta = job.start(block, device)
@@ -184,7 +180,7 @@ def train_one_run(
 
     values = job.blocks(
         train, lambda block: (len(block), m), [coordinates, signs],
-        devices=devices, cache=cache, progress=progress,
+        devices=None, cache=cache, progress=progress,
     )  # fmt: skip
     return np.concatenate(values)
 

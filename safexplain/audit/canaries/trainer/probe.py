@@ -20,8 +20,8 @@ from torch import nn
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
-from safexplain.audit.canaries.run import Threshold
+from safexplain.audit.canaries.canary import Canary, check_target
+from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
 from safexplain.audit.canaries.trainer.canary import (
     Coordinate,
     find_coordinate,
@@ -124,7 +124,7 @@ class CanaryProbe:
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.coordinate, self.score = model, auxiliary, coordinate, score
         self.method: BoundMethod = method
-        self.threshold: Threshold = check_threshold(threshold)
+        self.threshold: Threshold = checked_threshold(threshold)
         self.confidence = check_number("confidence", confidence, above=0.0)
         if self.confidence >= 1:
             raise ConfigurationError(f"confidence: expected a number between 0 and 1, got {confidence!r}")
@@ -152,7 +152,7 @@ class CanaryProbe:
         """
         split = self.threshold == "split" or (self.threshold == "auto" and self.scenario != "gradient")
         if "canary" in self.__dict__:
-            split = self._number() is None
+            split = fixed_threshold(self.threshold, self.canary) is None
         each = self.runs // 2
         each -= max(1, round(CHOOSING * each)) if split else 0
         family = {"confidence": self.confidence, **self.claim.sampled()}
@@ -201,7 +201,7 @@ class CanaryProbe:
             self.claim,
             scenario=self.scenario,
             method=self.method,
-            threshold=self._number(),
+            threshold=fixed_threshold(self.threshold, canary),
             confidence=self.confidence,
             seconds=sum(finished.seconds for finished in taken.values()),
             seed=self.seed,
@@ -211,12 +211,6 @@ class CanaryProbe:
                 "target": canary.target,
             },
         )
-
-    def _number(self) -> float | None:
-        """The threshold; None: chosen on some of the runs."""
-        if self.threshold == "auto":
-            return 0.0 if isinstance(self.canary, GradientCanary) and self.canary.drift is not None else None
-        return None if self.threshold == "split" else float(self.threshold)
 
     def _made(self) -> Canary:
         device = self.devices[0] if self.devices else None
@@ -284,17 +278,6 @@ def takes(train: Train, arguments: int) -> bool:
     except ValueError:  # no signature, as of some compiled functions
         return callable(train)
     return True
-
-
-def check_threshold(threshold: Any) -> Threshold:
-    """The threshold, if it is "auto", "split" or a finite number; None is "auto".
-
-    Raises:
-        ConfigurationError: it is none of these.
-    """
-    if threshold is None or (isinstance(threshold, str) and threshold in ("auto", "split")):
-        return "split" if threshold == "split" else "auto"
-    return check_number('threshold (neither "auto" nor "split")', threshold)
 
 
 def check_train(train: Any, devices: Any) -> None:
