@@ -41,7 +41,8 @@ from safexplain.verdict.evidence import (
 )
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import Needed, could_certify, needed
-from safexplain.verdict.stats import RateAtFpr, RocCurve, auc_interval
+from safexplain.verdict.stats import RocCurve, auc_interval
+from safexplain.verdict.stats.roc import RateAtFpr
 from safexplain.verdict.thresholds import Ranks, lower_bound, ranks_of, upper_bound
 
 

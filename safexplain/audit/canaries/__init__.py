@@ -7,28 +7,10 @@ side by side (`batched`) or by anybody's function (`trainer`), and scored; `safe
 """
 
 from safexplain.audit.canaries.audit_training import audit_training
-from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
-from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.run import run_canaries, run_once
 from safexplain.audit.canaries.setting import Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, judge, load_finding
+from safexplain.verdict.canaries.result import load_finding
 
-__all__ = [
-    "CanaryProbe",
-    "CanaryResult",
-    "Claim",
-    "GradientCanary",
-    "OneRunResult",
-    "RecordCanary",
-    "Scores",
-    "Setting",
-    "audit_training",
-    "judge",
-    "load_finding",
-    "plot_canaries",
-    "preset",
-    "run_canaries",
-    "run_once",
-]
+__all__ = ["CanaryProbe", "Claim", "Setting", "audit_training", "load_finding", "preset", "run_canaries", "run_once"]

@@ -32,7 +32,6 @@ __all__ = [
     "record_scores",
 ]
 
-
 RecordScenario = Literal["crafted", "mislabelled", "natural"]
 """Those in which z' is a record: S3 to S5."""
 

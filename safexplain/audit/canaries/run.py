@@ -33,10 +33,8 @@ from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "worst_case_scores"]
 
-
 GUESSED = 0.2
 """Share of the coins that are guessed: those of the largest movements. 10 to 25 % are best where epsilon is 10."""
-
 
 Threshold = float | Literal["auto", "split"]
 """A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores on D and D' lie on

@@ -119,7 +119,6 @@ class Setting:
 
 DELTA = 1e-5
 
-
 AUXILIARY = 500
 """Records beside the data, for the natural canary."""
 

@@ -21,7 +21,8 @@ from safexplain.audit.report.words import percent, points
 from safexplain.audit.root_cause import Ablation
 from safexplain.verdict.evidence import Pair
 from safexplain.verdict.judgement import AttackResult, AuditResult
-from safexplain.verdict.stats import RateAtFpr, auc_interval
+from safexplain.verdict.stats import auc_interval
+from safexplain.verdict.stats.roc import RateAtFpr
 
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
 TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)

@@ -35,10 +35,8 @@ _MEANING: dict[Verdict, str] = {
     ),
 }
 
-
 TOLERANCE = 5e-3
 """Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
-
 
 FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
 """Bounds that take nothing of the mechanism as given."""

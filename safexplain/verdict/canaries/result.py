@@ -23,7 +23,6 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.stats import (
-    LowerBound,
     bound_epsilon,
     epsilon_ceiling,
     epsilon_from_errors,
@@ -34,7 +33,6 @@ from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "load_finding"]
-
 
 Array = NDArray[np.float64]
 
@@ -112,12 +110,6 @@ class Errors:
     negatives: int
     false_negatives: int
     positives: int
-
-    @classmethod
-    def of(cls, step: int, bound: LowerBound) -> Errors:
-        """The counts behind a bound."""
-        counts = (bound.false_positives, bound.negatives, bound.false_negatives, bound.positives)
-        return cls(step, bound.threshold, *counts)
 
 
 @dataclass(frozen=True)
@@ -330,7 +322,8 @@ def judge(
             d, d_prime, claim.delta, method, threshold=threshold, confidence=confidence, seed=seed,
             **claim.after(step).sampled(),
         )  # fmt: skip
-        errors.append(Errors.of(step, bound))
+        counts = (bound.false_positives, bound.negatives, bound.false_negatives, bound.positives)
+        errors.append(Errors(step, bound.threshold, *counts))
     name = scenario_of(scenario)
     return CanaryResult(name, claim, method, confidence, tuple(errors), scores.runs, seconds, dict(setting or {}))
 

@@ -4,18 +4,15 @@ One orientation everywhere: a higher score says "member" (or "trained on D"), wh
 """
 
 from safexplain.verdict.stats.lower_bounds import (
-    LowerBound,
     bound_epsilon,
     epsilon_ceiling,
     epsilon_from_errors,
     epsilon_lower_bound,
 )
 from safexplain.verdict.stats.one_run import one_run_ceiling, one_run_lower_bound
-from safexplain.verdict.stats.roc import RateAtFpr, RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
+from safexplain.verdict.stats.roc import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
 __all__ = [
-    "LowerBound",
-    "RateAtFpr",
     "RocCurve",
     "auc_interval",
     "bound_epsilon",

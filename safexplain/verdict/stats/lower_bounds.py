@@ -18,16 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts, Method
-from safexplain.verdict.stats.roc import upper_limits
+from safexplain.verdict.stats.roc import check_confidence, upper_limits
 from safexplain.verdict.stats.tradeoff import Family
 
 Array = NDArray[np.float64]
 
-
 CHOOSING = 0.3
 """Share of the runs that choose a threshold. Of .2, .3 and .5, the one with the highest bounds where errors of both
 kinds are alike and where they are not, from 200 to 25,000 runs."""
-
 
 STRICTER = 0.02
 """Thresholds are compared by bounds with this share of the risk: by those at `confidence`, the best of thousands of
@@ -96,19 +94,7 @@ def epsilon_ceiling(
 ) -> float:
     """The bound of an attack without any error: the most that so many counted runs can show.
 
-    Args:
-        negatives: counted runs on D'.
-        positives: counted runs on D.
-        delta: as for `epsilon_from_errors`, as are the others.
-        method: the same.
-        confidence: the same.
-        sample_rate: the same.
-        steps: the same.
-        sampling: the same.
-
-    Raises:
-        InputError: as for `epsilon_from_errors`.
-        ConfigurationError: as there.
+    Arguments and errors are those of `epsilon_from_errors`, without the errors counted.
     """
     return epsilon_from_errors(
         0,
@@ -132,8 +118,7 @@ def checked_method(name: str, delta: float, confidence: float) -> Method:
     """
     if name not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+    check_confidence(confidence)
     if not 0 <= delta < 1:
         raise InputError(f"delta lies in [0, 1), got {delta!r}")
     if METHODS[name].needs_delta and delta < SMALLEST_DELTA:
@@ -258,18 +243,6 @@ def epsilon_lower_bound(
     seed: int = 0,
 ) -> float:
     """The number of `bound_epsilon`, with the same arguments and errors.
-
-    Args:
-        scores_d: as there.
-        scores_d_prime: as there.
-        delta: as there.
-        method: as there.
-        threshold: as there.
-        confidence: as there.
-        sample_rate: as there.
-        steps: as there.
-        sampling: as there.
-        seed: as there.
 
     Example:
         >>> import numpy as np

@@ -15,6 +15,7 @@ from scipy.stats import binom
 
 from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
+from safexplain.verdict.stats.roc import check_confidence
 from safexplain.verdict.stats.tradeoff import Family, TradeOff, smallest_refuted
 
 OneRunMethod = Literal["f-dp", "steinke"]
@@ -79,19 +80,7 @@ def one_run_ceiling(
 ) -> float:
     """The bound when all guesses are right: the most that so many guesses can show.
 
-    Args:
-        guesses: as for `one_run_lower_bound`, as are the others.
-        canaries: the same.
-        delta: the same.
-        method: the same.
-        confidence: the same.
-        sample_rate: the same.
-        steps: the same.
-        sampling: the same.
-
-    Raises:
-        InputError: as for `one_run_lower_bound`.
-        ConfigurationError: as there.
+    Arguments and errors are those of `one_run_lower_bound`, without the right guesses.
     """
     return one_run_lower_bound(
         guesses,
@@ -157,7 +146,6 @@ def _check(correct: int, guesses: int, canaries: int, delta: float, method: str,
         )
     if method not in ("f-dp", "steinke"):
         raise InputError(f"method: expected one of f-dp, steinke, got {method!r}")
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+    check_confidence(confidence)
     if not 0 <= delta < 1 or (method == "f-dp" and delta < SMALLEST_DELTA):
         raise InputError(f"delta lies in [0, 1), and from {SMALLEST_DELTA:g} for method f-dp; got {delta!r}")

@@ -29,8 +29,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
         InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).
     """
     check_counts(successes, trials)
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+    check_confidence(confidence)
     tail = (1 - confidence) / 2
     low = special.betaincinv(successes, trials - successes + 1, tail) if successes > 0 else 0.0
     high = special.betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
@@ -43,11 +42,18 @@ def check_counts(successes: int, trials: int) -> None:
         raise InputError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
 
 
+def check_confidence(confidence: float) -> None:
+    """Raise InputError unless it lies in (0, 1)."""
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+
+
 @lru_cache(maxsize=16)
 def upper_limits(trials: int, confidence: float = 0.95) -> NDArray[np.float64]:
     """(trials + 1,) upper ends of `clopper_pearson` for every number of successes, read-only."""
     successes = np.arange(trials)
-    clopper_pearson(0, trials, confidence)  # refuses what makes no sense
+    check_counts(0, trials)
+    check_confidence(confidence)
     limits = np.append(special.betaincinv(successes + 1, trials - successes, (1 + confidence) / 2), 1.0)
     limits.flags.writeable = False
     return limits

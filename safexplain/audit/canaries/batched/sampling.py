@@ -19,7 +19,6 @@ from safexplain.errors import ConfigurationError
 
 __all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]
 
-
 _GATHER_COST = 45
 """Copying a number of a row that is in the batch takes as long as so many products with one that is not."""
 

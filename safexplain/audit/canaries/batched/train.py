@@ -33,9 +33,7 @@ from safexplain.verdict.canaries.result import Scores
 
 __all__ = ["train_one_run", "train_runs"]
 
-
 Array = NDArray[np.float64]
-
 
 Score = Callable[[Tensor, int], Tensor]
 """(runs, P) parameters after a step, and its number -> (runs,)."""

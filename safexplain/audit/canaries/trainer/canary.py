@@ -35,7 +35,6 @@ __all__ = [
     "unwrapped",
 ]
 
-
 Coordinate = int | tuple[str, int]
 """Of a parameter: its number among all of the optimizer's, or its name and the number in its tensor."""
 

@@ -22,7 +22,6 @@ from safexplain.errors import InputError, RefusedError
 
 __all__ = ["OVER", "Fetched", "GradientHook", "NeighbouringData", "digest_of", "records", "stacked"]
 
-
 Record = tuple[Tensor, Tensor]
 
 
@@ -153,9 +152,7 @@ class Fetched:
 OVER = 10.0
 """Norm of the canary's gradient over the bound C: right clipping makes C of it, wrong clipping shows."""
 
-
 _LOCK = threading.RLock()
-
 
 _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or "natural"), which needs no hook'
 

@@ -31,16 +31,13 @@ from safexplain.errors import InputError
 
 __all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "run_all", "seed_of_run", "seeded"]
 
-
 Side = Literal["D", "D'"]
 
 _STORED: dict[Side, str] = {"D": "a", "D'": "b"}
 """What seeds and stored lines call the data sets, as version 0.1 did: its runs are not trained again."""
 
-
 Key = tuple[Side, int]
 """Data set and number of a run."""
-
 
 Train = Callable[..., Any]
 """(dataset, generator) -> model, or (dataset, generator, device) -> model."""
