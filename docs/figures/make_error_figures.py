@@ -138,7 +138,7 @@ def tables(report: dict[str, Any]) -> str:
         shown = [found["certified"][0], *(found["leak"][i] for i in nearest)]
         out.append(f"| {int(size):,} | {' | '.join(f'{100 * r:.0f} %' for r in shown)} |")
     out += ["", "| audits through `certify` | leak | certified | inconclusive | leak, had there been no controls | "
-            "blind baseline fires | null model fires |", "|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+            "blind baseline fails | null model fails |", "|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
     for setting, s in report["certify"]["settings"].items():
         fired = [s["fired"][c] for c in ("blind baseline", "null model")]
         rates = [*s["verdicts"].values(), s["leak_without_controls"], *fired]

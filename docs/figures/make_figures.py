@@ -191,7 +191,7 @@ def roc(run: Run) -> plt.Figure:
         axis.step(attack.curve.fpr, attack.curve.tpr, where="post", color=colour, label=text, lw=1.6)
     axis.plot([1e-3, 1], [1e-3, 1], ":", color="#8b949e", label="guessing")
     axis.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
-    axis.set(xlabel="non-members wrongly accused (FPR)", ylabel="members found (TPR)")
+    axis.set(xlabel="non-members falsely identified as members (FPR)", ylabel="members found (TPR)")
     axis.legend(frameon=False, loc="lower right", fontsize=8)
     rows = (("native", before.strongest), ("recommended", after.strongest), ("label", label))
     run.numbers["roc"] = {

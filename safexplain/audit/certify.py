@@ -51,7 +51,7 @@ class Splits:
 
     @classmethod
     def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
-        """Split the examples by a lot that depends on the data only: it cannot be drawn again by another seed.
+        """Split the examples at random, by the data alone: no other seed draws another split.
 
         Args:
             signals: whose examples are split; out-of-distribution ones belong to no set.
@@ -61,12 +61,12 @@ class Splits:
         data = _data_digest(signals)
         outside = signals.out_of_distribution
         inside = np.ones(signals.examples, dtype=bool) if outside is None else ~outside
-        lot = np.full(signals.examples, np.inf)
-        lot[inside] = np.random.default_rng(int(data[:16], 16)).permutation(int(inside.sum())) / inside.sum()
+        place = np.full(signals.examples, np.inf)
+        place[inside] = np.random.default_rng(int(data[:16], 16)).permutation(int(inside.sum())) / inside.sum()
         training = policy.training if trains else 0.0
-        chosen = lot < policy.selection
-        trained = ~chosen & (lot < policy.selection + training)
-        certified = ~chosen & ~trained & np.isfinite(lot)
+        chosen = place < policy.selection
+        trained = ~chosen & (place < policy.selection + training)
+        certified = ~chosen & ~trained & np.isfinite(place)
         subject = f"{data}{sorted(signals.targets)}{signals.meta.get('subject', '')}"
         return cls(chosen, trained, certified, hashlib.sha256(subject.encode()).hexdigest())
 

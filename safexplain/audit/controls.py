@@ -1,16 +1,15 @@
-"""Controls: audits of what cannot leak. One that finds something says that members and non-members differ by more than
-training, or that the tool is broken, and the verdict is then inconclusive.
+"""Controls: audits of what cannot leak. One that finds something has failed: members and non-members differ by more
+than training, or the tool is broken, and the verdict is then inconclusive.
 
     blind baseline       a classifier that sees inputs only
     null model           the attacks, on a model that knows nothing of the target's members
-    shuffled membership  the judged attacks, with the members drawn by lot
+    shuffled membership  the judged attacks, with the members drawn at random
 
-Each fires by mistake with a probability of about 1 %.
+Each fails by mistake with a probability of about 1 %. Two more ask whether the attacks were strong enough: where they
+fail, nothing is certified, but a leak that was found stands.
 
-Controls of the attacks' strength: what they say stops certificates, not leaks.
-
-references   whether reference models with and without the scored examples are there
-recipe       whether the target's losses look like those of the reference models
+    references           whether reference models with and without the scored examples are there
+    recipe               whether the target's losses look like those of the reference models
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, ranked, ranks_of
 
 RISK = 0.01
-"""Probability with which each control fires by mistake."""
+"""Probability with which each control fails by mistake."""
 
 SHUFFLES = 200
 FEWEST_TO_TRAIN = 40
@@ -110,7 +109,7 @@ def null_model(
 def shuffled_membership(
     orders: Sequence[NDArray[np.int64]], members: int, policy: Policy, seed: int, shuffles: int = SHUFFLES
 ) -> Control:
-    """How often the judged attacks would find more than chance if the members had been drawn by lot.
+    """How often the judged attacks would find more than chance if the members had been drawn at random.
 
     This is the false-alarm rate of this very audit, on its own scores; its expectation is at most 1 - confidence.
 
@@ -118,7 +117,7 @@ def shuffled_membership(
         orders: for each judged attack, (s,) indices of the scored examples from the highest score to the lowest.
         members: how many of them are members.
         policy: whose confidence is tested.
-        seed: of the lots.
+        seed: of the draws.
         shuffles: how many.
     """
     if not orders or not shuffles:
@@ -135,7 +134,7 @@ def shuffled_membership(
         member = rng.permutation(first)
         alarms += any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
     share, low = alarms / shuffles, clopper_pearson(alarms, shuffles, 1 - 2 * RISK)[0]
-    says = f"with members drawn by lot, {alarms} of {shuffles} audits find more than chance"
+    says = f"with members drawn at random, {alarms} of {shuffles} audits find more than chance"
     return Control(
         "shuffled membership", bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk}
     )
@@ -146,7 +145,7 @@ def other_source(
 ) -> tuple[Control, ...]:
     """How well inputs tell out-of-distribution examples from the others: what an attack trained on both may learn.
 
-    Informative: it never fires. Nothing is returned without such examples.
+    Informative: it never fails. Nothing is returned without such examples.
     """
     if outside is None or not outside.any():
         return ()
@@ -228,7 +227,7 @@ def recipe_fit(signals: Signals, to: Assignment, scored: NDArray[np.bool_]) -> C
     """Whether the target's losses look like those of reference models, trained by the same recipe as they should be.
 
     Trained alike, the target's mean log loss over its members is one more draw of what the reference models have over
-    theirs, and so for non-members. It fires where the target's lies further from theirs than a t-test at `RISK` allows
+    theirs, and so for non-members. It fails where the target's lies further from theirs than a t-test at `RISK` allows
     and by more than a tenth (in natural logarithms): a leak found is a leak, but a certificate would rest on attackers
     who know less than they may.
 

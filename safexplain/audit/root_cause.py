@@ -244,7 +244,7 @@ FEWEST = 100
 """Members, and non-members, below which all examples are looked at rather than those outside of the certification."""
 
 MOST_NUMBERS = 1 << 26
-"""Numbers in the maps of all models that are looked at; of more examples a part is drawn by lot."""
+"""Numbers in the maps of all models that are looked at; of more examples a part is drawn at random."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +302,7 @@ def root_cause(
         signals: of the native release; versions for which neither maps nor the scalar are stored are left out.
         rows: (n,) bool, the examples to look at (see `sample`); default all.
         to: which target each example is scored against; default drawn from the seed.
-        seed: of that, and of the lot where there are more than `MOST_NUMBERS` numbers.
+        seed: of that, and of the draw where there are more than `MOST_NUMBERS` numbers.
         fpr: false-positive rate at which members are counted.
         other_output: the native release of another output of the same models on the same examples.
         other_name: what that output is called.

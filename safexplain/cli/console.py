@@ -42,7 +42,7 @@ def resumable(folder: Path) -> Iterator[None]:
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     """A line for each released configuration: its verdict, its strongest attack, and what the label alone gives."""
     policy = configurations[-1].result.policy
-    title = f"Members found while accusing at most {_percent(policy.fpr)} of the non-members"
+    title = f"Members found at a false-positive rate of at most {_percent(policy.fpr)}"
     caption = f"The policy allows {_percent(policy.max_tpr)}; guessing finds {_percent(policy.fpr)}."
     table = result_table(
         title, ("released", "verdict", "strongest attack"), ("AUC", "found", "label\nalone", "top 10%\nkept")
@@ -82,10 +82,10 @@ def attack_table(result: AuditResult) -> Table:
 
 
 def controls_line(result: AuditResult) -> str:
-    """Which controls were run, which fired, which could not be run."""
+    """Which controls passed, which failed, which could not be run."""
     kinds = {
-        "quiet": [c.name for c in result.controls if c.failed is False],
-        "FIRED": [c.name for c in result.controls if c.failed],
+        "passed": [c.name for c in result.controls if c.failed is False],
+        "FAILED": [c.name for c in result.controls if c.failed],
         "not run": [c.name for c in result.controls if c.failed is None],
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)

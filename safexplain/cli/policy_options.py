@@ -12,7 +12,9 @@ from safexplain.audit import Policy
 from safexplain.errors import ConfigurationError
 
 PolicyFile = Annotated[Path | None, typer.Option("--policy", help="TOML file; the options below go before it.")]
-PolicyFpr = Annotated[float | None, typer.Option(help="Share of non-members the attacker may accuse.  [default: 0.01]")]
+PolicyFpr = Annotated[
+    float | None, typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]")
+]
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
 Confidence = Annotated[float | None, typer.Option(help="Of the verdict as a whole.  [default: 0.95]")]
 Released = Annotated[str | None, typer.Option(help="explanation, or explanation+prediction.")]

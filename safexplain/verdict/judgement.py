@@ -168,7 +168,7 @@ class Judgement:
         """Why the verdict is inconclusive; empty for the others."""
         if self.verdict != "inconclusive":
             return ()
-        found = [f"the control “{c.name}” fired: {c.says}" for c in self.failed]
+        found = [f"the control “{c.name}” failed: {c.says}" for c in self.failed]
         if self.split != "certification":
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
         if not self.decisive:
@@ -210,7 +210,7 @@ class Judgement:
         if p.claim == "whole":
             found = (
                 f"the strongest attack ({title(best.attack, best.signal)}) finds between {low:.1%} and {high:.1%} of"
-                f" the members while accusing at most {p.fpr:.1%} of the non-members"
+                f" the members at a false-positive rate of at most {p.fpr:.1%}"
             )
             allowed, all_below = (
                 f"the policy allows {p.limit:.1%}",
@@ -219,7 +219,7 @@ class Judgement:
         else:
             found = (
                 f"the strongest attack ({title(best.attack, best.signal)}) finds {low:+.1%} to {high:+.1%} more of the"
-                f" members than the {self.baseline} alone, while accusing at most {p.fpr:.1%} of the non-members"
+                f" members than the {self.baseline} alone, at a false-positive rate of at most {p.fpr:.1%}"
             )
             allowed, all_below = (
                 f"the policy allows {p.limit:+.1%}",

@@ -43,7 +43,7 @@ class Power:
 
 
 def power(policy: Policy, members: int, non_members: int, attacks: int, tpr: ArrayLike) -> Power:
-    """Probability of each verdict, when no control fires and there are reference models.
+    """Probability of each verdict, when no control fails and there are reference models.
 
     Args:
         policy: with the claim "whole".
@@ -66,12 +66,12 @@ def power(policy: Policy, members: int, non_members: int, attacks: int, tpr: Arr
         raise InputError(f"power: a true-positive rate lies in (0, 1), got {tpr!r:.80}")
     r = ranks_of(policy, non_members, attacks)
     proves, allowed = critical_counts(policy, members, non_members, attacks)
-    quiet = found_above_threshold(policy, members, non_members, r.lower_bound_rank, rates, proves - 1)
-    quiet *= _guessing(members, non_members, r.lower_bound_rank, proves - 1) ** (attacks - 1)
+    unproven = found_above_threshold(policy, members, non_members, r.lower_bound_rank, rates, proves - 1)
+    unproven *= _guessing(members, non_members, r.lower_bound_rank, proves - 1) ** (attacks - 1)
     if allowed < 0 or r.upper_bound_rank is None:
-        return Power(1 - quiet, np.zeros_like(rates))
+        return Power(1 - unproven, np.zeros_like(rates))
     passed = found_above_threshold(policy, members, non_members, r.upper_bound_rank, rates, allowed)
-    return Power(1 - quiet, passed * _guessing(members, non_members, r.upper_bound_rank, allowed) ** (attacks - 1))
+    return Power(1 - unproven, passed * _guessing(members, non_members, r.upper_bound_rank, allowed) ** (attacks - 1))
 
 
 def critical_counts(policy: Policy, members: int, non_members: int, attacks: int) -> tuple[int, int]:

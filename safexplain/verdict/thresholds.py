@@ -79,7 +79,7 @@ def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:
-    """(n,) bool: who is a member, from the highest score to the lowest, ties by lot.
+    """(n,) bool: who is a member, from the highest score to the lowest, ties in random order.
 
     Raises:
         InputError: shapes differ, NaN scores, or one of the two groups is empty.
@@ -95,9 +95,9 @@ def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0
 
 
 def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
-    """(n,) indices from the highest score to the lowest, ties by lot."""
-    lot = np.random.default_rng([seed, 0x71E5]).random(len(scores))
-    order: NDArray[np.int64] = np.lexsort((lot, -scores))
+    """(n,) indices from the highest score to the lowest, ties in random order."""
+    among_ties = np.random.default_rng([seed, 0x71E5]).random(len(scores))
+    order: NDArray[np.int64] = np.lexsort((among_ties, -scores))
     return order
 
 

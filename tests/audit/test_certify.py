@@ -173,9 +173,9 @@ def test_it_is_judged_when_the_release_contains_the_prediction():
 
 def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     excess = replace(LOOSE, claim="excess")
-    quiet = audit(with_label(synthetic(examples=6000)), excess)
-    assert quiet.verdict == "certified"
-    assert "likelihood ratio of the predicted label" in quiet.sentence
+    passing = audit(with_label(synthetic(examples=6000)), excess)
+    assert passing.verdict == "certified"
+    assert "likelihood ratio of the predicted label" in passing.sentence
     leaking = audit(with_label(synthetic(leak=3.0, examples=6000)), excess)
     assert leaking.verdict == "leak"
     alone = leaking.judgement.pairs[0]
@@ -331,9 +331,9 @@ def test_without_references_an_untrained_model_is_the_null_model():
     level = rng.normal(size=4000)
     shift = np.stack([level - 3.0 * member[0], level - 1.0 * member[0]])
     meta = {"null": [1]}
-    quiet = Signals(member, {"l1": np.exp(np.stack([shift[0], level]))}, meta=meta)
-    assert not named("null model", audit(quiet, LOOSE)).failed
-    assert audit(quiet, LOOSE).verdict == "leak"
+    silent = Signals(member, {"l1": np.exp(np.stack([shift[0], level]))}, meta=meta)
+    assert not named("null model", audit(silent, LOOSE)).failed
+    assert audit(silent, LOOSE).verdict == "leak"
     confounded = Signals(member, {"l1": np.exp(shift)}, meta=meta)
     assert named("null model", audit(confounded, LOOSE)).failed
     assert audit(confounded, LOOSE).verdict == "inconclusive"

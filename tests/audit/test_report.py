@@ -517,24 +517,24 @@ def test_controls_are_shown_with_what_they_found() -> None:
     cards = section.split("<li ")[1:]
     assert len(cards) == len(found.controls) == 5
     for control, card in zip(found.controls, cards, strict=True):
-        state = {True: "fired", False: "quiet", None: "not run"}[control.failed]
+        state = {True: "failed", False: "passed", None: "not run"}[control.failed]
         assert f"</svg>{state}</span>" in card
         assert control.says[1:] in entities.unescape(card)
     assert {c.failed for c in found.controls} == {False, None}
 
 
 def test_a_control_that_fires_stands_out_and_decides_nothing() -> None:
-    fired = Control("blind baseline", True, "a classifier that sees inputs only tells them apart", {"auc": 0.8})
-    found = changed(result(1.0), controls=(fired,))
+    failed = Control("blind baseline", True, "a classifier that sees inputs only tells them apart", {"auc": 0.8})
+    found = changed(result(1.0), controls=(failed,))
     html = render(report(Configuration("native", "", found), pictures=None))
     text = " ".join(Page(html).text.split())
     assert found.verdict == "inconclusive"
-    assert '<li class="fired">' in html
-    assert "Not decided: the control “blind baseline” fired" in text
-    assert "as long as a control fires, no number of examples decides" in text
-    assert '<li class="fired">' not in render(report(native(), pictures=None))
+    assert '<li class="failed">' in html
+    assert "Not decided: the control “blind baseline” failed" in text
+    assert "as long as a control fails, no number of examples decides" in text
+    assert '<li class="failed">' not in render(report(native(), pictures=None))
     compared = report(Configuration("native", "", found), hardened(), pictures=None)
-    assert '<li class="fired">' in render(compared)  # of a configuration that is only compared, too
+    assert '<li class="failed">' in render(compared)  # of a configuration that is only compared, too
 
 
 @pytest.mark.parametrize(("uses", "shown", "warns"), [(None, "not counted", 1), (1, "first use", 0), (3, "3", 1)])

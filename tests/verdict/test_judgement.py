@@ -74,14 +74,14 @@ def test_without_references_nothing_is_certified_but_a_leak_is_a_leak():
 
 
 @pytest.mark.parametrize("counts", [(60, 30), (170, 120), (400, 300)])
-def test_a_control_that_fired_makes_every_verdict_inconclusive(counts):
+def test_a_control_that_failed_makes_every_verdict_inconclusive(counts):
     j = judged(counts, controls=(PASSED, FAILED))
     assert (j.verdict, j.exit_code) == ("inconclusive", 3)
-    assert j.reasons[0] == "the control “blind baseline” fired: inputs differ"
+    assert j.reasons[0] == "the control “blind baseline” failed: inputs differ"
     assert judged(counts, controls=(PASSED, replace(FAILED, failed=None))).verdict == judged(counts).verdict
 
 
-def test_after_a_control_fired_the_interval_is_blamed_only_where_it_is_to_blame():
+def test_after_a_control_failed_the_interval_is_blamed_only_where_it_is_to_blame():
     assert len(judged((400, 300), controls=(FAILED,)).reasons) == 1
     assert len(judged((170, 120), controls=(FAILED,)).reasons) == 2
 

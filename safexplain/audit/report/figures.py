@@ -57,9 +57,8 @@ def lower_end(results: Sequence[AuditResult]) -> float:
 def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None = None, salt: str = "roc") -> Markup:
     """Log-log ROC curves of one configuration.
 
-    Every curve is the conservative step function: at x, the members found while at most a share x of the non-members
-    is accused. The strongest judged attack is emphasised, with the bounds that the verdict would compare at each
-    false-positive rate.
+    Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
+    strongest judged attack is emphasised, with the bounds that the verdict would compare at each false-positive rate.
 
     Args:
         result: the configuration.
@@ -129,7 +128,7 @@ def _frame(axes: Axes, least: float) -> None:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}%"))
         axis.set_minor_formatter(NullFormatter())
     plain(axes)
-    axes.set_xlabel("non-members wrongly accused (FPR)", color=INK, labelpad=6)
+    axes.set_xlabel("non-members falsely identified as members (FPR)", color=INK, labelpad=6)
     axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
 
 

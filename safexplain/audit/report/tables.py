@@ -155,7 +155,7 @@ FIRST, FIRST_BESIDE = 6, 3
 
 @dataclass(frozen=True)
 class Rate:
-    """A true-positive rate as text; `nobody` tells that the threshold accuses no non-member at all."""
+    """A true-positive rate as text; `nobody` tells that the threshold has no false positive at all."""
 
     value: str
     interval: str
@@ -208,7 +208,7 @@ class AttackTable:
 
     @property
     def nobody(self) -> bool:
-        """Whether some rate needs the footnote about thresholds that accuse nobody."""
+        """Whether some rate needs the footnote about thresholds without false positives."""
         return any(r.nobody for row in (*self.judged, *self.beside) for r in (row.decisive, *row.others))
 
 

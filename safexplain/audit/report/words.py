@@ -94,7 +94,7 @@ RELEASES = {
 CONTROLS = {
     "blind baseline": "Can members be told by what was asked about, without any answer?",
     "null model": "Do the attacks find the members in a model that knows nothing of them?",
-    "shuffled membership": "Does this audit raise false alarms when the members are drawn by lot?",
+    "shuffled membership": "Does this audit raise false alarms when the members are drawn at random?",
     "references": "Are there reference models with and without the scored examples?",
     "recipe": "Do the reference models repeat how the target was trained?",
     "other source": "Can examples of another source be told by what was asked about?",
@@ -110,7 +110,7 @@ NUMBERS = {
 }
 """Numbers behind a control."""
 
-STATES = {True: "fired", False: "quiet", None: "not run"}
+STATES = {True: "failed", False: "passed", None: "not run"}
 """A control's outcome."""
 
 STANDINGS = {"above": "above the limit", "below": "within the limit", "open": "undecided", "beside": "not judged"}
@@ -192,12 +192,12 @@ def policy_sentence(policy: Policy) -> str:
     if policy.claim == "excess":
         alone = "the prediction" if policy.release == "explanation+prediction" else "the label"
         return (
-            f"an attacker who may wrongly accuse {fpr} of the non-members must not find more than"
+            f"an attacker with at most {fpr} false positives among the non-members must not find more than"
             f" {percent(policy.limit, 3)} of the members more with the explanation than with {alone} alone, which is"
             " released anyway."
         )
     return (
-        f"an attacker who sees {released(policy)}, and may wrongly accuse {fpr} of the non-members, must not find more"
+        f"an attacker who sees {released(policy)} must, at a false-positive rate of {fpr}, not find more"
         f" than {percent(policy.max_tpr, 3)} of the members. Guessing finds {fpr}."
     )
 
@@ -277,7 +277,7 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
 
 
 def controls(configurations: Sequence[Configuration]) -> tuple[Controls, ...]:
-    """Those of the audited configuration, and of the others if one of theirs fired."""
+    """Those of the audited configuration, and of the others if one of theirs failed."""
     audited = configurations[-1]
     shown = [audited, *(c for c in configurations[:-1] if c.result.judgement.failed)]
     return tuple(Controls(c, tuple(_card(x) for x in c.result.controls)) for c in shown if c.result.controls)
@@ -285,7 +285,7 @@ def controls(configurations: Sequence[Configuration]) -> tuple[Controls, ...]:
 
 def _needed(result: AuditResult) -> list[Fact]:
     if result.judgement.failed:
-        return [Fact("Would decide", "no sample", "as long as a control fires, no number of examples decides", True)]
+        return [Fact("Would decide", "no sample", "as long as a control fails, no number of examples decides", True)]
     if result.policy.claim == "excess" or not result.references or result.judgement.split != "certification":
         return []
     n = result.needed
