@@ -1,4 +1,4 @@
-"""The tables of audit/README.md about the benchmarks of recourse and of the ledger; `tables.py` puts them there."""
+"""The tables of benchmarks, made from their results."""
 
 from __future__ import annotations
 

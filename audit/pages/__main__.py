@@ -1,5 +1,5 @@
 """Writes the pages anew: `python -m audit.pages`."""
 
-from .tables import main
+from .pages import main
 
 main()

@@ -1,26 +1,18 @@
-"""The tables and lists of results in audit/README.md, written from audit/results/*.json.
-
-    python -m audit.pages
-
-Each stands in the README between `<!-- NAME -->` and `<!-- end -->`. Without a result, its place stays as it is.
-`tests/test_audit_tables.py` checks that the README says what the files say.
-"""
+"""The tables and lists of results on the pages of docs/evidence, made from audit/results/*.json."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..benchmarks import tables as benchmark_tables
-from ..shared.cells import auc, found_by
-from ..shared.run import RESULTS, markdown
+from ..shared.cells import auc, failed, found_by
+from ..shared.run import markdown
+from ..suites.attack_table import suite as attack_suite
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
 from ..suites.recommended.suite import BEYOND, JOINT, worst_scalars
-
-README = RESULTS.parent / "README.md"
+from ..suites.third_party import suite as third_party_suite
 
 
 def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
@@ -85,13 +77,13 @@ def attack_verdicts(found: dict[str, Any]) -> str:
     for name, cell in releases(found):
         worst = highest_bound(cell)
         low, high = worst["bounds"]
-        fired = [c["name"] for c in cell["controls"] if c["fired"]]
+        wrong = [c["name"] for c in cell["controls"] if failed(c)]
         rows.append((
             name,
             cell["verdict"],
             f"{worst['attack']} on {worst['signal']}: {low:.1%} to {high:.1%}",
             cell["verdict_on_excess"],
-            ", ".join(fired) or "none",
+            ", ".join(wrong) or "none",
         ))  # fmt: skip
     policy = found["policy"]
     header = (
@@ -99,14 +91,16 @@ def attack_verdicts(found: dict[str, Any]) -> str:
         f"verdict ({100 * policy['fpr']:.0f} % FPR, at most {100 * policy['max_tpr']:.0f} %)",
         "highest upper bound of a judged attack",
         f"excess over the label, at most {100 * (policy['max_tpr'] - policy['fpr']):.0f} points",
-        "controls fired",
+        "controls that failed",
     )
     return markdown(header, rows, left=len(header))
 
 
 def sentences(found: dict[str, Any]) -> str:
-    """What a suite says of itself, as a list."""
-    said = found["sentences"] if "sentences" in found else found["summary"]["sentences"]
+    """What a suite says of its results, as a list."""
+    said = (
+        third_party_suite.conclude(found) if "nets" in found else attack_suite.conclude(found["results"])["sentences"]
+    )
     return "\n".join(f"* {sentence}" for sentence in said)
 
 
@@ -278,7 +272,7 @@ def dp_head(found: dict[str, Any]) -> str:
     return markdown(("one run of 500 steps", "processor ms a run", "times as fast"), rows)
 
 
-PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_table: scores": ("attack_table", attack_scores),
     "attack_table: comparison": ("attack_table", attack_comparison),
     "attack_table: sentences": ("attack_table", sentences),
@@ -302,31 +296,7 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_head": ("dp_head", dp_head),
     "recourse_search": ("recourse_search", benchmark_tables.search),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
-    **{name: ("recourse_evidence", make) for name, make in recourse_tables.PLACES.items()},
+    **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
 }
-"""Name of a place in the README -> (result, what makes the text from it)."""
-
-
-def written(text: str) -> str:
-    """The README with every place filled from the results.
-
-    Raises:
-        ValueError: a place is missing from the text, or is there twice.
-    """
-    paths = {result: RESULTS / f"{result}.json" for result, _ in PLACES.values()}
-    results = {result: json.loads(path.read_text()) for result, path in paths.items() if path.is_file()}
-    for name, (result, make) in PLACES.items():
-        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
-        if len(pattern.findall(text)) != 1:
-            raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
-        if result in results:
-            filled = make(results[result])
-            text = pattern.sub(lambda m, filled=filled: f"{m[1]}{filled}\n\n{m[2]}", text)
-    return text
-
-
-def main() -> int:
-    """Write the README anew."""
-    README.write_text(written(README.read_text()))
-    return 0
+"""Name in a page's prose -> (result, what makes the table from it)."""

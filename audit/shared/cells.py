@@ -47,3 +47,9 @@ def auc(attack: dict[str, Any] | None) -> str:
 def rates(attack: dict[str, Any]) -> list[str]:
     """TPR at each of `FPRS`, with its interval."""
     return [f"{r['tpr']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in attack["tpr"]]
+
+
+def failed(control: dict[str, Any]) -> bool | None:
+    """Whether a control found what must not be there; None: it could not be run. ("fired" in older results.)"""
+    found: bool | None = control["failed"] if "failed" in control else control["fired"]
+    return found

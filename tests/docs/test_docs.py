@@ -24,7 +24,12 @@ from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "audit" / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("evidence/*.md")),
+]
 INCLUDED = "--8<--"
 NEEDS = r"^<!-- needs: ([\w ]+) -->$"
 """A line of a page that names packages of extras which its code needs."""

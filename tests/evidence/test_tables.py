@@ -1,43 +1,54 @@
-"""The tables of audit/README.md say what the committed results say."""
+"""The pages of docs/evidence and the index in audit/README.md say what the committed results say."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from evidence import ROOT
 
-from audit.pages import tables
+from audit.pages import pages, tables
 from audit.shared.run import RESULTS, json_text
 
 
-def test_the_readme_is_what_the_results_say():
-    text = tables.README.read_text()
-    assert tables.written(text) == text, "run: python -m audit.pages"
+@pytest.mark.parametrize("path", pages.written(), ids=lambda path: path.stem)
+def test_every_page_is_what_the_results_say(path):
+    assert path.read_text() == pages.written()[path], "run: python -m audit.pages"
 
 
-def test_every_figure_of_a_table_follows_its_result(tmp_path, monkeypatch):
-    found = json.loads((tables.RESULTS / "third_party.json").read_text())
+def test_the_index_is_short_and_names_every_suite_and_benchmark_that_can_be_run():
+    assert pages.README.read_text().count("\n") <= 110
+    listed = {s.module for p in pages.PAGES for s in p.suites}
+    run = [
+        p
+        for p in (ROOT / "audit").rglob("*.py")
+        if re.search(r"^(if __name__ == .*|finish\(main\))$", p.read_text(), re.M)
+    ]
+    found = {path.parent if path.stem == "__main__" else path.with_suffix("") for path in run}
+    assert listed == {".".join(path.relative_to(ROOT).parts) for path in found}
+
+
+def test_every_table_and_every_result_stands_on_a_page():
+    text = "".join(p.source.read_text() for p in pages.PAGES)
+    assert all(f"{{{{ {name} }}}}" in text for name in tables.TABLES)
+    shown = {s.result for p in pages.PAGES for s in p.suites}
+    assert {path.stem for path in RESULTS.glob("*.json")} <= shown
+
+
+def test_every_figure_of_a_table_follows_its_result(tmp_path):
+    found = json.loads((RESULTS / "third_party.json").read_text())
     cell = found["nets"]["resnet20_cifar10"]["cells"]["Saliency native"]
     next(a for a in cell["without_training"]["attacks"] if a["signal"] == "l1")["auc"] = 0.123
     (tmp_path / "third_party.json").write_text(json.dumps(found))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    text = tables.README.read_text()
-    assert tables.written(text) != text
-    assert "| resnet20 Saliency native | 0.123 [" in tables.written(text)
+    page = next(p for p in pages.PAGES if p.name == "third_party")
+    assert "| resnet20 Saliency native | 0.123 [" in pages.page(page, tmp_path)
+    assert "There is no result yet" in pages.page(page, tmp_path / "empty")
 
 
-def test_an_empty_place_is_filled_and_nothing_behind_it_is_touched():
-    text = tables.README.read_text()
-    start = text.index("<!-- recourse: networks -->")
-    after = text.index("<!-- end -->", start)
-    empty = text[:start] + "<!-- recourse: networks -->\n\n" + text[after:]
-    assert empty != text
-    assert tables.written(empty) == text
-
-
-def test_a_missing_place_is_an_error():
-    with pytest.raises(ValueError, match="attack_table: scores"):
-        tables.written("no place for anything")
+def test_a_missing_place_of_the_index_is_an_error():
+    with pytest.raises(ValueError, match="suites"):
+        pages.index("no place for anything")
 
 
 def test_an_attack_that_was_not_run_is_said_so():

@@ -55,7 +55,7 @@ from safexplain.explain import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.verdict.judgement import AuditResult
 
-from ...shared.cells import FPRS, HARDENINGS, auc, rates, written
+from ...shared.cells import FPRS, HARDENINGS, auc, failed, rates, written
 from ...shared.run import Parts, Progress, destination, load, parser, provenance, rounded, table, write_json
 from ..recommended.suite import interval, resampled_rates
 
@@ -190,6 +190,7 @@ TASKS = {"gtsrb": gtsrb, "cifar10": cifar10}
 
 def noise_key(model: int) -> bytes:
     """Fixed, so that results can be repeated; another for every model."""
+    # The name is the file's old one: another name would be other noise than that of the committed results.
     return hashlib.sha256(f"safexplain audit/suites/attack_table.py model {model}".encode()).digest()
 
 
@@ -354,8 +355,8 @@ def shown(cell: dict[str, Any]) -> str:
         bounds = f"{a['bounds'][0]:.1%} - {a['bounds'][1]:.1%}{'' if a['judged'] else ' *'}"
         rows.append((f"{a['attack']} on {a['signal']}", auc(a), *rates(a), bounds, f"{a['over_label']:+.1%}"))
     header = ("attack", "AUC", *(f"TPR at {f:.1%}" for f in FPRS), f"bounds at {POLICY.fpr:.0%}", "over label")
-    fired = [f"control fired: {c['says']}" for c in cell["controls"] if c["fired"]]
-    lines = [table(header, rows), "* not judged under this policy", *fired]
+    wrong = [f"control failed: {c['says']}" for c in cell["controls"] if failed(c)]
+    lines = [table(header, rows), "* not judged under this policy", *wrong]
     lines += [cell["sentence"], cell["sentence_on_excess"]]
     for what, ours in OURS.items():
         compared = cell["compared"][what]
@@ -374,7 +375,7 @@ def difference(compared: dict[str, Any]) -> str:
 def conclude(results: dict[str, Any]) -> dict[str, Any]:
     """What the cells say together, in numbers and sentences."""
     cells = {f"{task} {name}": c for task, r in results.items() for name, c in r["cells"].items()}
-    found: dict[str, Any] = {"verdicts": {}, "paired": {}, "controls_fired": {}, "sentences": []}
+    found: dict[str, Any] = {"verdicts": {}, "paired": {}, "controls_failed": {}, "sentences": []}
     for hardening in HARDENINGS:
         mine = {k: c for k, c in cells.items() if k.endswith(hardening)}
         found["verdicts"][hardening] = tally(c["verdict"] for c in mine.values())
@@ -392,8 +393,8 @@ def conclude(results: dict[str, Any]) -> dict[str, Any]:
                 found["sentences"].append(paired_sentence(hardening, what, kind, made))
         found["sentences"].append(highest_sentence(hardening, mine))
     for k, c in cells.items():
-        if fired := [x["name"] for x in c["controls"] if x["fired"]]:
-            found["controls_fired"][k] = fired
+        if names := [x["name"] for x in c["controls"] if failed(x)]:
+            found["controls_failed"][k] = names
     return found
 
 

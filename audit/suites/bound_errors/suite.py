@@ -1,8 +1,8 @@
 """How often a lower bound on epsilon is above the truth, and how far below it is otherwise.
 
 The mechanism is DP-SGD's worst case under substitution, simulated exactly: the sum over all steps of the gradient of a
-record that joins each with probability q is k + N(0, T sigma^2) in world a and -k + N(0, T sigma^2) in world b, with
-k ~ Binomial(T, q). The sum is the score; the likelihood ratio rises with it. R runs are R / 2 in each world.
+record that joins each with probability q is k + N(0, T sigma^2) with D and -k + N(0, T sigma^2) with D', where
+k ~ Binomial(T, q). The sum is the score; the likelihood ratio rises with it. R runs are R / 2 with each.
 
   fixed   threshold 0, fixed before
   split   chosen on 30 % of the runs, counted on the others
@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
 
     many = [calibrated(*setting) for setting in (MANY_STEPS[2:6:3] if options.quick else MANY_STEPS)]
     few = FEW_STEPS[2:3] if options.quick else FEW_STEPS
-    two_worlds, single = [], []
+    both, single = [], []
     for mechanism in [*many, *few]:
         truths = {"epsilon": round(mechanism.epsilon, 4), "epsilon_of_sum": round(mechanism.epsilon_of_sum, 4)}
         for runs in sizes:
@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
                 ["two worlds", asdict(mechanism), runs],
                 lambda m=mechanism, r=runs, t=title: simulate(m, r, repeats, lambda i: progress(t, i + 1, repeats)),
             )
-            two_worlds.append({"mechanism": asdict(mechanism), "runs": runs, **truths, "bounds": bounds})
+            both.append({"mechanism": asdict(mechanism), "runs": runs, **truths, "bounds": bounds})
     settings = ONE_RUN[-2:] if options.quick else ONE_RUN
     for q, epsilon, canaries, share in settings:
         key = [q, epsilon, canaries, share]
@@ -245,15 +245,15 @@ def main(argv: list[str] | None = None) -> int:
         of = {"mechanism": asdict(calibrated(q, 500, epsilon)), "canaries": canaries, "guessed": share}
         single.append({**of, "epsilon": round(calibrated(q, 500, epsilon).epsilon, 4), "bounds": bounds})
         progress("one run", len(single), len(settings))
-    missed = failures([*two_worlds, *single])
-    print(show(two_worlds, "runs"), show(single, "canaries"), sep="\n\n")
+    missed = failures([*both, *single])
+    print(show(both, "runs"), show(single, "canaries"), sep="\n\n")
     report = {
         "suite": "bound_errors",
         "quick": options.quick,
         "repeats": repeats,
         "delta": DELTA,
         "confidence": 1 - RISK,
-        "two_worlds": two_worlds,
+        "two_worlds": both,
         "one_run": single,
         "targets_missed": missed,
         **provenance(seconds),

@@ -1,9 +1,9 @@
-"""Broken DP trainers: how often canaries find the bug, and how often they accuse a trainer that has none.
+"""Broken DP trainers: how often canaries find the bug, and how often they report one where there is none.
 
 Each trainer is DP-SGD of a linear regression on 20 records, in expected batches of 5, with one deliberate bug. What is
 claimed is what its authors believe: Poisson batches, every gradient clipped to C, noise of standard deviation sigma C
 at every step. The canary is a worst-case record of the auditor's own: a feature that no other record has, with a label
-of +1000 in world a and -1000 in world b, so that a right clip always makes +-C of its gradient. For batch
+of +1000 in D and -1000 in D', so that a right clip always makes +-C of its gradient. For batch
 normalisation it is a record like any other, and one with a huge feature instead.
 
   score         what is looked at
@@ -15,7 +15,7 @@ normalisation it is a record like any other, and one with a huge feature instead
 
 Measured for each trainer: how often the verdict is "violates the claim: a bug" (power). A right trainer is audited with
 the scores that are tightest, at thresholds fixed beforehand and chosen on some of the runs, under the claim for a
-substituted record and under that for an added or removed one; the suite fails if it is accused of a bug in more than
+substituted record and under that for an added or removed one; the suite fails if a bug is reported in more than
 5 % of the audits (by the lower Clopper-Pearson limit).
 
 What these audits do not find. Shuffled batches accounted as Poisson: a record is in exactly one batch of each epoch,
@@ -162,8 +162,8 @@ def _standardised(x: Array, batch: NDArray[np.bool_]) -> Array:
     return scaled
 
 
-def worlds(canary: Canary, each: int) -> tuple[Array, Array]:
-    """Data of `each` runs of world a and as many of world b: x (2 each, n, d), y (2 each, n)."""
+def datasets(canary: Canary, each: int) -> tuple[Array, Array]:
+    """Data of `each` runs with D and as many with D': x (2 each, n, d), y (2 each, n)."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((RECORDS, FEATURES))
     y = x[:, 1].copy()
@@ -200,7 +200,7 @@ SCORES: dict[str, Callable[[Array, Steps], Array]] = {
     "last steps": lambda steps, claimed: _last(steps, round(1 / claimed.sample_rate)).sum(1),
     "jumps": lambda steps, _: steps.mean(1) - np.median(steps, axis=1),
 }
-"""From what the parameter moved in each step (runs, T); higher in world a."""
+"""From what the parameter moved in each step (runs, T); higher with D."""
 
 
 # ------------------------------------------------------------------------------------------- the audits
@@ -213,7 +213,7 @@ class Case:
     Args:
         bug: in words.
         trainer: that is audited.
-        runs: in both worlds together.
+        runs: with D and D' together.
         score: of `SCORES`.
         canary: the record; see the top of this file.
         claimed: the mechanism; None: what the trainer's authors believe.
@@ -240,7 +240,7 @@ class Case:
         """The audit of this number: other runs each time."""
         rng = np.random.default_rng([0xB06, number, *self.bug.encode()])
         each, claim = self.runs // 2, self.claim
-        steps = np.diff(self.trainer.train(*worlds(self.canary, each), rng), axis=1)
+        steps = np.diff(self.trainer.train(*datasets(self.canary, each), rng), axis=1)
         mechanism = self.claimed or self.trainer.mechanism
         scores = SCORES[self.score](steps, mechanism)
         threshold = 0.0 if self.fixed else None
@@ -363,7 +363,7 @@ def shown(rows: list[dict[str, Any]], share: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the suite; 1 if a right trainer is accused too often, or a bug found too seldom."""
+    """Run the suite; 1 if a bug is reported in a right trainer too often, or a bug found too seldom."""
     options = parser("broken_trainers", __doc__).parse_args(argv)
     began, progress = time.monotonic(), Progress()
     parts = Parts(options.cache / "broken_trainers", __package__)
@@ -374,12 +374,12 @@ def main(argv: list[str] | None = None) -> int:
         repeats = QUICK_REPEATS if options.quick else repeats
         groups[name] = [measure(case, repeats, parts, progress) for case in cases.values()]
         print(f"\n{name}\n{shown(groups[name], 'bug' if name == 'sound' else 'power')}", flush=True)
-    accused = [row["trainer"] for row in groups["sound"] if row["bug_low"] > RISK]
+    alarms = [row["trainer"] for row in groups["sound"] if row["bug_low"] > RISK]
     missed = [row["trainer"] for row in groups["broken"] if row["power_high"] < POWER]
     settings = {"records": RECORDS, "features": FEATURES, "delta": DELTA, "confidence": 1 - RISK}
     result = {"provenance": provenance(time.monotonic() - began), "settings": settings, **groups}
     write_json(destination(options), result)
-    for problem, names in (("accused too often", accused), ("found too seldom", missed)):
+    for problem, names in (("bug reported too often", alarms), ("found too seldom", missed)):
         if names:
             print(f"{problem}: {', '.join(names)}", file=sys.stderr)
-    return 1 if accused or missed else 0
+    return 1 if alarms or missed else 0

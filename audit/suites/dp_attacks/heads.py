@@ -1,4 +1,4 @@
-"""The task of `dp_attacks.py` that a CPU can do: linear heads on a frozen, ImageNet-pretrained MobileNet.
+"""The task of `suite.py` that a CPU can do: linear heads on a frozen, ImageNet-pretrained MobileNet.
 
 All models share the backbone, so that its features are computed once, every head of every epsilon is trained in one
 batched computation, and the explanations of one image by all heads share one forward pass: the gradient of a released

@@ -1,4 +1,4 @@
-"""Pretrained networks of which everything trains, and how `dp_networks.py` fine-tunes them.
+"""Pretrained networks of which everything trains, and how `networks.py` fine-tunes them.
 
 Editing this file makes stored weights be trained again.
 """

@@ -1,8 +1,8 @@
-"""The task of `dp_attacks.py` in which everything trains: whole networks, fine-tuned with DP by `DPFineTuner`.
+"""The task of `suite.py` in which everything trains: whole networks, fine-tuned with DP by `DPFineTuner`.
 
 Models start from one pretrained network (public: only what fine-tuning adds is protected and attacked), a small vision
 transformer of timm or a MobileNet whose weights are in the data folder (`--net`). Pool, coin flips, budgets and recipe
-are those of `dp_heads.py`. Every model has gradients of its own, so that the full size, 17 models at five epsilons,
+are those of `heads.py`. Every model has gradients of its own, so that the full size, 17 models at five epsilons,
 needs a GPU; `--quick` shows on a CPU that everything works.
 
 A model is kept in the cache folder once it is trained, and what it releases once that is computed; a training that is

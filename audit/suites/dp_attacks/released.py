@@ -1,4 +1,4 @@
-"""From what all models of a task say to the `Released` that `dp_attacks.py` attacks."""
+"""From what all models of a task say to the `Released` that `suite.py` attacks."""
 
 from __future__ import annotations
 

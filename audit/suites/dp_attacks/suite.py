@@ -18,8 +18,8 @@ A second table is about the paper's accounting. Its code computes q from 50,000 
 for Poisson samples (the batches were shuffled), with the noise that this accountant asks for and with what Opacus'
 function gives.
 
-Tasks: "heads", linear heads on a frozen MobileNet (`dp_heads.py`), for a CPU; "network", whole networks fine-tuned
-(`dp_networks.py`), needs a GPU for the full size. The results of each are kept beside those of the other.
+Tasks: "heads", linear heads on a frozen MobileNet (`heads.py`), for a CPU; "network", whole networks fine-tuned
+(`networks.py`), needs a GPU for the full size. The results of each are kept beside those of the other.
 
     python -m audit.suites.dp_attacks [--task heads] [--device cpu] [--data DIR] [--out FILE] [--quick]
     python -m audit.suites.dp_attacks --task network --device cuda [--net NAME]
@@ -48,7 +48,7 @@ from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.certify import Splits, certify
 from safexplain.dp.accounting.calibration import noise_multiplier
 
-from ...shared.cells import FPRS, auc, found_by, rates, written
+from ...shared.cells import FPRS, auc, failed, found_by, rates, written
 from ...shared.run import (
     Parts,
     Progress,
@@ -240,8 +240,8 @@ def show(task: str, found: dict[str, Any]) -> str:
     for name, each in found["cells"].items():
         rows = [(f"{a['attack']} on {a['signal']}", auc(a), *rates(a)) for a in each["attacks"]]
         header = (f"{name}, each example once", "AUC", *(f"TPR at {f:.1%}" for f in FPRS))
-        fired = [f"control fired: {c['says']}" for c in each["controls"] if c["fired"]]
-        tables.append("\n".join([table(header, rows), *fired, each["sentence"]]))
+        wrong = [f"control failed: {c['says']}" for c in each["controls"] if failed(c)]
+        tables.append("\n".join([table(header, rows), *wrong, each["sentence"]]))
     return "\n\n".join(tables)
 
 
@@ -287,8 +287,8 @@ def missed(found: dict[str, Any]) -> list[str]:
         bound = found["budgets"][epsilon]["add_remove"]
         for a in each["attacks"]:
             for r in a["tpr"]:
-                accused = round(r["realised_fpr"] * each["non_members"])
-                fpr = float(beta.ppf(0.975, accused + 1, each["non_members"] - accused))
+                false_positives = round(r["realised_fpr"] * each["non_members"])
+                fpr = float(beta.ppf(0.975, false_positives + 1, each["non_members"] - false_positives))
                 most = promised(math.inf if bound is None else bound, fpr)
                 if r["low"] > most:
                     title = f"{a['attack']} on {a['signal']}"

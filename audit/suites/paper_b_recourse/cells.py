@@ -125,20 +125,20 @@ def balanced_accuracy(
     curve = roc(scores[chosen], member[chosen])
     threshold = curve.thresholds[int((curve.tpr - curve.fpr).argmax())]
     rest, truth = scores[~chosen] >= threshold, member[~chosen]
-    found, accused = int(rest[truth].sum()), int(rest[~truth].sum())
+    found, false_positives = int(rest[truth].sum()), int(rest[~truth].sum())
     members, others = int(truth.sum()), int((~truth).sum())
-    low = clopper_pearson(found, members, 0.975)[0] - clopper_pearson(accused, others, 0.975)[1]
-    high = clopper_pearson(found, members, 0.975)[1] - clopper_pearson(accused, others, 0.975)[0]
-    value = (1 + found / members - accused / others) / 2
+    low = clopper_pearson(found, members, 0.975)[0] - clopper_pearson(false_positives, others, 0.975)[1]
+    high = clopper_pearson(found, members, 0.975)[1] - clopper_pearson(false_positives, others, 0.975)[0]
+    value = (1 + found / members - false_positives / others) / 2
     by_model = lowest_mean([accuracy_of(rest[of], truth[of]) for of in model[~chosen] == np.unique(model)[:, None]])
     return {"value": value, "low": (1 + low) / 2, "high": (1 + high) / 2, "low_by_model": by_model}
 
 
-def accuracy_of(accused: NDArray[np.bool_], member: NDArray[np.bool_]) -> float:
+def accuracy_of(called_members: NDArray[np.bool_], member: NDArray[np.bool_]) -> float:
     """(TPR + 1 - FPR) / 2; NaN without members, or without others."""
     if not member.any() or member.all():
         return float("nan")
-    return float(1 + accused[member].mean() - accused[~member].mean()) / 2
+    return float(1 + called_members[member].mean() - called_members[~member].mean()) / 2
 
 
 def lowest_mean(values: Sequence[float]) -> float:

@@ -3,8 +3,8 @@
 "Accurate, Explainable, and Private Models" (Huang et al. 2023), Figures 1 to 3 and Tables 1 and 2, on HELOC, Adult, the
 digits 3 and 8, and synthetic rows of 100 to 7,000 columns. For each task and condition: accuracy, what recourse is
 worth, and every attack with balanced accuracy (its threshold chosen on other examples), AUC, the rates of members found
-at .1 % and 1 % of the non-members, and the curve. Members come by lot from one pool, each example is scored once, and
-public rows give all constants (`recourse_tasks`).
+at .1 % and 1 % of the non-members, and the curve. Members are drawn at random from one pool, each example is scored
+once, and public rows give all constants (`tasks`).
 
     python -m audit.suites.paper_b_recourse.evidence [--task NAME ...] [--models N] [--out FILE] [--quick]
 """

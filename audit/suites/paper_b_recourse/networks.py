@@ -1,7 +1,7 @@
 """Attacks on recourse of networks: without privacy, stopped early or trained to the end, and from private networks.
 
 The search of `safexplain.recourse` answers from multilayer perceptrons about every row of the pools of
-`recourse_evidence`. What an attacker gets is the answer: decision, score, distance, and the row that would be accepted;
+`evidence`. What an attacker gets is the answer: decision, score, distance, and the row that would be accepted;
 what he knows besides is the label of the one he asks about. Private networks are trained by `DPFineTuner`, from random
 weights, at fixed settings that nothing was tuned on, and their answers are post-processing.
 
@@ -45,7 +45,7 @@ NETWORKS = {
     "adult": replace(TASKS["adult"], models=6),
     "mnist 3/8": replace(TASKS["mnist 3/8"], models=8),
 }
-"""Tasks of `recourse_evidence` on which networks are asked."""
+"""Tasks of `evidence` on which networks are asked."""
 
 
 @dataclass(frozen=True, eq=False)

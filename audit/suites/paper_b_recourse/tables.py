@@ -1,4 +1,4 @@
-"""The tables of audit/README.md about recourse; `tables.py` puts them there."""
+"""The tables on recourse, made from its results."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def networks(found: dict[str, Any]) -> str:
     return markdown(header, rows, left=2)
 
 
-PLACES = {
+TABLES = {
     "recourse: leakage": leakage,
     "recourse: claims": claims,
     "recourse: use": use,
     "recourse: accuracy": accuracy,
     "recourse: references": references,
 }
-"""Name of a place in the README -> what makes its text from recourse_evidence.json."""
+"""Name of a table -> what makes it from recourse_evidence.json."""

@@ -1,7 +1,7 @@
 """Paper C's Figure 2: canaries in a worst-case data set (S1), their bounds, and three epsilons by accounting.
 
-"Beyond Membership" (Pradhan et al., 2511.21804): all records but one have no gradient, that one has +C in one world and
--C in the other; only the sum of T = 500 noisy gradients is seen, of 25,000 runs a world; delta 1e-5, C = 1, the noise
+"Beyond Membership" (Pradhan et al., 2511.21804): all records but one have no gradient, that one has +C in D and
+-C in D'; only the sum of T = 500 noisy gradients is seen, of 25,000 runs with each; delta 1e-5, C = 1, the noise
 of the released code for epsilons of about 1, 2, 4, 6 and 8 under substitution. A cell is repeated three times.
 
 Beside the paper's estimator (Gaussian DP, the highest bound over all thresholds on the same runs) stand the library's:
@@ -51,7 +51,7 @@ PAPER = "paper C: gdp, highest over thresholds"
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is; `runs` in both worlds together."""
+    """How large a run is; `runs` with D and D' together."""
 
     runs: int = 50_000
     repeats: int = 3
@@ -68,8 +68,8 @@ def highest_over_thresholds(a: ArrayLike, b: ArrayLike, delta: float, confidence
     a, b = np.sort(np.asarray(a)), np.sort(np.asarray(b))
     thresholds = np.unique(np.concatenate([a, b]))
     missed = np.searchsorted(a, thresholds, side="left")
-    accused = len(b) - np.searchsorted(b, thresholds, side="left")
-    mu = -ndtri(_upper(accused, len(b), confidence)) - ndtri(_upper(missed, len(a), confidence))
+    false_positives = len(b) - np.searchsorted(b, thresholds, side="left")
+    mu = -ndtri(_upper(false_positives, len(b), confidence)) - ndtri(_upper(missed, len(a), confidence))
     best = float(mu.max())
     return float(get_epsilon_gaussian(1 / best, delta)) if best > 0 else 0.0
 
@@ -158,7 +158,7 @@ def show(cells: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when the figure is reproduced, 1 otherwise."""
     p = parser("canary_figure2", __doc__)
-    p.add_argument("--runs", type=int, help="in both worlds together (default 50,000)")
+    p.add_argument("--runs", type=int, help="with D and D' together (default 50,000)")
     p.add_argument("--repeats", type=int, help="of each cell (default 3)")
     options = p.parse_args(argv)
     start, size = time.perf_counter(), QUICK if options.quick else Size()

@@ -1,4 +1,4 @@
-"""The tables of audit/README.md about canaries; `tables.py` puts them there."""
+"""The tables on canaries, bounds and broken trainers, made from their results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def broken_trainers(found: dict[str, Any]) -> str:
 
 
 def sound_trainers(found: dict[str, Any]) -> str:
-    """How often a right trainer is accused of a bug."""
+    """How often a bug is reported in a right trainer."""
     rows = [
         (
             cell["trainer"], f"{cell['epsilon_substitute']:.2f}", f"{cell['runs']:,}", f"{cell['audits']:,}",
@@ -51,7 +51,7 @@ def sound_trainers(found: dict[str, Any]) -> str:
         )
         for cell in found["sound"]
     ]  # fmt: skip
-    return markdown(("right trainer", "epsilon, substituted", "runs", "audits", "accused of a bug"), rows)
+    return markdown(("right trainer", "epsilon, substituted", "runs", "audits", "bug reported"), rows)
 
 
 def figure2(found: dict[str, Any]) -> str:

@@ -85,6 +85,7 @@ MOST_ROWS = 1000
 
 def noise_key(i: int) -> bytes:
     """A fixed key: results can be repeated; secrecy is of no use here."""
+    # The name is the file's old one: another name would be other noise than that of the committed results.
     return hashlib.sha256(f"safexplain audit/suites/recommended.py key {i}".encode()).digest()
 
 
@@ -356,13 +357,13 @@ def resampled_rates(
     auc, tpr = np.empty(weights.shape[1]), np.empty(weights.shape[1])
     for part in (slice(start, start + columns) for start in range(0, weights.shape[1], columns)):
         count = weights[order, part]
-        found, accused = np.cumsum(count * inside, axis=0)[ends], np.cumsum(count * ~inside, axis=0)[ends]
-        members, others = found[-1], accused[-1]
-        steps = np.diff(accused, axis=0, prepend=0)
+        found, false_positives = np.cumsum(count * inside, axis=0)[ends], np.cumsum(count * ~inside, axis=0)[ends]
+        members, others = found[-1], false_positives[-1]
+        steps = np.diff(false_positives, axis=0, prepend=0)
         twice = np.einsum("gb,gb->b", steps, 2 * found, dtype=np.float64)
         gained = np.diff(found, axis=0, prepend=0)
         auc[part] = (twice - np.einsum("gb,gb->b", steps, gained, dtype=np.float64)) / (2.0 * members * others)
-        kept = (accused <= np.floor(fpr * others * (1 + 1e-6))).sum(0)
+        kept = (false_positives <= np.floor(fpr * others * (1 + 1e-6))).sum(0)
         best = np.take_along_axis(found, np.maximum(kept - 1, 0)[None], 0)[0]
         tpr[part] = np.where(kept > 0, best, 0) / members
     return auc, tpr

