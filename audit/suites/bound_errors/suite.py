@@ -1,7 +1,7 @@
 """How often a lower bound on epsilon is above the truth, and how far below it is otherwise.
 
 The mechanism is DP-SGD's worst case under substitution, simulated exactly: the sum over all steps of the gradient of a
-record that joins each with probability q is k + N(0, T sigma^2) with D and -k + N(0, T sigma^2) with D', where
+record that joins each with probability q is k + N(0, T sigma^2) on D and -k + N(0, T sigma^2) on D', where
 k ~ Binomial(T, q). The sum is the score; the likelihood ratio rises with it. R runs are R / 2 with each.
 
   fixed   threshold 0, fixed before

@@ -163,7 +163,7 @@ def _standardised(x: Array, batch: NDArray[np.bool_]) -> Array:
 
 
 def datasets(canary: Canary, each: int) -> tuple[Array, Array]:
-    """Data of `each` runs with D and as many with D': x (2 each, n, d), y (2 each, n)."""
+    """Data of `each` runs on D and as many on D': x (2 each, n, d), y (2 each, n)."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((RECORDS, FEATURES))
     y = x[:, 1].copy()
@@ -200,7 +200,7 @@ SCORES: dict[str, Callable[[Array, Steps], Array]] = {
     "last steps": lambda steps, claimed: _last(steps, round(1 / claimed.sample_rate)).sum(1),
     "jumps": lambda steps, _: steps.mean(1) - np.median(steps, axis=1),
 }
-"""From what the parameter moved in each step (runs, T); higher with D."""
+"""From what the parameter moved in each step (runs, T); higher on D."""
 
 
 # ------------------------------------------------------------------------------------------- the audits
@@ -213,7 +213,7 @@ class Case:
     Args:
         bug: in words.
         trainer: that is audited.
-        runs: with D and D' together.
+        runs: on D and D' together.
         score: of `SCORES`.
         canary: the record; see the top of this file.
         claimed: the mechanism; None: what the trainer's authors believe.

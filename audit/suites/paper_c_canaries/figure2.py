@@ -51,7 +51,7 @@ PAPER = "paper C: gdp, highest over thresholds"
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is; `runs` with D and D' together."""
+    """How large a run is; `runs` on D and D' together."""
 
     runs: int = 50_000
     repeats: int = 3
@@ -158,7 +158,7 @@ def show(cells: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when the figure is reproduced, 1 otherwise."""
     p = parser("canary_figure2", __doc__)
-    p.add_argument("--runs", type=int, help="with D and D' together (default 50,000)")
+    p.add_argument("--runs", type=int, help="on D and D' together (default 50,000)")
     p.add_argument("--repeats", type=int, help="of each cell (default 3)")
     options = p.parse_args(argv)
     start, size = time.perf_counter(), QUICK if options.quick else Size()
