@@ -39,8 +39,8 @@ from torch import nn
 from safexplain.dp import FlatClipping
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.sgd.config import cross_entropy
 from safexplain.dp.sgd.steps import make_step
-from safexplain.dp.sgd.training import cross_entropy
 
 from ..shared.run import RESULTS, ROOT, provenance, table, write_json
 

@@ -705,7 +705,7 @@ def private_training() -> dict[str, Any]:
         start = np.linspace(-1, 1, 44, dtype=np.float32)
         nn.utils.vector_to_parameters(torch.from_numpy(start), net.parameters())
         given_options = {"epsilon": 6.0, "delta": 1e-4, "steps": 8, "seed": 9, "lr": 0.05, "device": "cpu", **options}
-        tuner = dp.DPFineTuner(net, (rows, labels), **given_options, progress=lambda moment: None)
+        tuner = dp.DPFineTuner(net, (rows, labels), **given_options, progress=lambda *_: None)
         done = tuner.fit()
         found[f"DPFineTuner, {name}"] = {
             "planned": stated(tuner.statement),

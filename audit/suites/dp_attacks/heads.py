@@ -165,7 +165,7 @@ def train(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], progr
         heads = train_heads(
             seen, pool.y, recipe, noise_multiplier=budget.sigma, runs=size.models,
             membership=torch.from_numpy(pool.membership), generator=torch.Generator(seen.device).manual_seed(i),
-            tick=lambda share, i=i: progress("training", i + share, len(budgets)),
+            progress=lambda _, done, steps, note="", i=i: progress("training", i + done / steps, len(budgets)),
         )  # fmt: skip
         weights.append(heads.weight)
         biases.append(heads.bias)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safexplain._digest import model_digest
+from safexplain._progress import Progress
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
-from safexplain.dp.sgd.train_loop import Progress as Told
 
 from ...shared.run import Unusable
 from ..third_party.suite import third_party
@@ -128,7 +128,7 @@ def network(size: Size, folder: Path) -> tuple[nn.Module, dict[str, str]]:
 
 def fine_tuned(
     start: nn.Module, size: Size, x: Tensor, y: Tensor, budget: Budget, *, seed: int, device: torch.device,
-    checkpoint: Path | None, progress: Told,
+    checkpoint: Path | None, progress: Progress,
 ) -> DPFineTuned:  # fmt: skip
     """A network trained on its members by the recipe of paper A; without privacy neither clipped nor noisy.
 

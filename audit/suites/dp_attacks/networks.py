@@ -106,7 +106,7 @@ class Model:
             tuned = fine_tuned(
                 start.net, size, self.pool.x[member], self.pool.y[member], self.budget, seed=self.seed,
                 device=start.device, checkpoint=checkpoint,
-                progress=lambda moment: progress("training", before + moment.step / size.steps, total),
+                progress=lambda _, done, steps, note="": progress("training", before + done / steps, total),
             )  # fmt: skip
             save(weights, {name: tensor.cpu().numpy() for name, tensor in tuned.model.state_dict().items()})
             checkpoint.unlink(missing_ok=True)

@@ -12,15 +12,16 @@ the constant 1. Outputs are the classes, or one logit for class 1 of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from safexplain._progress import Progress, silent
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import Clipping
-from safexplain.dp.sgd.noise import fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import fresh_generator, gaussian
 from safexplain.errors import ConfigurationError, InputError
 
 __all__ = ["Heads", "Rows", "clipped_sum", "head_step", "logit_gradient", "train_heads"]
@@ -104,9 +105,8 @@ def logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(1).scatter_add_(1, index, logits.new_full((), -1.0).expand_as(index))
 
 
-Tick = Callable[[float], None]
-"""Called with the share of the work done, in [0, 1]."""
-
+_TOLD = 50
+"""Times that progress is told of each block of runs."""
 _BLOCK = {"cpu": 2**21, "cuda": 2**29}
 """Bytes of features that one step of a block of runs gathers: what a processor's cache, or a GPU's memory, holds."""
 
@@ -147,7 +147,7 @@ def train_heads(
     initial: Heads | None = None,
     generator: torch.Generator | None = None,
     float_safe: bool = True,
-    tick: Tick | None = None,
+    progress: Progress = silent,
 ) -> Heads:
     """Train linear heads by DP-SGD with Poisson sampling, on the device and in the precision of `features`.
 
@@ -168,8 +168,8 @@ def train_heads(
         initial: where training starts, one head for all runs or one for each; None: zeros.
         generator: of sampling and noise, on the device of `features`; None: a new one, seeded by the operating system.
         float_safe: draw noise that the gaps between floating-point numbers do not tell, see
-            `safexplain.dp.sgd.noise.gaussian`; half as fast.
-        tick: progress.
+            `safexplain.dp.sgd.sampling.gaussian`; half as fast.
+        progress: told steps, of all runs together.
 
     Returns:
         The heads after the last step.
@@ -195,8 +195,9 @@ def train_heads(
             batch = rows if index is None else rows.take(index)
             noise = _noise(std[block], part, generator, float_safe) if noisy else None
             update(head_step(part, batch, weight, noise, recipe.clipping, recipe.expected_batch_size))
-            if tick and (step % 20 == 0 or step == recipe.steps):
-                tick((block.start + (block.stop - block.start) * step / recipe.steps) / runs)
+            if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
+                done = block.start * recipe.steps + (block.stop - block.start) * step
+                progress("training with DP", done, runs * recipe.steps)
     if not bool(theta.isfinite().all()):
         raise InputError("the weights of a head are no longer finite; lower the learning rate")
     d = x.shape[1]

@@ -10,7 +10,7 @@ Arrays on disk that are computed in pieces: each appears whole or not at all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
+from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
 
 __all__ = ["FeatureStore", "features", "head_input", "linear_head"]
@@ -78,9 +79,6 @@ def _write(path: Path, rows: Tensor) -> None:
         np.save(file, rows.numpy())
 
 
-Progress = Callable[[str, float, float], None]
-"""Called with what is done, how much of it, and out of how much."""
-
 _ALONE = 2
 """Rows that are also passed on their own, to see whether they depend on others."""
 _TOLERANCE = 1e-3
@@ -137,7 +135,7 @@ def features(
     batch_size: int = 256,
     device: torch.device | str | None = None,
     cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Tensor:
     """The input of the head for every row, in eval mode; from the cache where the same model has seen the same rows.
 
@@ -186,15 +184,14 @@ def features(
 
 
 def _compute(
-    model: nn.Module, head_name: str, rows: Tensor, batch_size: int, progress: Progress | None, start: int, total: int
+    model: nn.Module, head_name: str, rows: Tensor, batch_size: int, progress: Progress, start: int, total: int
 ) -> Tensor:
     found = []
     for first in range(0, len(rows), batch_size):
         batch = rows[first : first + batch_size]
         found.append(head_input(model, head_name, batch.to(_device(model))).cpu())
         start += len(batch)
-        if progress:
-            progress("features", start, total)
+        progress("features", start, total)
     made = torch.cat(found)
     if not bool(made.isfinite().all()):
         raise InputError("the backbone gives NaN or infinite features; check the inputs and their preprocessing")

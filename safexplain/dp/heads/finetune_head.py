@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -10,14 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from safexplain._progress import Progress, silent
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, linear_head
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
-from safexplain.dp.sgd.noise import fresh_generator
+from safexplain.dp.sgd.config import TrainingConfig, cross_entropy
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import InMemory, Records
-from safexplain.dp.sgd.train_loop import Moment, Progress
-from safexplain.dp.sgd.training import TrainingConfig, cross_entropy
+from safexplain.dp.sgd.sampling import fresh_generator
 from safexplain.errors import InputError
 
 
@@ -134,6 +133,10 @@ def train_head(
     problem = head_problem(model, records, plan, config, cache=cache)
     head, device = problem.layer, problem.x.device
     generator = fresh_generator(device) if config.seed is None else torch.Generator(device).manual_seed(config.seed)
+
+    def told(stage: str, done: float, total: float, note: str = "") -> None:
+        progress(stage, done, total, plan.told(round(done)))
+
     trained = train_heads(
         problem.x,
         records.y,
@@ -141,7 +144,7 @@ def train_head(
         noise_multiplier=plan.noise_multiplier,
         initial=problem.initial,
         generator=generator,
-        tick=lambda share: progress(Moment(plan, round(share * plan.steps), math.nan)),
+        progress=progress if progress is silent else told,
     )
     with torch.no_grad():
         head.weight.copy_(trained.weight[0])

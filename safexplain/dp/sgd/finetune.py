@@ -16,6 +16,7 @@ from torch import nn
 
 from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency
+from safexplain._progress import Progress, shown, silent
 from safexplain.dp.heads.finetune_head import has_closed_form, train_head
 from safexplain.dp.models.checks import check_classes, check_loss, check_rows, outputs_of
 from safexplain.dp.models.parameters import Trainable, select
@@ -23,11 +24,11 @@ from safexplain.dp.models.prepare import prepare, train_mode
 from safexplain.dp.models.replacements import restore
 from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
+from safexplain.dp.sgd.config import OptimizerChoice, TrainingConfig, cross_entropy
 from safexplain.dp.sgd.plan import TrainingBudget, plan_training
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.dp.sgd.steps import Loss
-from safexplain.dp.sgd.train_loop import Progress, progress_bar
-from safexplain.dp.sgd.training import OptimizerChoice, TrainingConfig, cross_entropy, train_network
+from safexplain.dp.sgd.train_loop import train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -83,7 +84,7 @@ class DPFineTuner:
         seed: makes batches and noise reproducible, for experiments: who knows it can undo the noise.
         checkpoint: file to save to, and to go on from if it exists.
         checkpoint_seconds: how often.
-        progress: told how far training is; None shows a bar on a terminal.
+        progress: told steps, and what they spent; None shows them, as a bar on a terminal.
 
     Raises:
         ConfigurationError: options that contradict each other or cannot be kept.
@@ -161,7 +162,7 @@ class DPFineTuner:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with ExitStack() as stack:
-            progress = self.progress or stack.enter_context(progress_bar())
+            progress = self.progress or stack.enter_context(shown())
             skipped = self._train(model, progress)
         if skipped:
             _warn(f"{skipped} gradients of single examples were not finite and did not count; look at the data")
@@ -190,7 +191,7 @@ class DPFineTuner:
             raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
         other = copy(self)
         other.records, other.config = records, replace(self.config, seed=seed)
-        other.checkpoint, other.progress = None, lambda moment: None
+        other.checkpoint, other.progress = None, silent
         return other
 
     def _trained(self) -> str:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from safexplain._validate import check_number
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
-from safexplain.dp.sgd.noise import fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import fresh_generator, gaussian
 from safexplain.errors import ConfigurationError, RefusedError
 
 
@@ -36,7 +36,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
             the size of the batch drawn, which is private.
         loss_reduction: "mean" divides by the expected batch size, "sum" does not.
         generator: draws the noise; None makes one seeded from the operating system.
-        float_safe: see `safexplain.dp.sgd.noise.gaussian`.
+        float_safe: see `safexplain.dp.sgd.sampling.gaussian`.
         options: taken for the sake of other optimizers of Opacus; `max_grad_norm` and `secure_mode` have no effect.
 
     Attributes:

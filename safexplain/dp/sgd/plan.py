@@ -116,6 +116,10 @@ class TrainingPlan:
         """Epsilon under the budget's adjacency after so many steps."""
         return epsilon_of([self.phase(steps)], self.budget.delta, self.budget.adjacency)
 
+    def told(self, steps: int) -> str:
+        """The same in words, for progress."""
+        return f"epsilon {self.spent(steps):.2f} ({self.budget.adjacency})"
+
 
 def plan_training(
     budget: TrainingBudget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None

@@ -234,7 +234,7 @@ def make_step(
         generator: draws the noise; None makes one seeded from the operating system.
         distributed: the logical batch is spread over the processes of torch.distributed. The first one's parameters
             are sent to all. Every process must take every step, also where it accumulated nothing.
-        float_safe: noise that floating-point numbers do not give away, see `safexplain.dp.sgd.noise.gaussian`.
+        float_safe: noise that floating-point numbers do not give away, see `safexplain.dp.sgd.sampling.gaussian`.
 
     Raises:
         ConfigurationError: options that do not go together, or an optimizer of other parameters than the model's.

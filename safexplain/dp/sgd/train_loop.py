@@ -1,54 +1,31 @@
-"""The steps of a DP training: Poisson batches in pieces that fit in memory, checkpoints, and what was spent so far."""
+"""Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from torch import Tensor, nn
 
+from safexplain._progress import Progress, silent
 from safexplain.dp.sgd.checkpoint import Saver
+from safexplain.dp.sgd.config import TrainingConfig
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Records
-from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of
-from safexplain.dp.sgd.steps import PerSampleStep
+from safexplain.dp.sgd.sampling import PoissonSampler, fresh_generator, seed_of, share_of, shared_sampler
+from safexplain.dp.sgd.steps import PerSampleStep, make_step
 from safexplain.errors import InputError
 
+STAGE = "training with DP"
 CHECKS = 50
-"""Times in a training that weights are looked at for NaN, and progress is shown."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """How far a training is.
-
-    Args:
-        plan: what it keeps to.
-        step: steps taken and spent.
-        loss: mean loss of the last batch, NaN if it was empty; no guarantee covers it.
-    """
-
-    plan: TrainingPlan
-    step: int
-    loss: float
-
-    @property
-    def epsilon(self) -> float:
-        """Spent so far, under the adjacency of the budget."""
-        return self.plan.spent(self.step)
-
-
-Progress = Callable[[Moment], None]
-"""Told after some steps how far training is."""
+"""Times in a training that weights are looked at for NaN, and progress is told."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +41,78 @@ class Share:
     processes: int = 1
 
 
+def train_network(
+    model: nn.Module,
+    records: Records,
+    plan: TrainingPlan,
+    config: TrainingConfig,
+    *,
+    checkpoint: str | Path | None,
+    checkpoint_seconds: float,
+    purpose: dict[str, Any],
+    progress: Progress,
+) -> int:
+    """Train in place by per-example gradients, going on from the checkpoint if there is one.
+
+    Under torch.distributed, each process takes its share of every batch, and the first one saves.
+
+    Args:
+        model: in training mode, what trains requiring gradients, on the device where to train.
+        records: all of the data.
+        plan: steps, sample rate and noise.
+        config: everything else.
+        checkpoint: file; None: none.
+        checkpoint_seconds: between saves.
+        purpose: what the checkpoint must agree with to be continued.
+        progress: told how far it is.
+
+    Returns:
+        How many examples had no finite gradient and did not count.
+
+    Raises:
+        InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+    """
+    device = next(model.parameters()).device
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
+    sampler = PoissonSampler.from_seed(config.seed)
+    optimizer = config.make_optimizer([p for p in model.parameters() if p.requires_grad])
+    step = make_step(
+        model,
+        optimizer,
+        clipping=config.clipping,
+        noise_multiplier=plan.noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        loss=config.loss,
+        mode=config.mode,
+        generator=fresh_generator(device),
+        distributed=distributed,
+    )
+    saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
+    try:
+        start, step.optimizer.skipped = saver.resume()
+        if distributed:
+            _check_same_start(start, device)
+        if share.rank:
+            saver.path = None
+        train_loop(
+            step,
+            model,
+            records,
+            plan,
+            shared_sampler(sampler, device) if distributed else sampler,
+            start=start,
+            piece=config.piece,
+            share=share,
+            seed=config.seed,
+            saver=saver,
+            progress=silent if share.rank else progress,
+        )
+    finally:
+        step.close()
+    return step.optimizer.skipped
+
+
 def train_loop(
     step: PerSampleStep,
     model: nn.Module,
@@ -76,7 +125,7 @@ def train_loop(
     share: Share,
     seed: int | None,
     saver: Saver,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Take the steps from `start` to the end of the plan.
 
@@ -91,7 +140,7 @@ def train_loop(
         share: of this process.
         seed: makes noise and dropout reproducible; None leaves them to their generators.
         saver: keeps the state now and then, at the end, and when interrupted between two steps.
-        progress: called now and then.
+        progress: told steps, epsilon and the mean loss of the last batch, which no guarantee covers.
 
     Raises:
         InputError: the weights became NaN or infinite.
@@ -123,32 +172,11 @@ def train_loop(
                 step.step()
             if saver.taken % every == 0 or saver.taken == plan.steps:
                 _check_finite(model)
-                if progress:
-                    progress(Moment(plan, saver.taken, float(total) / count if count else math.nan))
+                if progress is not silent:
+                    note = plan.told(saver.taken) + (f", loss {float(total) / count:.2f}" if count else "")
+                    progress(STAGE, saver.taken, plan.steps, note)
             saver.save_now_and_then()
     saver.save()
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar with the epsilon spent, on standard error if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
-    bars = Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
-    with bars if console.is_terminal else _nothing():
-        task = bars.add_task("training with DP", total=None)
-
-        def show(moment: Moment) -> None:
-            if console.is_terminal:
-                told = f"epsilon {moment.epsilon:.2f} ({moment.plan.budget.adjacency})"
-                bars.update(task, completed=moment.step, total=moment.plan.steps, description=told)
-
-        yield show
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _to(x: Inputs, device: torch.device) -> Inputs:
@@ -170,4 +198,17 @@ def _check_finite(model: nn.Module) -> None:
         raise InputError(
             "training diverged: weights became NaN or infinite; lower the learning rate. A checkpoint, if one was"
             " asked for, holds the last state before"
+        )
+
+
+def _check_same_start(start: int, device: torch.device) -> None:
+    """All processes take up the training at the same step."""
+    mine = torch.tensor([start], device=device)
+    least, most = mine.clone(), mine
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    if int(least) != int(most):
+        raise InputError(
+            f"the processes would go on from steps {int(least)} to {int(most)}: every one must see the same checkpoint"
+            " file, on a folder that they share"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from dataclasses import replace
 
@@ -16,10 +17,11 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
 from safexplain._digest import weights_digest
+from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
 from safexplain.dp.models.checks import check_loss
-from safexplain.dp.sgd.sampling import PoissonSampler
-from safexplain.dp.sgd.train_loop import Moment
+from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
+from safexplain.dp.sgd.train_loop import _reseed
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, WeakDeltaWarning
 
 
@@ -35,12 +37,8 @@ def net(d=6, seed=0):
 
 
 def tuner(model=None, records=None, **options):
-    given = {"epsilon": 8.0, "delta": 1e-5, "steps": 12, "batch_size": 15, "lr": 0.05, "seed": 1, "progress": quiet}
+    given = {"epsilon": 8.0, "delta": 1e-5, "steps": 12, "batch_size": 15, "lr": 0.05, "seed": 1, "progress": silent}
     return DPFineTuner(model or net(), records or data(), **{**given, **options})
-
-
-def quiet(moment: Moment) -> None:
-    """Progress that nobody looks at."""
 
 
 def weights(model):
@@ -61,9 +59,6 @@ def test_the_statement_is_of_the_data_and_steps_trained(trainable):
 
 def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
     """DP-SGD as its definition says it: one example at a time, with the tuner's own batches and noise."""
-    from safexplain.dp.sgd.noise import gaussian
-    from safexplain.dp.sgd.train_loop import _reseed
-
     model = copy.deepcopy(model)
     generator, sampler = torch.Generator(), PoissonSampler.from_seed(seed)
     for t in range(steps):
@@ -115,8 +110,8 @@ class Interrupted:
     def __init__(self, at):
         self.at = at
 
-    def __call__(self, moment):
-        if moment.step == self.at:
+    def __call__(self, stage, done, total, note=""):
+        if done == self.at:
             raise KeyboardInterrupt
 
 
@@ -127,7 +122,7 @@ def test_an_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(options,
     with pytest.raises(KeyboardInterrupt):
         tuner(**options, checkpoint=path, progress=Interrupted(5)).fit()
     seen = []
-    resumed = tuner(**options, checkpoint=path, progress=lambda m: seen.append(m.step)).fit()
+    resumed = tuner(**options, checkpoint=path, progress=lambda _, done, *rest: seen.append(done)).fit()
     assert seen[0] == 6
     assert torch.equal(weights(resumed.model), weights(whole.model))
     assert resumed.statement == whole.statement
@@ -137,7 +132,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path):
     path = tmp_path / "run.pt"
     done = tuner(checkpoint=path, seed=None).fit()
     seen = []
-    again = tuner(checkpoint=path, seed=None, progress=lambda m: seen.append(m.step)).fit()
+    again = tuner(checkpoint=path, seed=None, progress=lambda _, done, *rest: seen.append(done)).fit()
     assert seen == []
     assert torch.equal(weights(again.model), weights(done.model))
 
@@ -187,13 +182,14 @@ def test_training_stops_before_the_budget_is_passed():
     assert done.statement.epsilons.substitute <= 2.0
 
 
-def test_progress_tells_what_is_spent():
+@pytest.mark.parametrize(("trainable", "rest"), [("all", r", loss \d+\.\d\d"), ("head", "")])
+def test_progress_tells_what_is_spent(trainable, rest):
     seen = []
-    tuner(progress=seen.append).fit()
-    spent = [m.epsilon for m in seen]
+    tuner(progress=lambda *told: seen.append(told), trainable=trainable).fit()
+    assert [told[:3] for told in seen] == [("training with DP", step, 12) for step in range(1, 13)]
+    spent = [float(re.match(rf"epsilon (\d+\.\d\d) \(substitute\){rest}$", told[3]).group(1)) for told in seen]
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(8.0, abs=0.05)
-    assert all(math.isfinite(m.loss) or math.isnan(m.loss) for m in seen)
 
 
 def test_empty_batches_are_steps_of_noise():
@@ -348,19 +344,19 @@ def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(
     (tmp_path / "file").write_text("")
     seen = []
     with pytest.raises(InputError, match="cannot write the checkpoint"):
-        tuner(checkpoint=tmp_path / "file" / "run.pt", progress=seen.append).fit()
+        tuner(checkpoint=tmp_path / "file" / "run.pt", progress=lambda *told: seen.append(told)).fit()
     assert seen == []
 
 
 def test_a_callback_that_fails_loses_nothing(tmp_path):
-    def fail(moment):
-        if moment.step == 5:
+    def fail(stage, done, total, note=""):
+        if done == 5:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         tuner(checkpoint=tmp_path / "run.pt", progress=fail).fit()
     seen = []
-    tuner(checkpoint=tmp_path / "run.pt", progress=lambda m: seen.append(m.step)).fit()
+    tuner(checkpoint=tmp_path / "run.pt", progress=lambda _, done, *rest: seen.append(done)).fit()
     assert seen[0] == 6
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping, make_private
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
@@ -30,7 +31,7 @@ def fine_tuned(folder: str, rank: int = 0) -> list[Tensor]:
     options = {"epsilon": 8.0, "delta": 1e-5, "steps": 30, "batch_size": 40 * Q, "lr": 0.05, "seed": 3, "piece": 2}
     path = Path(folder) / "run.pt"
 
-    tuner = DPFineTuner(model, (x, y), **options, checkpoint=path, progress=lambda moment: None)
+    tuner = DPFineTuner(model, (x, y), **options, checkpoint=path, progress=silent)
     done = tuner.fit()
     assert done.statement.records == 40
     return [p.detach() for p in done.model.parameters()]

@@ -9,7 +9,7 @@ import torch
 from opacus.optimizers.optimizer import _generate_noise
 from torch import Tensor
 
-from safexplain.dp.sgd.noise import fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import fresh_generator, gaussian
 
 N = 200_000
 

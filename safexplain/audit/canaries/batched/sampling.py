@@ -14,7 +14,7 @@ from torch import Tensor
 
 from safexplain.dp.heads.recipe import Batch, own_batches
 from safexplain.dp.sgd.clipping import Clipping
-from safexplain.dp.sgd.noise import gaussian
+from safexplain.dp.sgd.sampling import gaussian
 from safexplain.errors import ConfigurationError
 
 __all__ = ["Directions", "Inserted", "KeyedDraws", "Substitutes", "stream"]

@@ -1,10 +1,9 @@
-"""How a network trains, whatever the budget: the choices, and the training itself by per-example gradients."""
+"""How a network trains, whatever the budget: optimizer, loss, clipping, mode and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +13,8 @@ from torch.nn import functional
 
 from safexplain._validate import check_number
 from safexplain.dp.models.unsupported import Mode
-from safexplain.dp.sgd.checkpoint import Saver
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
-from safexplain.dp.sgd.noise import fresh_generator
-from safexplain.dp.sgd.plan import TrainingPlan
-from safexplain.dp.sgd.records import Records
-from safexplain.dp.sgd.sampling import PoissonSampler, shared_sampler
-from safexplain.dp.sgd.steps import Loss, make_step
-from safexplain.dp.sgd.train_loop import Progress, Share, train_loop
+from safexplain.dp.sgd.steps import Loss
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -95,88 +88,3 @@ class TrainingConfig:
         """What a checkpoint must agree with."""
         named = {k: getattr(f, "__qualname__", f) for k, f in (("optimizer", self.optimizer), ("loss", self.loss))}
         return {**named, "clipping": repr(self.clipping), "lr": self.lr, "seed": self.seed}
-
-
-def train_network(
-    model: nn.Module,
-    records: Records,
-    plan: TrainingPlan,
-    config: TrainingConfig,
-    *,
-    checkpoint: str | Path | None,
-    checkpoint_seconds: float,
-    purpose: dict[str, Any],
-    progress: Progress,
-) -> int:
-    """Train in place by per-example gradients, going on from the checkpoint if there is one.
-
-    Under torch.distributed, each process takes its share of every batch, and the first one saves.
-
-    Args:
-        model: in training mode, what trains requiring gradients, on the device where to train.
-        records: all of the data.
-        plan: steps, sample rate and noise.
-        config: everything else.
-        checkpoint: file; None: none.
-        checkpoint_seconds: between saves.
-        purpose: what the checkpoint must agree with to be continued.
-        progress: told how far it is.
-
-    Returns:
-        How many examples had no finite gradient and did not count.
-
-    Raises:
-        InputError: the weights became NaN or infinite, or the checkpoint is of another training.
-    """
-    device = next(model.parameters()).device
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
-    sampler = PoissonSampler.from_seed(config.seed)
-    optimizer = config.make_optimizer([p for p in model.parameters() if p.requires_grad])
-    step = make_step(
-        model,
-        optimizer,
-        clipping=config.clipping,
-        noise_multiplier=plan.noise_multiplier,
-        expected_batch_size=plan.expected_batch_size,
-        loss=config.loss,
-        mode=config.mode,
-        generator=fresh_generator(device),
-        distributed=distributed,
-    )
-    saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
-    try:
-        start, step.optimizer.skipped = saver.resume()
-        if distributed:
-            _check_same_start(start, device)
-        if share.rank:
-            saver.path = None
-        train_loop(
-            step,
-            model,
-            records,
-            plan,
-            shared_sampler(sampler, device) if distributed else sampler,
-            start=start,
-            piece=config.piece,
-            share=share,
-            seed=config.seed,
-            saver=saver,
-            progress=None if share.rank else progress,
-        )
-    finally:
-        step.close()
-    return step.optimizer.skipped
-
-
-def _check_same_start(start: int, device: torch.device) -> None:
-    """All processes take up the training at the same step."""
-    mine = torch.tensor([start], device=device)
-    least, most = mine.clone(), mine
-    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
-    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-    if int(least) != int(most):
-        raise InputError(
-            f"the processes would go on from steps {int(least)} to {int(most)}: every one must see the same checkpoint"
-            " file, on a folder that they share"
-        )
