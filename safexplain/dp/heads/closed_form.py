@@ -1,7 +1,5 @@
 """DP-SGD of linear heads on fixed features: closed-form clipping, many independent heads in one batched computation.
 
-One step of DP-SGD for linear heads: per-example gradients clipped in closed form.
-
 The gradient of the cross-entropy of a linear head for one example is the outer product of p - y and (x, 1), so its norm
 is ||p - y|| ||(x, 1)|| (Goodfellow 2015, 1510.01799, section 4): no example's gradient has to be formed to clip it, and
 independent heads are slices of one batched matrix product.
@@ -24,7 +22,10 @@ from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import fresh_generator, gaussian
 from safexplain.errors import ConfigurationError, InputError
 
-__all__ = ["Heads", "Rows", "clipped_sum", "head_step", "logit_gradient", "train_heads"]
+_TOLD = 50
+"""Times that progress is told of each block of runs."""
+_BLOCK = {"cpu": 2**21, "cuda": 2**29}
+"""Bytes of features that one step of a block of runs gathers: what a processor's cache, or a GPU's memory, holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +104,6 @@ def logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
         return logits.sigmoid() - labels.unsqueeze(-2)
     index = labels.unsqueeze(-2).expand(len(logits), 1, -1)
     return logits.softmax(1).scatter_add_(1, index, logits.new_full((), -1.0).expand_as(index))
-
-
-_TOLD = 50
-"""Times that progress is told of each block of runs."""
-_BLOCK = {"cpu": 2**21, "cuda": 2**29}
-"""Bytes of features that one step of a block of runs gathers: what a processor's cache, or a GPU's memory, holds."""
 
 
 @dataclass(frozen=True, eq=False)

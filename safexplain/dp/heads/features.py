@@ -3,8 +3,6 @@
 Training a head on features has the guarantee of DP-SGD only where a row's features depend on that row and on public
 weights. That is checked here on a few rows: a backbone with dropout that is always on, or with normalisation over the
 batch, is refused. The weights of the backbone are not covered by the guarantee: they must come from public data.
-
-Arrays on disk that are computed in pieces: each appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,11 +21,18 @@ from safexplain._files import whole_file
 from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
 
-__all__ = ["FeatureStore", "features", "head_input", "linear_head"]
+_ALONE = 2
+"""Rows that are also passed on their own, to see whether they depend on others."""
+_TOLERANCE = 1e-3
+"""Of the largest feature: above rounding in other batch shapes, below dropout and batch normalisation."""
+_PIECE = 2**24
+"""Numbers in one piece on disk, about."""
 
 
 class FeatureStore:
     """One array of shape (n, d) as KEY.npy, and until it is complete as KEY.START.npy for rows from START on.
+
+    Each file appears whole or not at all.
 
     Args:
         folder: made when missing.
@@ -77,14 +82,6 @@ def _read(path: Path, rows: int) -> Tensor | None:
 def _write(path: Path, rows: Tensor) -> None:
     with whole_file(path) as partial, partial.open("wb") as file:
         np.save(file, rows.numpy())
-
-
-_ALONE = 2
-"""Rows that are also passed on their own, to see whether they depend on others."""
-_TOLERANCE = 1e-3
-"""Of the largest feature: above rounding in other batch shapes, below dropout and batch normalisation."""
-_PIECE = 2**24
-"""Numbers in one piece on disk, about."""
 
 
 def linear_head(model: nn.Module, head_name: str) -> nn.Linear:

@@ -329,11 +329,13 @@ def test_many_blocks_of_runs_give_what_one_block_gives(monkeypatch):
     made_by = recipe(sample_rate=0.5, expected_batch_size=30)
     wide = train_heads(x, y, made_by, noise_multiplier=0.0, runs=1, generator=seeded())
     monkeypatch.setitem(head._BLOCK, "cpu", 1)
-    ticks = []
-    narrow = train_heads(x, y, made_by, noise_multiplier=0.0, runs=3, generator=seeded(), tick=ticks.append)
+    seen = []
+    narrow = train_heads(
+        x, y, made_by, noise_multiplier=0.0, runs=3, generator=seeded(), progress=lambda *told: seen.append(told)
+    )
     assert torch.allclose(wide.weight[0], narrow.weight[0], atol=1e-12)
     assert not torch.allclose(narrow.weight[0], narrow.weight[1], atol=1e-3)
-    assert ticks == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert seen == [("training with DP", done, 60) for done in range(1, 61)]
 
 
 def test_one_logit_separates_two_classes_with_one_vector():
