@@ -1,16 +1,18 @@
 """What differentially private training spends, under every adjacency at once.
 
+Read from the top: what neighbouring data sets differ in and how batches are drawn (`Adjacency`, `Sampling`); a number
+of equal `Steps` and the `Epsilons` that they spend (`epsilons`, `composed`); and, at the end, the privacy loss of one
+step (`one_step`), from which all follows. `safexplain.dp.accounting` calibrates noise to a budget with it, and
+`safexplain.verdict.privacy_statement` states what was spent.
+
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
 al. 2022, arXiv 2207.04380) of dp-accounting. Every number is an upper bound, about 3e-4 above the exact one. Renyi
 accounting is not used: in dp-accounting 0.6 it leaves out that substitution changes the sum by 2C
 (google/differential-privacy issue 378).
 
-What two neighbouring data sets differ in, how batches are drawn, and what each covers, in words.
-
-Dominating pairs of one step of the sampled Gaussian mechanism, as privacy loss distributions of dp-accounting.
-
-One record changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and
-at most 2C when it is substituted. Noise of standard deviation `noise_multiplier * C` is added to the sum; below C = 1.
+One step is dominated by a pair of distributions. One record changes the sum of clipped gradients by a vector of norm at
+most C when it is added, removed or emptied, and at most 2C when it is substituted. Noise of standard deviation
+`noise_multiplier * C` is added to the sum; below C = 1.
 
 | sampling | add_remove, zero_out | substitute |
 |---|---|---|
@@ -43,7 +45,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
+from safexplain._validate import check_number, whole_number
+from safexplain.errors import ConfigurationError, WeakDeltaWarning
+
+Array = NDArray[np.float64]
 
 Adjacency = Literal["add_remove", "substitute", "zero_out"]
 """One record present or absent; one record's value, label or attributes anything; one record or an empty one."""
@@ -65,22 +70,14 @@ SHUFFLED = (
     " any order in which each record is in one batch an epoch"
 )
 
+ROUNDING = 5e-16
+"""By how much a step's rounding in the Fourier transforms may lower delta; taken off the delta that is asked for."""
 
-def check_adjacency(adjacency: str) -> None:
-    """Raise ConfigurationError unless it is one of `Adjacency`."""
-    if adjacency not in get_args(Adjacency):
-        raise ConfigurationError(f"adjacency: expected one of {', '.join(get_args(Adjacency))}, got {adjacency!r}")
+VACUOUS = 500.0
+"""Epsilons above are given as infinite: they would promise nothing, and their exponentials overflow."""
 
-
-def check_sampling(sampling: str) -> None:
-    """Raise ConfigurationError unless it is one of `Sampling`; shuffling is refused with the reason."""
-    if sampling in ("shuffle", "shuffled", "shuffling"):
-        raise ConfigurationError(SHUFFLED)
-    if sampling not in get_args(Sampling):
-        raise ConfigurationError(f"sampling: expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
-
-
-Array = NDArray[np.float64]
+SMALLEST_DELTA = 1e-12
+"""Below this the mass that composition cuts off (1e-15 a product) would no longer be small beside delta."""
 
 ERROR = 3e-4
 """How far discretisation may raise epsilon, about; never lowered: all estimates are pessimistic."""
@@ -95,129 +92,18 @@ TAIL = 9.0
 """Losses of noise beyond so many standard deviations (probability 1e-19) count as infinite."""
 
 
-def one_step(
-    noise_multiplier: float, sample_rate: float, adjacency: Adjacency, sampling: Sampling, interval: float
-) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one step, discretised by connecting the dots of its exact privacy profile.
-
-    dp-accounting's own `from_gaussian_mechanism` gives the same for Poisson sampling, one loss at a time.
-
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum over the clip bound C.
-        sample_rate: q in (0, 1]; 1 for a full batch.
-        adjacency: what neighbours differ in.
-        sampling: how the batch is drawn.
-        interval: width of the grid of privacy losses, in nats.
-    """
-    q, d = sample_rate, _distance(noise_multiplier, sampling)
-    largest = _largest_losses(q, d)
-    if adjacency == "add_remove" or (adjacency == "zero_out" and sampling != "fixed-size"):
-        low = -math.log1p(-q) if q < 1 else largest[0]
-        remove = _profile(lambda epsilon: _removal(epsilon, d, q), -low, largest[0], interval)
-        return PrivacyLossDistribution(
-            remove, _profile(lambda epsilon: _addition(epsilon, d, q), -largest[0], low, interval)
-        )
-    above, top = (_removal, largest[0]) if sampling == "fixed-size" else (_substitution, largest[1])
-    return PrivacyLossDistribution(_profile(lambda epsilon: _symmetric(above, epsilon, d, q), -top, top, interval))
+def check_adjacency(adjacency: str) -> None:
+    """Raise ConfigurationError unless it is one of `Adjacency`."""
+    if adjacency not in get_args(Adjacency):
+        raise ConfigurationError(f"adjacency: expected one of {', '.join(get_args(Adjacency))}, got {adjacency!r}")
 
 
-def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
-    """The width at which connect-the-dots discretisation (arXiv 2207.04380) raises epsilon by about `ERROR`.
-
-    Each step's loss is rounded apart within its interval v, which adds about v^2 to its variance; over the steps that
-    raises epsilon by about steps v^2 / (2 sd), sd the standard deviation of the whole loss.
-    """
-    total_sd = _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[1] * math.sqrt(steps)
-    total = typical_loss(noise_multiplier, sample_rate, steps, sampling) + 4 * total_sd
-    allowed = ERROR * max(min(total, 1.0), total / 10)
-    finest = max(
-        1e-7,
-        20 * total_sd / COMPOSED_CELLS,
-        sum(_largest_losses(sample_rate, _distance(noise_multiplier, sampling))) / CELLS,
-    )
-    return max(min(math.sqrt(2 * allowed * total_sd / steps), max(1.0, total) / 50), finest)
-
-
-def typical_loss(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
-    """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
-    return steps * _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[0]
-
-
-def _distance(sigma: float, sampling: Sampling) -> float:
-    return (2.0 if sampling == "fixed-size" else 1.0) / sigma
-
-
-def _largest_losses(q: float, d: float) -> tuple[float, float]:
-    """The loss when the noise is `TAIL` deviations above d, removing and substituting."""
-    rest = math.log1p(-q) if q < 1 else -math.inf
-    joined = math.log(q) - d * d / 2
-    up, down = (float(np.logaddexp(rest, joined + side * d * (TAIL + d))) for side in (1, -1))
-    return up, up - down
-
-
-def _loss_moments(q: float, d: float) -> tuple[float, float]:
-    """Mean and standard deviation of the loss log((1-q) + q N(d)/N(0)) under its numerator, by quadrature."""
-    x = np.linspace(-9, 9 + d, 4001)
-    loss = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + d * x - d * d / 2)
-    weight = np.exp(loss - x * x / 2)
-    weight /= weight.sum()
-    mean = float(weight @ loss)
-    return abs(mean), max(math.sqrt(float(weight @ (loss - mean) ** 2)), 1e-12)
-
-
-def _removal(epsilon: Array, d: float, q: float) -> Array:
-    """Hockey-stick divergence of order e^epsilon from (1-q) N(0) + q N(d) to N(0); any epsilon."""
-    reached = epsilon > (math.log1p(-q) if q < 1 else -math.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cut = (_log_joined(epsilon, q) + d * d / 2) / d
-        above = (1 - q) * ndtr(-cut) + q * ndtr(d - cut) - np.exp(epsilon + log_ndtr(-cut))
-    return np.where(reached, above, -np.expm1(np.minimum(epsilon, 0)))
-
-
-def _addition(epsilon: Array, d: float, q: float) -> Array:
-    """The same from N(0) to (1-q) N(0) + q N(d)."""
-    reached = -epsilon > (math.log1p(-q) if q < 1 else -math.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cut = (_log_joined(-epsilon, q) + d * d / 2) / d
-        shrunk = (1 - q) * np.exp(epsilon + log_ndtr(cut)) + q * np.exp(epsilon + log_ndtr(cut - d))
-    return np.where(reached, ndtr(cut) - shrunk, 0.0)
-
-
-def _substitution(epsilon: Array, d: float, q: float) -> Array:
-    """The same from (1-q) N(0) + q N(d) to (1-q) N(0) + q N(-d), for epsilon >= 0; asinh inverts the loss exactly."""
-    half = epsilon / 2
-    grown = (1 - q) / q * np.exp(half + d * d / 2) * -np.expm1(-epsilon) / 2
-    cut = (half + np.arcsinh(grown)) / d
-    minus = (1 - q) * np.exp(epsilon + log_ndtr(-cut)) + q * np.exp(epsilon + log_ndtr(-d - cut))
-    return np.asarray((1 - q) * ndtr(-cut) + q * ndtr(d - cut) - minus)
-
-
-def _log_joined(epsilon: Array, q: float) -> Array:
-    """log((e^epsilon - (1-q)) / q)."""
-    return np.asarray(epsilon + np.log1p(-(1 - q) * np.exp(-epsilon)) - math.log(q))
-
-
-def _symmetric(above: Callable[[Array, float, float], Array], epsilon: Array, d: float, q: float) -> Array:
-    """A profile known for epsilon >= 0, continued to a pair whose directions are alike: 1 - a + a H(1/a) at a < 1."""
-    values = above(np.abs(epsilon), d, q)
-    return np.where(epsilon >= 0, values, -np.expm1(np.minimum(epsilon, 0)) + np.exp(np.minimum(epsilon, 0)) * values)
-
-
-def _profile(divergence: Callable[[Array], Array], low: float, high: float, interval: float) -> PLDPmf:
-    first, last = math.floor(low / interval) - 1, math.ceil(high / interval) + 1
-    deltas = divergence(np.arange(first, last + 1) * interval)
-    falling = np.minimum.accumulate(np.clip(deltas, 0, 1))
-    return create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, falling)
-
-
-ROUNDING = 5e-16
-"""By how much a step's rounding in the Fourier transforms may lower delta; taken off the delta that is asked for."""
-
-VACUOUS = 500.0
-"""Epsilons above are given as infinite: they would promise nothing, and their exponentials overflow."""
-
-SMALLEST_DELTA = 1e-12
-"""Below this the mass that composition cuts off (1e-15 a product) would no longer be small beside delta."""
+def check_sampling(sampling: str) -> None:
+    """Raise ConfigurationError unless it is one of `Sampling`; shuffling is refused with the reason."""
+    if sampling in ("shuffle", "shuffled", "shuffling"):
+        raise ConfigurationError(SHUFFLED)
+    if sampling not in get_args(Sampling):
+        raise ConfigurationError(f"sampling: expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
 
 @dataclass(frozen=True)
@@ -243,14 +129,15 @@ class Steps:
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling)
-        _check_number("noise_multiplier", self.noise_multiplier, 0.0, math.inf)
-        _check_number("sample_rate", self.sample_rate, 0.0, 1.0)
-        if self.sample_rate == 0:
-            raise ConfigurationError("sample_rate: expected a number in (0, 1], got 0; no record would be in any batch")
+        check_number("noise_multiplier", self.noise_multiplier, minimum=0.0)
+        if not 0 < check_number("sample_rate", self.sample_rate) <= 1:
+            raise ConfigurationError(
+                f"sample_rate: expected a number in (0, 1], got {self.sample_rate!r}"
+                + ("; no record would be in any batch" if self.sample_rate == 0 else "")
+            )
         if self.sampling == "full-batch" and self.sample_rate != 1:
             raise ConfigurationError(f'sampling="full-batch" has sample_rate 1, got {self.sample_rate!r}')
-        if isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 0:
-            raise ConfigurationError(f"steps: expected a whole number of at least 0, got {self.steps!r}")
+        whole_number("steps", self.steps, 0)
 
 
 @dataclass(frozen=True)
@@ -385,7 +272,7 @@ def check_delta(delta: float, records: int | None = None) -> None:
         delta: the delta of a guarantee.
         records: size of the training data, if known.
     """
-    _check_number("delta", delta, 0.0, 1.0)
+    check_number("delta", delta)
     if not SMALLEST_DELTA <= delta < 1:
         raise ConfigurationError(
             f"delta: expected a number in [{SMALLEST_DELTA:g}, 1), got {delta!r}; customary is at most one over ten"
@@ -400,17 +287,6 @@ def check_delta(delta: float, records: int | None = None) -> None:
         )
 
 
-def _check_number(name: str, value: float, low: float, high: float) -> None:
-    try:
-        if isinstance(value, bool | str | bytes):  # which float() takes
-            raise TypeError
-        value = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}") from None
-    if not low <= value <= high or math.isinf(value):
-        raise ConfigurationError(f"{name}: expected a finite number from {low:g} to {high:g}, got {value!r}")
-
-
 @lru_cache(maxsize=64)
 def _loss(phases: tuple[Steps, ...], adjacency: Adjacency) -> PrivacyLossDistribution:
     steps = sum(p.steps for p in phases)
@@ -421,3 +297,118 @@ def _loss(phases: tuple[Steps, ...], adjacency: Adjacency) -> PrivacyLossDistrib
             loss = one_step(p.noise_multiplier, p.sample_rate, adjacency, p.sampling, interval).self_compose(p.steps)
             whole = loss if whole is None else whole.compose(loss)
     return whole
+
+
+def one_step(
+    noise_multiplier: float, sample_rate: float, adjacency: Adjacency, sampling: Sampling, interval: float
+) -> PrivacyLossDistribution:
+    """The privacy loss distribution of one step, discretised by connecting the dots of its exact privacy profile.
+
+    dp-accounting's own `from_gaussian_mechanism` gives the same for Poisson sampling, one loss at a time.
+
+    Args:
+        noise_multiplier: standard deviation of the noise on the sum over the clip bound C.
+        sample_rate: q in (0, 1]; 1 for a full batch.
+        adjacency: what neighbours differ in.
+        sampling: how the batch is drawn.
+        interval: width of the grid of privacy losses, in nats.
+    """
+    q, d = sample_rate, _distance(noise_multiplier, sampling)
+    largest = _largest_losses(q, d)
+    if adjacency == "add_remove" or (adjacency == "zero_out" and sampling != "fixed-size"):
+        low = -math.log1p(-q) if q < 1 else largest[0]
+        remove = _profile(lambda epsilon: _removal(epsilon, d, q), -low, largest[0], interval)
+        return PrivacyLossDistribution(
+            remove, _profile(lambda epsilon: _addition(epsilon, d, q), -largest[0], low, interval)
+        )
+    above, top = (_removal, largest[0]) if sampling == "fixed-size" else (_substitution, largest[1])
+    return PrivacyLossDistribution(_profile(lambda epsilon: _symmetric(above, epsilon, d, q), -top, top, interval))
+
+
+def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
+    """The width at which connect-the-dots discretisation (arXiv 2207.04380) raises epsilon by about `ERROR`.
+
+    Each step's loss is rounded apart within its interval v, which adds about v^2 to its variance; over the steps that
+    raises epsilon by about steps v^2 / (2 sd), sd the standard deviation of the whole loss.
+    """
+    total_sd = _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[1] * math.sqrt(steps)
+    total = typical_loss(noise_multiplier, sample_rate, steps, sampling) + 4 * total_sd
+    allowed = ERROR * max(min(total, 1.0), total / 10)
+    finest = max(
+        1e-7,
+        20 * total_sd / COMPOSED_CELLS,
+        sum(_largest_losses(sample_rate, _distance(noise_multiplier, sampling))) / CELLS,
+    )
+    return max(min(math.sqrt(2 * allowed * total_sd / steps), max(1.0, total) / 50), finest)
+
+
+def typical_loss(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
+    """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
+    return steps * _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[0]
+
+
+def _distance(sigma: float, sampling: Sampling) -> float:
+    return (2.0 if sampling == "fixed-size" else 1.0) / sigma
+
+
+def _largest_losses(q: float, d: float) -> tuple[float, float]:
+    """The loss when the noise is `TAIL` deviations above d, removing and substituting."""
+    rest = math.log1p(-q) if q < 1 else -math.inf
+    joined = math.log(q) - d * d / 2
+    up, down = (float(np.logaddexp(rest, joined + side * d * (TAIL + d))) for side in (1, -1))
+    return up, up - down
+
+
+def _loss_moments(q: float, d: float) -> tuple[float, float]:
+    """Mean and standard deviation of the loss log((1-q) + q N(d)/N(0)) under its numerator, by quadrature."""
+    x = np.linspace(-9, 9 + d, 4001)
+    loss = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + d * x - d * d / 2)
+    weight = np.exp(loss - x * x / 2)
+    weight /= weight.sum()
+    mean = float(weight @ loss)
+    return abs(mean), max(math.sqrt(float(weight @ (loss - mean) ** 2)), 1e-12)
+
+
+def _removal(epsilon: Array, d: float, q: float) -> Array:
+    """Hockey-stick divergence of order e^epsilon from (1-q) N(0) + q N(d) to N(0); any epsilon."""
+    reached = epsilon > (math.log1p(-q) if q < 1 else -math.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cut = (_log_joined(epsilon, q) + d * d / 2) / d
+        above = (1 - q) * ndtr(-cut) + q * ndtr(d - cut) - np.exp(epsilon + log_ndtr(-cut))
+    return np.where(reached, above, -np.expm1(np.minimum(epsilon, 0)))
+
+
+def _addition(epsilon: Array, d: float, q: float) -> Array:
+    """The same from N(0) to (1-q) N(0) + q N(d)."""
+    reached = -epsilon > (math.log1p(-q) if q < 1 else -math.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cut = (_log_joined(-epsilon, q) + d * d / 2) / d
+        shrunk = (1 - q) * np.exp(epsilon + log_ndtr(cut)) + q * np.exp(epsilon + log_ndtr(cut - d))
+    return np.where(reached, ndtr(cut) - shrunk, 0.0)
+
+
+def _substitution(epsilon: Array, d: float, q: float) -> Array:
+    """The same from (1-q) N(0) + q N(d) to (1-q) N(0) + q N(-d), for epsilon >= 0; asinh inverts the loss exactly."""
+    half = epsilon / 2
+    grown = (1 - q) / q * np.exp(half + d * d / 2) * -np.expm1(-epsilon) / 2
+    cut = (half + np.arcsinh(grown)) / d
+    minus = (1 - q) * np.exp(epsilon + log_ndtr(-cut)) + q * np.exp(epsilon + log_ndtr(-d - cut))
+    return np.asarray((1 - q) * ndtr(-cut) + q * ndtr(d - cut) - minus)
+
+
+def _log_joined(epsilon: Array, q: float) -> Array:
+    """log((e^epsilon - (1-q)) / q)."""
+    return np.asarray(epsilon + np.log1p(-(1 - q) * np.exp(-epsilon)) - math.log(q))
+
+
+def _symmetric(above: Callable[[Array, float, float], Array], epsilon: Array, d: float, q: float) -> Array:
+    """A profile known for epsilon >= 0, continued to a pair whose directions are alike: 1 - a + a H(1/a) at a < 1."""
+    values = above(np.abs(epsilon), d, q)
+    return np.where(epsilon >= 0, values, -np.expm1(np.minimum(epsilon, 0)) + np.exp(np.minimum(epsilon, 0)) * values)
+
+
+def _profile(divergence: Callable[[Array], Array], low: float, high: float, interval: float) -> PLDPmf:
+    first, last = math.floor(low / interval) - 1, math.ceil(high / interval) + 1
+    deltas = divergence(np.arange(first, last + 1) * interval)
+    falling = np.minimum.accumulate(np.clip(deltas, 0, 1))
+    return create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, falling)

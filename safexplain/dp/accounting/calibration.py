@@ -9,7 +9,8 @@ from dp_accounting import get_sigma_gaussian
 from scipy.optimize import brentq
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain._validate import check_number
+from safexplain.errors import ConfigurationError
 
 LARGEST_SIGMA = 1e7
 MOST_STEPS = 10_000_000
@@ -48,7 +49,7 @@ def noise_multiplier(
     """
     check_delta(delta)
     check_adjacency(adjacency)
-    _check_target(target_epsilon)
+    check_number("target_epsilon", target_epsilon, above=0.0)
     if Steps(1.0, sample_rate, steps, sampling).steps == 0:
         raise ConfigurationError("steps: expected at least 1, got 0; without steps no noise is needed")
 
@@ -90,7 +91,7 @@ def steps_within(
     """
     check_delta(delta)
     check_adjacency(adjacency)
-    _check_target(target_epsilon)
+    check_number("target_epsilon", target_epsilon, above=0.0)
 
     def within(steps: int) -> bool:
         spent = epsilon_of([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, adjacency)
@@ -127,13 +128,6 @@ def _around(within: Callable[[int], bool], guess: int) -> tuple[int, int]:
         if enough >= MOST_STEPS:
             break
     return enough, too_many
-
-
-def _check_target(target: float) -> None:
-    if isinstance(target, bool) or not isinstance(target, int | float):
-        raise ConfigurationTypeError(f"target_epsilon: expected a number, got {target!r}")
-    if not 0 < target < math.inf:
-        raise ConfigurationError(f"target_epsilon: expected a finite number above 0, got {target!r}")
 
 
 def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:

@@ -14,11 +14,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
+from safexplain._validate import check_number
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear.inputs import (
     check_bound,
     check_classes,
-    check_positive,
     in_unit_ball,
     noise_generator,
     on_grid,
@@ -139,9 +139,9 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             WeakDeltaWarning: delta is at least one over the number of records.
         """
         bound, classes = check_bound(self.norm_bound), check_classes(self.classes)
-        check_positive("epsilon", self.epsilon)
-        check_positive("logit_noise", self._logit_noise())
-        constant = check_positive("intercept_scaling", self.intercept_scaling, or_zero=True)
+        check_number("epsilon", self.epsilon, above=0.0)
+        check_number("logit_noise", self._logit_noise(), above=0.0)
+        constant = check_number("intercept_scaling", self.intercept_scaling, minimum=0.0)
         check_adjacency(self.adjacency)
         if self.mechanism not in ("noisy-gd", "objective", "output"):
             raise ConfigurationError(f'mechanism: expected "noisy-gd", "objective" or "output", got {self.mechanism!r}')

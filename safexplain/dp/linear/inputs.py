@@ -9,19 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain._validate import check_number
+from safexplain.errors import ConfigurationError, InputError
 
 INSIDE = 1 - 1e-9
 """Rows are scaled to this norm, not to 1, so that rounding cannot carry one outside of the unit ball."""
-
-
-def check_positive(name: str, value: Any, *, or_zero: bool = False) -> float:
-    """The value as a number, if it is finite and above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise ConfigurationTypeError(f"{name}: expected a number, got {value!r}")
-    if not (0 < value < math.inf or (or_zero and value == 0)):
-        raise ConfigurationError(f"{name}: expected a finite number above 0, got {value!r}")
-    return float(value)
 
 
 def check_bound(norm_bound: Any) -> float:
@@ -32,7 +24,7 @@ def check_bound(norm_bound: Any) -> float:
             " itself tell about one record. Give a number that follows from public knowledge, such as"
             " sqrt(n_features) times the largest value that a feature can take; longer rows are shortened to it"
         )
-    return check_positive("norm_bound", norm_bound)
+    return check_number("norm_bound", norm_bound, above=0.0)
 
 
 def check_classes(classes: Any) -> NDArray[Any]:

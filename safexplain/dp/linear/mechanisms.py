@@ -66,7 +66,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from safexplain._privacy_loss import Adjacency, check_adjacency
-from safexplain.dp.linear.inputs import check_positive
+from safexplain._validate import check_number
 from safexplain.dp.linear.noisy_gd import float_safe_normal
 from safexplain.dp.linear.solver import CURVATURE, minimise, solve
 
@@ -119,7 +119,7 @@ class PerturbedObjective:
         """
         check_adjacency(adjacency)
         for name, value in (("epsilon", epsilon), ("logit_noise", logit_noise)):
-            check_positive(name, value)
+            check_number(name, value, above=0.0)
         scale = math.sqrt(dimension) / logit_noise
         budget, k = (1 - SOLVER_SHARE) * epsilon, _changed(adjacency)
 
@@ -181,7 +181,7 @@ def stability(regularization: float, adjacency: Adjacency) -> float:
         ConfigurationError: a value out of range.
     """
     check_adjacency(adjacency)
-    check_positive("regularization", regularization)
+    check_number("regularization", regularization, above=0.0)
     return ((2 if adjacency == "substitute" else 1) + 2 * GRADIENT_ERROR) / regularization
 
 
@@ -238,8 +238,8 @@ class PerturbedOutput:
             ConfigurationError: a value out of range.
         """
         check_adjacency(adjacency)
-        check_positive("epsilon", epsilon)
-        check_positive("logit_noise", logit_noise)
+        check_number("epsilon", epsilon, above=0.0)
+        check_number("logit_noise", logit_noise, above=0.0)
         rate = math.sqrt(dimension + 1) / logit_noise
         regularization = stability(1.0, adjacency) * rate / epsilon * (1 + 1e-12)  # rounding never spends more
         return cls(regularization, noise_rate=rate)
@@ -255,8 +255,8 @@ class PerturbedOutput:
         Raises:
             ConfigurationError: a value out of range.
         """
-        check_positive("noise_multiplier", noise_multiplier)
-        check_positive("logit_noise", logit_noise)
+        check_number("noise_multiplier", noise_multiplier, above=0.0)
+        check_number("logit_noise", logit_noise, above=0.0)
         return cls(noise_multiplier * stability(1.0, "add_remove") / logit_noise, noise_multiplier=noise_multiplier)
 
 

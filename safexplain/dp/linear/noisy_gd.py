@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from safexplain.dp.linear.inputs import check_positive
-from safexplain.errors import ConfigurationError
+from safexplain._validate import check_number, whole_number
 
 LARGEST_STEP = 64.0
 """Learning rate on the mean gradient. Longer steps would make weights swing without end where there is little noise;
@@ -55,10 +54,9 @@ class NoisyGradientDescent:
     private_count: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int | np.integer) or self.steps < 1:
-            raise ConfigurationError(f"steps: expected a whole number of at least 1, got {self.steps!r}")
+        whole_number("steps", self.steps, 1)
         for name in ("noise_multiplier", "max_grad_norm", "logit_noise"):
-            check_positive(name, getattr(self, name))
+            check_number(name, getattr(self, name), above=0.0)
 
     @property
     def releases(self) -> int:

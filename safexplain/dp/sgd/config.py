@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from safexplain._validate import check_number
+from safexplain._validate import check_number, whole_number
 from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
 from safexplain.dp.sgd.steps import Loss
@@ -71,8 +71,7 @@ class TrainingConfig:
             known = ", ".join(OPTIMIZERS)
             raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
         check_clipping(self.clipping)
-        if not isinstance(self.piece, int | np.integer) or self.piece < 1:
-            raise ConfigurationError(f"piece: expected a whole number of at least 1 row, got {self.piece!r}")
+        whole_number("piece", self.piece, 1)
         if self.seed is not None and not isinstance(self.seed, int | np.integer):
             raise ConfigurationTypeError(f"seed: expected a whole number or None, got {self.seed!r}")
         object.__setattr__(self, "lr", check_number("lr", self.lr, above=0.0))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
 from safexplain._validate import check_number
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.accounting.calibration import steps_within
 from safexplain.dp.sgd.clipping import Clipping
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.errors import ConfigurationError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 MECHANISM = (
@@ -44,17 +42,14 @@ class TrainingBudget:
         check_delta(self.delta)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ConfigurationError("give epsilon (the noise is then calibrated), or noise_multiplier, or both")
-        for name in ("epsilon", "noise_multiplier"):
-            if (value := getattr(self, name)) is not None and not isinstance(value, int | float | np.number):
-                raise ConfigurationTypeError(f"{name}: expected a number or None, got {value!r}")
-        for name in ("epsilon", "delta", "noise_multiplier"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, float(value))
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+        if self.epsilon in (0, math.inf):
             raise ConfigurationError(
                 f"epsilon: expected a finite number above 0, got {self.epsilon!r}; for training without a guarantee"
                 " pass epsilon=None, noise_multiplier=0"
             )
+        for name, least in (("epsilon", {"above": 0.0}), ("delta", {}), ("noise_multiplier", {"minimum": 0.0})):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_number(name, value, **least))
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def test_impossible_values_are_refused_by_name(values, message):
 @pytest.mark.parametrize("value", ["much", "0.1", b"1", True, None])
 @pytest.mark.parametrize("name", ["noise_multiplier", "sample_rate", "delta"])
 def test_a_text_or_a_truth_value_is_no_number(name, value):
-    with pytest.raises(ConfigurationTypeError, match=f"{name}: expected a number"):
+    with pytest.raises(ConfigurationTypeError, match=f"{name} must be a number"):
         epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, name: value})
 
 

@@ -393,7 +393,7 @@ def test_labels_of_any_integer_type_are_class_indices(kind):
         ({"records": (data()[0], ["a"] * 60)}, InputError, "y must be numbers"),
         ({"model": "resnet"}, InputError, "expected a torch.nn.Module, got str"),
         ({"clipping": 1.0}, ConfigurationError, r"FlatClipping\(1.0\)"),
-        ({"epsilon": "8"}, ConfigurationError, "epsilon: expected a number"),
+        ({"epsilon": "8"}, ConfigurationError, "epsilon must be a number"),
         ({"batch_size": "3"}, ConfigurationError, "batch_size"),
         ({"steps": None, "epochs": math.nan}, ConfigurationError, "epochs"),
         ({"piece": 2.5}, ConfigurationError, "piece"),
