@@ -17,7 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
-from safexplain.dp.linear.inputs import check_positive
+from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.mechanisms.mechanism import Frozen, Guarantee, Infeasible, Per, RecourseMechanism
@@ -72,7 +72,7 @@ class AsPublishedLaplace(RecourseMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("score_bound", self.score_bound)
+        check_number("score_bound", self.score_bound, above=0.0)
         if self.constraints is not None:
             raise ConfigurationError("constraints: the published method has none; use DPModelRecourse")
         if self.model is None:
