@@ -1,11 +1,17 @@
-"""Differential privacy: accounting under every adjacency, training that keeps a budget, and what each covers."""
+"""Differential privacy: accounting under every adjacency, training that keeps a budget, and what each covers.
+
+A budget (epsilon, delta, adjacency) goes through `accounting` to noise and a number of steps. `models` makes a network
+fit for gradients of single examples; `sgd` trains it (`DPFineTuner`, or `make_private` for a loop of one's own), and
+`heads` does so in closed form where a linear head alone trains. `linear` is logistic regression without a network.
+Each gives a model and a `PrivacyStatement`, whose epsilons are computed from its parameters, never stored.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons, group_privacy_epsilon
+from safexplain._privacy_loss import Epsilons, Steps, epsilons
 from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -14,13 +20,12 @@ if TYPE_CHECKING:
     from safexplain.dp.linear.classifier import DPLogisticRegression
     from safexplain.dp.models.prepare import prepare
     from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
-    from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
+    from safexplain.dp.sgd.finetune import DPFineTuner
     from safexplain.dp.sgd.make_private import BudgetSpent, make_private
 
 _LATER = {
     "AutoSClipping": "sgd.clipping",
     "BudgetSpent": "sgd.make_private",
-    "DPFineTuned": "sgd.finetune",
     "DPFineTuner": "sgd.finetune",
     "DPLogisticRegression": "linear.classifier",
     "FlatClipping": "sgd.clipping",
@@ -34,7 +39,6 @@ _LATER = {
 __all__ = [
     "AutoSClipping",
     "BudgetSpent",
-    "DPFineTuned",
     "DPFineTuner",
     "DPLogisticRegression",
     "Epsilons",
@@ -42,9 +46,7 @@ __all__ = [
     "PerLayerClipping",
     "PrivacyStatement",
     "Steps",
-    "composed",
     "epsilons",
-    "group_privacy_epsilon",
     "make_private",
     "noise_multiplier",
     "plot_epsilons",

@@ -44,13 +44,11 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss, see
       `safexplain.dp.linear.noisy_gd`. The better one from some twenty features on.
-    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see `safexplain.dp.linear.mechanisms`.
-    Two
-      classes, or k of them one-vs-rest, each with epsilon / k (basic composition). `delta`, `steps` and
-      `max_grad_norm` are not used.
+    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see
+      `safexplain.dp.linear.mechanisms`. Two classes, or k of them one-vs-rest, each with epsilon / k (basic
+      composition). `delta`, `steps` and `max_grad_norm` are not used.
     - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: with `delta=0`
-    epsilon by
-      radial noise, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
+      epsilon by radial noise, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
 
     Sample weights and class weights are not taken: they would multiply a record's influence.
 

@@ -1,4 +1,4 @@
-"""Output and objective perturbation for two classes, or for more of them one-vs-rest.
+"""The mechanisms of `safexplain.dp.linear.mechanisms` for two classes, or for more of them one-vs-rest.
 
 Statements tell the number of records. Where one record more or less is the neighbour, it is one more release: with
 two-sided geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
@@ -38,8 +38,7 @@ def by_objective(
     logit_noise: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Objective perturbation, each problem with epsilon / (number of problems); see
-    `safexplain.dp.linear.mechanisms`."""
+    """Objective perturbation, each problem with epsilon / (number of problems)."""
     each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
     mechanism = PerturbedObjective.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
     weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
@@ -57,8 +56,7 @@ def by_output(
     delta: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere; see
-    `safexplain.dp.linear.mechanisms`."""
+    """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere."""
     problems, name = _problems(k), "logistic regression by output perturbation"
     if delta == 0:
         each = (epsilon - _count_epsilon(epsilon, adjacency)) / problems

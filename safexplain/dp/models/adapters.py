@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from safexplain.errors import InputError
 
-__all__ = ["TARGETS", "LoRALinear", "add_lora", "merge_lora"]
-
 TARGETS = ("qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "query", "key", "value")
 """Names of the projections of attention in timm, in `PerSampleAttention` (for torch's) and in transformers."""
 

@@ -1,12 +1,10 @@
-"""What a few rows show of a model: whether it mixes samples, and whether its per-sample gradients are right.
-
-Checks of a model and its loss on a few rows: what a guarantee needs of a loss.
-
-A check of a prepared model on a few rows: what only a forward pass shows.
+"""What a few rows show of a prepared model and its loss, which its modules alone do not.
 
 A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. Layers that
 reshape samples away, use each other's weights or compute statistics over the batch break one or the other, often
-without an error.
+without an error; so does a loss that mixes samples. `check_rows` is the whole check of a model: does it mix samples
+(`mixes_samples`), what do the hooks get to see, are the gradients right (`wrong_gradients`)? `check_loss` and
+`check_classes` are for the loss and its targets.
 """
 
 from __future__ import annotations
@@ -28,6 +26,38 @@ from safexplain.dp.models.unsupported import Mode, hooked_modules
 from safexplain.dp.sgd.records import Inputs
 from safexplain.dp.sgd.steps import Loss
 from safexplain.errors import ConfigurationError, InputError
+
+_AXIS = (
+    "the first axis of its input is not that of the rows, so that a part of a sample would pass for a sample; keep"
+    " samples on the first axis, or freeze it"
+)
+_SEVERAL = "it takes several inputs, of which Opacus sees one; freeze the parameters that it holds itself"
+_UNCALLED = "it is never called: its weights are used from outside, which no hook sees; call it, or freeze it"
+_REPEATED = 'it is called several times; mode "ghost" needs one call, use mode="hooks"'
+_BUFFER = "a forward pass changes this buffer from private data without noise; remove it, or freeze its module"
+
+
+def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
+    """Raise unless the per-sample gradients of a prepared model can be had and are right, tried on a few rows.
+
+    Args:
+        model: from `safexplain.dp.models.prepare.prepare`; left as it is.
+        x: at least 2 rows, better 3; use rows that may be seen, such as noise or public data.
+        mode: how per-sample gradients will be had.
+
+    Raises:
+        InputError: all that was found, one line each.
+    """
+    x, model = few(x), train_mode(awake(model))
+    problems = ["- outputs of one row depend on other rows: no bound for a sample"] if mixes_samples(model, x) else []
+    problems += _seen(model, x, mode)
+    if not problems:
+        problems = [
+            f"- {name}: per-sample gradients differ from those of one row at a time by {error:.0%}; freeze it"
+            for name, error in wrong_gradients(model, x, force_functorch=mode == "functorch").items()
+        ]
+    if problems:
+        raise InputError(f"cannot train with differential privacy, {len(problems)} found:\n" + "\n".join(problems))
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:
@@ -53,6 +83,49 @@ def mixes_samples(model: nn.Module, x: Inputs) -> bool:
     again = _first_row(run(model, others), len(x[0]))
     pairs = zip(mine, again, strict=True)
     return any(not bool((a - b).abs().max() <= 1e-4 * a.abs().max()) for a, b in pairs)
+
+
+def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
+    """Problems with what the hooks get to see in forward passes over 2 rows and over all."""
+    reasons: dict[tuple[str, str], None] = {}
+    hooked = dict(hooked_modules(model))
+    layers = {name: module for name, module in hooked.items() if _is_called(module)}
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    calls: Counter[str] = Counter()
+    rows = 2
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+            calls[name] += 1
+            if not has_rule(module) and (len(args) > 1 or kwargs):
+                reasons[name, _SEVERAL] = None
+            if args and isinstance(args[0], Tensor) and args[0].shape[:1] != (rows,):
+                reasons[name, _AXIS] = None
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in layers.items()]
+    handles += [module.register_full_backward_hook(_nothing) for module in hooked.values()]
+    try:
+        for rows in sorted({2, len(x[0])}):
+            calls.clear()
+            run(model, tuple(t[:rows] for t in x))
+    except RuntimeError as error:
+        if "modified inplace" not in str(error):
+            raise
+        return [_in_place(error)]
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, module in layers.items():
+        if not calls[name]:
+            reasons[name, _UNCALLED] = None
+        if calls[name] > 1 and mode == "ghost" and type(module) in GradSampleModuleFastGradientClipping.NORM_SAMPLERS:
+            reasons[name, _REPEATED] = None
+    for name, buffer in model.named_buffers():
+        if name not in before or not torch.equal(before[name], buffer):
+            reasons[name, _BUFFER] = None
+    return [f"- {name or 'the model'}: {reason}" for name, reason in reasons]
 
 
 def wrong_gradients(
@@ -99,60 +172,6 @@ def wrong_gradients(
             error = (sample[row] - (0 if grad is None else grad)).norm() / whole if right else float("inf")
             errors[name] = max(errors.get(name, 0.0), float(error))
     return {name: error for name, error in errors.items() if not error <= tolerance}
-
-
-def few(x: Inputs) -> tuple[Tensor, ...]:
-    """At most three rows; raise InputError unless there are two."""
-    rows = x if isinstance(x, tuple) else (x,)
-    if not rows or len({len(t) for t in rows}) != 1 or len(rows[0]) < 2:
-        raise InputError(f"expected 2 rows or more on the first axis, got shapes {[tuple(t.shape) for t in rows]}")
-    return tuple(t[:3] for t in rows)
-
-
-def awake(model: nn.Module) -> nn.Module:
-    """A copy in which no parameter is all zero: behind a new head, often zero at first, every error would hide."""
-    model = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.any():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
-
-
-def run(model: nn.Module, x: tuple[Tensor, ...]) -> list[Tensor]:
-    """All floating-point outputs, with the same random numbers in every call."""
-    devices = sorted({t.device.index for t in x if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
-        return list(_tensors(model(*x)))
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, (tuple, list, dict)):
-        for part in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(part)
-
-
-def _first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
-    first = [output[:1] for output in outputs if output.dim() and len(output) == rows]
-    if not first:
-        raise InputError(f"expected an output of floating-point numbers with the {rows} rows on its first axis")
-    return first
-
-
-def _loss(outputs: list[Tensor]) -> Tensor:
-    """A sum over rows of a function in which every output has a weight of its own."""
-    flat = [o.reshape(len(o), -1) for o in outputs]
-    return torch.stack([(o * torch.arange(1, o.shape[1] + 1, device=o.device).cos()).sum() for o in flat]).sum()
-
-
-def _changed(rows: Tensor, other: Tensor) -> Tensor:
-    """Other rows, far from these."""
-    return rows * -3 + 1 if rows.is_floating_point() else other.expand_as(rows)
 
 
 def outputs_of(model: nn.Module, rows: tuple[Tensor, ...]) -> object:
@@ -224,80 +243,58 @@ def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequenc
             )
 
 
-def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
-    """Raise unless the per-sample gradients of a prepared model can be had and are right, tried on a few rows.
-
-    Args:
-        model: from `safexplain.dp.models.prepare.prepare`; left as it is.
-        x: at least 2 rows, better 3; use rows that may be seen, such as noise or public data.
-        mode: how per-sample gradients will be had.
-
-    Raises:
-        InputError: all that was found, one line each.
-    """
-    x, model = few(x), train_mode(awake(model))
-    problems = ["- outputs of one row depend on other rows: no bound for a sample"] if mixes_samples(model, x) else []
-    problems += _seen(model, x, mode)
-    if not problems:
-        problems = [
-            f"- {name}: per-sample gradients differ from those of one row at a time by {error:.0%}; freeze it"
-            for name, error in wrong_gradients(model, x, force_functorch=mode == "functorch").items()
-        ]
-    if problems:
-        raise InputError(f"cannot train with differential privacy, {len(problems)} found:\n" + "\n".join(problems))
+def few(x: Inputs) -> tuple[Tensor, ...]:
+    """At most three rows; raise InputError unless there are two."""
+    rows = x if isinstance(x, tuple) else (x,)
+    if not rows or len({len(t) for t in rows}) != 1 or len(rows[0]) < 2:
+        raise InputError(f"expected 2 rows or more on the first axis, got shapes {[tuple(t.shape) for t in rows]}")
+    return tuple(t[:3] for t in rows)
 
 
-def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
-    """Problems with what the hooks get to see in forward passes over 2 rows and over all."""
-    reasons: dict[tuple[str, str], None] = {}
-    hooked = dict(hooked_modules(model))
-    layers = {name: module for name, module in hooked.items() if _is_called(module)}
-    before = {name: b.clone() for name, b in model.named_buffers()}
-    calls: Counter[str] = Counter()
-    rows = 2
-
-    def watch(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
-            calls[name] += 1
-            if not has_rule(module) and (len(args) > 1 or kwargs):
-                reasons[name, _SEVERAL] = None
-            if args and isinstance(args[0], Tensor) and args[0].shape[:1] != (rows,):
-                reasons[name, _AXIS] = None
-
-        return hook
-
-    handles = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in layers.items()]
-    handles += [module.register_full_backward_hook(_nothing) for module in hooked.values()]
-    try:
-        for rows in sorted({2, len(x[0])}):
-            calls.clear()
-            run(model, tuple(t[:rows] for t in x))
-    except RuntimeError as error:
-        if "modified inplace" not in str(error):
-            raise
-        return [_in_place(error)]
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, module in layers.items():
-        if not calls[name]:
-            reasons[name, _UNCALLED] = None
-        if calls[name] > 1 and mode == "ghost" and type(module) in GradSampleModuleFastGradientClipping.NORM_SAMPLERS:
-            reasons[name, _REPEATED] = None
-    for name, buffer in model.named_buffers():
-        if name not in before or not torch.equal(before[name], buffer):
-            reasons[name, _BUFFER] = None
-    return [f"- {name or 'the model'}: {reason}" for name, reason in reasons]
+def awake(model: nn.Module) -> nn.Module:
+    """A copy in which no parameter is all zero: behind a new head, often zero at first, every error would hide."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
 
 
-_AXIS = (
-    "the first axis of its input is not that of the rows, so that a part of a sample would pass for a sample; keep"
-    " samples on the first axis, or freeze it"
-)
-_SEVERAL = "it takes several inputs, of which Opacus sees one; freeze the parameters that it holds itself"
-_UNCALLED = "it is never called: its weights are used from outside, which no hook sees; call it, or freeze it"
-_REPEATED = 'it is called several times; mode "ghost" needs one call, use mode="hooks"'
-_BUFFER = "a forward pass changes this buffer from private data without noise; remove it, or freeze its module"
+def run(model: nn.Module, x: tuple[Tensor, ...]) -> list[Tensor]:
+    """All floating-point outputs, with the same random numbers in every call."""
+    devices = sorted({t.device.index for t in x if t.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return list(_tensors(model(*x)))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, (tuple, list, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(part)
+
+
+def _first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
+    first = [output[:1] for output in outputs if output.dim() and len(output) == rows]
+    if not first:
+        raise InputError(f"expected an output of floating-point numbers with the {rows} rows on its first axis")
+    return first
+
+
+def _loss(outputs: list[Tensor]) -> Tensor:
+    """A sum over rows of a function in which every output has a weight of its own."""
+    flat = [o.reshape(len(o), -1) for o in outputs]
+    return torch.stack([(o * torch.arange(1, o.shape[1] + 1, device=o.device).cos()).sum() for o in flat]).sum()
+
+
+def _changed(rows: Tensor, other: Tensor) -> Tensor:
+    """Other rows, far from these."""
+    return rows * -3 + 1 if rows.is_floating_point() else other.expand_as(rows)
 
 
 def _nothing(*_: Any) -> None:

@@ -1,12 +1,13 @@
-"""Rules for per-sample gradients that Opacus 1.6 lacks or has wrong, entered in its registry on import.
+"""Rules for the gradients of single examples that Opacus 1.6 lacks or has wrong, layer by layer.
 
-They hold for every user of Opacus in the process, by its public `register_grad_sampler`.
+Gradients: convolutions in any memory format and padding, and layers whose output the network changes in place. These
+rules are entered in Opacus' registry on import, by its public `register_grad_sampler`, and hold for every user of
+Opacus in the process.
 
-Norms of per-example gradients without the gradients: Opacus' mode ghost, with exact rules for `nn.Linear`.
-
-A linear layer's gradient for one example with t positions is G^T A, from its inputs A (t, in) and the gradients of its
-outputs G (t, out). Its squared norm is the sum of the elements of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679,
-section 4), which takes t^2 numbers instead of in * out; the smaller of both is made (Bu et al. 2022, arXiv 2205.10683).
+Norms without the gradients (mode ghost): `nn.Linear`, exactly, by `GhostHooks`. A linear layer's gradient for one
+example with t positions is G^T A, from its inputs A (t, in) and the gradients of its outputs G (t, out). Its squared
+norm is the sum of the elements of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), which takes t^2
+numbers instead of in * out; the smaller of both is made (Bu et al. 2022, arXiv 2205.10683).
 """
 
 from __future__ import annotations

@@ -26,8 +26,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from safexplain.dp.models.adapters import LoRALinear
 from safexplain.errors import InputError
 
-__all__ = ["CHOICES", "Trainable", "bare_parameters", "freeze_others", "has_rule", "head_modules", "select"]
-
 Trainable = str | Sequence[str | re.Pattern[str]]
 """One of `CHOICES`, or a list of patterns."""
 

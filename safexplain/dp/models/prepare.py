@@ -23,8 +23,6 @@ from safexplain.dp.models.replacements import (
 from safexplain.dp.models.unsupported import Mode, hooked_modules, unsupported
 from safexplain.errors import InputError
 
-__all__ = ["prepare", "train_mode", "unfuse_attention"]
-
 
 def prepare(
     model: nn.Module,
@@ -45,8 +43,7 @@ def prepare(
     Args:
         model: left as it is.
         trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters where there are none.
-            None
-            keeps what requires gradients now.
+            None keeps what requires gradients now.
         mode: how per-sample gradients will be had.
         batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (pretrained
             models only: frozen statistics of an untrained model normalise nothing).

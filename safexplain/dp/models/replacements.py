@@ -7,10 +7,8 @@
 | LSTM, GRU, RNN | Opacus' versions | the same |
 | layers of timm that add nothing to torch's | torch's type | Opacus looks its rules up by exact type |
 
-`nn.MultiheadAttention` of separate linear layers, so that each has a rule for per-sample gradients.
-
-Opacus 1.6 has such a module too, `DPMultiheadAttention`; with `batch_first=True` and several heads it puts the heads'
-outputs together in the wrong order, and with `batch_first=False` samples are not on the first axis.
+Of attention, Opacus 1.6 has a version too, `DPMultiheadAttention`; with `batch_first=True` and several heads it puts
+the heads' outputs together in the wrong order, and with `batch_first=False` samples are not on the first axis.
 """
 
 from __future__ import annotations
@@ -27,19 +25,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from safexplain.dp.models.adapters import merge_lora
 from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear
 from safexplain.errors import InputError, PrivacyWarning
-
-__all__ = [
-    "BatchNormReplacedWarning",
-    "PerSampleAttention",
-    "group_count",
-    "put",
-    "replace_batch_norm",
-    "replace_composites",
-    "restore",
-    "split_attention_bias",
-    "trains",
-    "use_plain_types",
-]
 
 
 class PerSampleAttention(nn.Module):

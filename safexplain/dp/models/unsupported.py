@@ -15,8 +15,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from safexplain.dp.models.parameters import has_rule
 from safexplain.dp.models.replacements import trains
 
-__all__ = ["Mode", "hooked_modules", "unsupported"]
-
 Mode = Literal["hooks", "functorch", "ghost"]
 """How per-sample gradients are had, see `safexplain.dp.sgd.steps`."""
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safexplain._privacy_loss import grid_interval, one_step
-from safexplain.dp import Steps, composed, epsilons, group_privacy_epsilon
+from safexplain.dp.accounting import Steps, composed, epsilons, group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
 NEIGHBORS = {

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from safexplain.dp import epsilons, group_privacy_epsilon, plot_epsilons
+from safexplain.dp import epsilons, plot_epsilons
+from safexplain.dp.accounting import group_privacy_epsilon
 from safexplain.errors import ConfigurationError
 
 
