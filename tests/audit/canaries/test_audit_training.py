@@ -1,4 +1,4 @@
-"""`DPFineTuner.audit`: what would be trained is trained many times, with and without a record."""
+"""`audit_training`: what a `DPFineTuner` would train is trained many times, with and without a record."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ def test_coins_of_heads_are_their_own():
 def test_a_whole_network_is_trained_again_for_every_run(tmp_path):
     tuned = tuner(network(), loss=per_example)
     before = {name: p.clone() for name, p in tuned.prepared().named_parameters()}
-    found = audit_training(tuned, runs=12, cache=tmp_path)
-    assert (found.scenario, found.runs) == ("mislabelled", 12)
+    found = audit_training(tuned, runs=8, cache=tmp_path)
+    assert (found.scenario, found.runs) == ("mislabelled", 8)
     assert found.claim.mechanism == tuned.plan.phase()
     assert all(torch.equal(p, before[name]) for name, p in tuned.prepared().named_parameters())
     stored = sorted(tmp_path.rglob("runs.jsonl"))
-    audit_training(tuner(network(), loss=half), runs=12, cache=tmp_path)
+    audit_training(tuner(network(), loss=half), runs=8, cache=tmp_path)
     assert len(sorted(tmp_path.rglob("runs.jsonl"))) == len(stored) + 1  # another loss is another training
     with pytest.raises(InputError, match="every"):
-        audit_training(tuned, runs=12, every=5)
+        audit_training(tuned, runs=8, every=5)
 
 
 def test_a_gradient_canary_goes_through_the_tuners_own_loop(tmp_path):
-    found = audit_training(tuner(network(), mode="hooks"), "gradient", runs=40, cache=tmp_path)
+    found = audit_training(tuner(network(), mode="hooks"), "gradient", runs=24, cache=tmp_path)
     assert found.epsilon_lower > 0
 
 

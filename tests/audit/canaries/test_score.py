@@ -47,7 +47,7 @@ def logits(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gradient", "crafted", "mislabelled", "natural"])
-def test_models_of_on_d_score_higher(kind):
+def test_models_on_d_score_higher(kind):
     z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[2]
     canary = {
         "gradient": GradientCanary(2, 5),
@@ -74,8 +74,7 @@ def test_a_margin_of_a_sure_model_is_finite():
     assert margins(torch.tensor([[2000.0, 0.0, -10.0]]), 0).isfinite().all()
 
 
-@pytest.mark.parametrize("scenario", ["crafted", "natural", "mislabelled"])
-@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize(("scenario", "y"), [("crafted", 0), ("natural", 1), ("mislabelled", 0), ("mislabelled", 1)])
 def test_one_logit_scores_as_two_of_which_one_is_0(scenario, y):
     z, c = torch.randn(2, 5, 1, dtype=torch.float64)
     both = [torch.cat([torch.zeros_like(t), t], 1) for t in (z, c)]

@@ -144,9 +144,11 @@ def coverage(interval, p, trials, confidence, repeats=20_000):
     return sum(c for (low, high), c in zip(bounds, counts, strict=True) if low <= p <= high) / repeats
 
 
-@pytest.mark.parametrize("confidence", [0.8, 0.95])
-@pytest.mark.parametrize("p", [0.001, 0.01, 0.1, 0.5, 0.97])
-@pytest.mark.parametrize("trials", [20, 100, 300])
+@pytest.mark.parametrize(
+    ("trials", "p", "confidence"),
+    [(20, 0.001, 0.8), (20, 0.1, 0.95), (20, 0.97, 0.95), (100, 0.01, 0.95), (100, 0.5, 0.8), (300, 0.001, 0.95),
+     (300, 0.97, 0.8)],
+)  # fmt: skip
 def test_clopper_pearson_covers_at_least_as_often_as_it_says(trials, p, confidence):
     assert coverage(clopper_pearson, p, trials, confidence) >= confidence - 0.008
 
@@ -211,8 +213,7 @@ def randomized_response(epsilon, delta, trials, rng, repeats):
     return rng.binomial(trials, error, (repeats, 2))
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.05])
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.0, 0.05), (0.5, 0.0), (1.0, 0.05), (3.0, 0.0)])
 def test_the_epsilon_bound_exceeds_the_truth_in_at_most_5_percent_of_experiments(epsilon, delta):
     trials, repeats = 300, 1500
     counts = randomized_response(epsilon, delta, trials, np.random.default_rng(1), repeats)
@@ -228,8 +229,7 @@ def test_the_estimate_without_its_intervals_would_not_pass():
     assert np.mean(plain > 1.0) > 0.4
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.05])
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.05), (1.0, 0.0), (3.0, 0.05)])
 def test_with_many_samples_the_epsilon_bound_is_close_to_the_truth(epsilon, delta):
     trials = 4_000_000
     errors = round(trials * (1 - delta) / (1 + math.exp(epsilon)))
