@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safexplain.audit import Policy, Signals, audit
+from safexplain.audit import Policy, Signals, certify
 
 
 def write(path: Path, effect: float) -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     for name, effect in (("leaking", 0.7), ("quiet", 0.0)):
         path = folder / f"{name}.npz"
         write(path, effect)
-        result = audit(Signals.load(path), Policy(fpr=0.01, max_tpr=0.03))
+        result = certify(Signals.load(path), Policy(fpr=0.01, max_tpr=0.03))
         print(f"{path.name}: {result.verdict}")
         print("   ", result.sentence)
 

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from safexplain import HardenedOcclusion, Hardening
-from safexplain.audit import Policy, Population, audit, collect_signals, train_shadows
+from safexplain.audit import Policy, Population, certify, collect_signals, train_shadows
 
 HARDENING = Hardening.recommended(key=bytes(32))  # a key that everybody knows will do for an audit
 ONE_BY_ONE = {"sliding_window_shapes": (1,), "perturbations_per_eval": 30}
@@ -38,7 +38,7 @@ def main() -> None:
     models = train_shadows(pool, ExtraTreesClassifier(n_estimators=20), models=17)  # each on its own coin flips
     for name, explain in (("native", native), ("hardened", hardened), ("hardened magnitudes", magnitudes)):
         signals = collect_signals(models, pool, explain)  # every model takes turns as the target
-        result = audit(signals, Policy(fpr=0.05, max_tpr=0.15))
+        result = certify(signals, Policy(fpr=0.05, max_tpr=0.15))
         best = result.strongest
         print(f"{name}: {result.verdict}")
         print(f"    strongest: {best.title}, AUC {best.auc:.3f}, {best.at(0.05).tpr:.1%} of the members at 5 %")

@@ -40,7 +40,7 @@ from safexplain.audit import (
     Population,
     Shadows,
     Signals,
-    audit,
+    certify,
     collect_signals,
     side_by_side,
     utility,
@@ -91,7 +91,7 @@ class Run:
 
     def audit(self, hardening: Hardening, policy: Policy = POLICY) -> AuditResult:
         """All attacks under a hardening."""
-        return audit(self.signals(hardening), policy)
+        return certify(self.signals(hardening), policy)
 
 
 def norms(run: Run) -> plt.Figure:
@@ -104,7 +104,7 @@ def norms(run: Run) -> plt.Figure:
         bins = np.linspace(*np.quantile(sizes, (0.002, 0.998)), 34)
         for which, colour, label in ((member, ORANGE, "members"), (~member, BLUE, "non-members")):
             axis.hist(sizes[which], bins, color=colour, alpha=0.55, label=label)
-        result = audit(signals, POLICY)
+        result = certify(signals, POLICY)
         best = next(a for a in result.attacks if (a.attack, a.signal) == ("LikelihoodRatio", "l1"))
         found[name] = {"auc": round(best.auc, 3), "tpr_at_5": round(best.at(0.05).tpr, 3)}
         axis.set(title=f"gradient of the {name}", xlabel="L1 norm of the explanation (log10)")
@@ -216,7 +216,7 @@ def alternatives(run: Run) -> plt.Figure:
     assert run.native.attributions is not None
     for column, (name, hardening) in enumerate(shown.items()):
         signals = run.native if hardening.is_none else run.signals(hardening)
-        result = audit(signals, POLICY)
+        result = certify(signals, POLICY)
         row: dict[str, Any] = {}
         for shift, (signal, (label, colour)) in enumerate(wanted.items()):
             attack = next(a for a in result.attacks if (a.attack, a.signal) == ("LikelihoodRatio", signal))

@@ -1,15 +1,21 @@
-"""Membership attacks on explanations: population -> reference models -> signals -> attacks -> verdict.
+"""Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
 
-`audit` takes any explanation callable; it knows nothing of hardening.
+    population, recipe -> references (train) -> collect, queries (ask) -> signals -> splits -> attacks, controls
+    -> certify (judge) -> utility, root_cause, ablation (describe) -> outcome, report (files)
+
+`holdout_uses` counts verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer
+is any callable, as nothing here knows the package's own or its hardening.
 """
 
-from safexplain.audit.certify import audit, certify
+from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
+from safexplain.audit.outcome import AuditRun
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries
 from safexplain.audit.recipe import Recipe
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import EstimatorModule, Shadows, train_shadows
+from safexplain.audit.run import AuditOptions, audit
 from safexplain.audit.signals import Signals, side_by_side
 from safexplain.audit.utility import Utility, utility
 from safexplain.verdict.judgement import AttackResult, AuditResult
@@ -17,7 +23,9 @@ from safexplain.verdict.policy import Policy
 
 __all__ = [
     "AttackResult",
+    "AuditOptions",
     "AuditResult",
+    "AuditRun",
     "EstimatorModule",
     "ModelCache",
     "Policy",

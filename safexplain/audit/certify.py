@@ -274,15 +274,3 @@ def certify(
         used,
         uses is not None and uses.force,
     )
-
-
-def audit(
-    signals: Signals,
-    policy: Policy | None = None,
-    *,
-    suite: Sequence[SuiteRow] | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> AuditResult:
-    """`certify` without counting the use of the examples: for looking at what attacks find."""
-    return certify(signals, policy, suite=suite, seed=seed, progress=progress)

@@ -1,234 +1,321 @@
-"""`safexplain audit`: a stranger's model and data, from files to a verdict."""
+"""`safexplain audit` and `safexplain attack`: what is released is attacked and judged, from a model or from signals."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
-import numpy as np
-import torch
-from torch import nn
+import typer
+from rich.console import Console
 
-from safexplain._digest import model_digest, weights_digest
-from safexplain._progress import Progress, named
-from safexplain.audit import Policy, Population, Queries, Recipe, Shadows, train_shadows
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
-from safexplain.audit.references.cache import ModelCache
-from safexplain.cli.folders import make_folder
-from safexplain.cli.pipeline import run_pipeline
-from safexplain.cli.plan import QUERIES, Outcome, Plan, Pool
-from safexplain.cli.release import Method
-from safexplain.errors import InputError
+from safexplain._digest import model_digest
+from safexplain._progress import shown
+from safexplain.audit import Policy, Population, Queries, Recipe, Signals, audit, certify
+from safexplain.audit.holdout_uses import uses_of
+from safexplain.audit.run import AuditOptions
+from safexplain.cli.console import (
+    WORDS,
+    Device,
+    Json,
+    Quiet,
+    Resume,
+    RunDir,
+    Seed,
+    attack_table,
+    choose_folder,
+    controls_line,
+    device_of,
+    make_folder,
+    resumable,
+    show_audit,
+)
+from safexplain.errors import ConfigurationError
+from safexplain.explain import CATALOG, find_row
+from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.checks import AuditData, check_data
+from safexplain.loading.data.checks import check_data
 from safexplain.loading.data.load import load_data
 from safexplain.loading.model_checks import check_model_fits
-from safexplain.loading.models.load import LoadedModel, load_model
-from safexplain.verdict.canaries.finding import Finding
+from safexplain.loading.models.load import load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-FEWEST_REFERENCES = 4
-"""Fewer reference models leave many examples without one on each side."""
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="TOML file; the options below go before it.")]
+PolicyFpr = Annotated[
+    float | None, typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]")
+]
+MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
+Confidence = Annotated[float | None, typer.Option(help="Of the verdict as a whole.  [default: 0.95]")]
+Released = Annotated[str | None, typer.Option(help="explanation, or explanation+prediction.")]
+ClaimOf = Annotated[str | None, typer.Option(help="whole, or excess: what the explanation adds.")]
+MaxExcess = Annotated[float | None, typer.Option(help="Tolerated excess.  [default: max-tpr - policy-fpr]")]
+Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
+Force = Annotated[bool, typer.Option(help="Certify although these examples were used for other verdicts.")]
 
 
-ENOUGH_REFERENCES = 16
-"""From here on, more reference models strengthen the likelihood ratio slowly."""
+def audit_command(
+    model: Annotated[Path, typer.Argument(help="torch.export file, or a state_dict with --arch.")],
+    data: Annotated[Path | None, typer.Option(help="data.npz (x, y, member), or CSV/parquet with --label.")] = None,
+    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Outputs of --arch, where the file does not tell.")] = None,
+    trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
+    label: Annotated[str | None, typer.Option(help="Label column of a table.")] = None,
+    member_column: Annotated[str, typer.Option(help="Membership column of a table.")] = "member",
+    members: Annotated[Path | None, typer.Option(help="Training examples: folder of class folders, or table.")] = None,
+    non_members: Annotated[Path | None, typer.Option(help="Held-out examples, in the same form.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Resize folder images to this many pixels a side.")] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from images in [0, 1], as 0.485,0.456,0.406.")] = "",
+    std: Annotated[str, typer.Option(help="What images are then divided by, as 0.229,0.224,0.225.")] = "",
+    explainer: Annotated[str, typer.Option(help="Any method of the catalog, as IG or Saliency.")] = "IG",
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25.")] = None,
+    output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability",
+    hardening: Annotated[str, typer.Option(help="recommended, none, JSON, or a JSON file.")] = "recommended",
+    references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
+    recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
+    classes: Annotated[str, typer.Option(help="Also explain these classes, as 0,3,7, or all.")] = "",
+    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
+    repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = 1,
+    policy: PolicyFile = None,
+    policy_fpr: PolicyFpr = None,
+    max_tpr: MaxTpr = None,
+    confidence: Confidence = None,
+    release: Released = None,
+    claim: ClaimOf = None,
+    max_excess: MaxExcess = None,
+    attacks: Attacks = None,
+    privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None,
+    canaries: Annotated[Path | None, typer.Option(help="canaries.json of an audit of that training.")] = None,
+    force: Force = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    run_dir: RunDir = None,
+    resume: Resume = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Attack a model's explanations, native and hardened, and judge what was released."""
+    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
+    method, arguments = parse_method(explainer, output, option or [])
+    chosen, place = parse_hardening(hardening), device_of(device)
+    trained = Recipe(seed=seed) if recipe is None else Recipe.from_toml(recipe)
+    also = parse_classes(classes)
+    shift = parse_numbers("--mean", mean), parse_numbers("--std", std)
+    folder = choose_folder(run_dir, resume)
+    with resumable(folder), shown(quiet or json_) as progress:
+        read = load_data(
+            data,
+            label=label,
+            members=members,
+            non_members=non_members,
+            member_column=member_column,
+            image_size=image_size,
+            mean=shift[0],
+            std=shift[1],
+        )
+        loaded = load_model(
+            model,
+            arch=arch,
+            num_classes=num_classes,
+            trust_pickle=trust_pickle,
+            input_shape=tuple(read.x.shape[1:]),
+        )
+        outputs = check_model_fits(loaded.model, read)
+        notes = check_data(read, num_classes=outputs)
+        if loaded.fresh is None:
+            notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
+        elif recipe is None and references:
+            notes += (_no_recipe(trained),)
+        options = AuditOptions(
+            queries=Queries(repeats=repeats, near=near_duplicates, seed=seed),
+            classes=tuple(range(outputs)) if also is None else also,
+            batch_size=batch_size,
+            force=force,
+            title=model.name,
+            subject={model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(loaded.model.to(place)).hex()}},
+            materials={f"data {read.source} sha256": read.sha256},
+            notes=notes,
+            privacy=None if privacy is None else PrivacyStatement.load(privacy),
+            canaries=None if canaries is None else load_finding(canaries),
+        )
+        make_folder(folder)
+        found = audit(
+            loaded.model,
+            Population.of(read.x, read.y),
+            trained,
+            member=read.member,
+            explainer=method,
+            hardening=chosen,
+            output=cast(Literal["probability", "logit"], output),
+            arguments=arguments,
+            build=loaded.fresh,
+            references=0 if loaded.fresh is None else references,
+            policy=judged_by,
+            options=options,
+            seed=seed,
+            cache=folder / "models",
+            device=place,
+            progress=progress,
+        )
+        found.save(folder)
+    return show_audit(found, folder, json_, quiet)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where model and data come from, as the options of the command line say it."""
+def attack_command(
+    signals: Annotated[Path, typer.Argument(help="signals.npz: membership, and arrays such as l1 or attributions.")],
+    policy: PolicyFile = None,
+    policy_fpr: PolicyFpr = None,
+    max_tpr: MaxTpr = None,
+    confidence: Confidence = None,
+    release: Released = None,
+    claim: ClaimOf = None,
+    max_excess: MaxExcess = None,
+    attacks: Attacks = None,
+    split: Annotated[
+        str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")
+    ] = "certification",
+    force: Force = False,
+    seed: Seed = 0,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Run the attacks alone, on signals that any pipeline may have written."""
+    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
+    if split not in ("certification", "selection"):
+        raise ConfigurationError(f"--split is certification or selection, got {split!r}")
+    loaded = Signals.load(signals)
+    with shown(quiet or json_) as progress:
+        result = certify(
+            loaded,
+            judged_by,
+            split="selection" if split == "selection" else "certification",
+            uses=uses_of(loaded.meta, force),
+            seed=seed,
+            progress=progress,
+        )
+    if json_:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    elif quiet:
+        typer.echo(WORDS[result.verdict])
+    else:
+        console = Console()
+        console.print(attack_table(result))
+        console.print(result.sentence, highlight=False)
+        console.print(controls_line(result), style="dim", highlight=False)
+    return result.exit_code
 
-    model: Path
-    data: Path | None
-    arch: str | None = None
-    num_classes: int | None = None
-    trust_pickle: bool = False
-    label: str | None = None
-    members: Path | None = None
-    non_members: Path | None = None
-    member_column: str = "member"
-    image_size: int | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard the audit tries: reference models, their recipe, sizes, device, adaptive queries, classes beside the
-    predicted one (None: all); and whether examples that were used for another verdict may be used again."""
-
-    references: int
-    recipe: Recipe | None
-    seed: int
-    device: torch.device
-    batch_size: int = 256
-    queries: Queries = QUERIES
-    classes: tuple[int, ...] | None = ()
-    force: bool = False
-    notes: tuple[str, ...] = field(default=())
-    privacy: Path | None = None
-    canaries: Path | None = None
-
-
-def audit_model(
-    source: Source,
-    method: Method,
-    hardening: tuple[str, Hardening],
-    policy: Policy,
-    effort: Effort,
-    folder: Path,
-    progress: Progress,
-) -> Outcome:
-    """Load, check, train reference models, attack, and write the files.
+def policy_of(
+    file: Path | None,
+    fpr: float | None,
+    max_tpr: float | None,
+    confidence: float | None,
+    release: str | None,
+    claim: str | None,
+    max_excess: float | None,
+    attacks: str | None,
+) -> Policy:
+    """The policy of the file, or the default one, with the options that were given.
 
     Raises:
-        InputError: anything about the model, the data or the options that cannot be used.
+        InputError, ConfigurationError: as `Policy`.
     """
-    if effort.references and effort.references < FEWEST_REFERENCES:
-        raise InputError(f"--references is 0 or at least {FEWEST_REFERENCES}, got {effort.references}")
-    data = load_data(
-        source.data,
-        label=source.label,
-        members=source.members,
-        non_members=source.non_members,
-        member_column=source.member_column,
-        image_size=source.image_size,
-    )
-    data = _normalised(data, source.mean, source.std)
-    loaded = load_model(
-        source.model,
-        arch=source.arch,
-        num_classes=source.num_classes,
-        trust_pickle=source.trust_pickle,
-        input_shape=tuple(data.x.shape[1:]),
-    )
-    classes = check_model_fits(loaded.model, data)
-    notes = [*effort.notes, *check_data(data, num_classes=classes)]
-    make_folder(folder)
-    population = Population.of(data.x, data.y)
-    target = loaded.model.to(effort.device)
-    privacy = _privacy(effort.privacy, target)
-    canaries = _canaries(effort.canaries, privacy)
-    notes += _fit_notes(target, population, data, effort)
-    shadows = _references(loaded, population, effort, folder, notes, progress).behind(target, data.member)
-    plan = Plan(
-        title=source.model.name,
-        method=method,
-        name=hardening[0],
-        hardening=hardening[1],
-        policy=policy,
-        seed=effort.seed,
-        batch_size=effort.batch_size,
-        queries=effort.queries,
-        classes=tuple(range(classes)) if effort.classes is None else effort.classes,
-        recipe=(effort.recipe or Recipe(seed=effort.seed)).to_toml(),
-        force=effort.force,
-        subject={source.model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}},
-        materials={f"data {data.source} sha256": data.sha256},
-        notes=tuple(notes),
-        privacy=privacy,
-        canaries=canaries,
-    )
-    untrained = None
-    if len(shadows.models) < FEWEST_FOR_NULL and loaded.fresh is not None:
-        untrained = loaded.fresh(effort.seed).to(effort.device).eval()
-    return run_pipeline([Pool(population, shadows, untrained)], plan, folder, progress)
+    given: dict[str, Any] = {
+        "fpr": fpr,
+        "max_tpr": max_tpr,
+        "confidence": confidence,
+        "release": release,
+        "claim": claim,
+        "max_excess": max_excess,
+        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if attacks is not None and not values["suite"]:
+        raise ConfigurationError("--attacks takes names of attacks separated by commas, got nothing")
+    start = Policy() if file is None else Policy.from_toml(file)
+    return replace(start, **values)
 
 
-def _privacy(path: Path | None, target: nn.Module) -> PrivacyStatement | None:
-    """The statement of this very model's training."""
-    if path is None:
+def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Hardened], dict[str, Any]]:
+    """The explainer and the arguments of its `attribute`, from the command line's words.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"--output is probability or logit, got {output!r}")
+    values: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigurationError(f"--option takes NAME=VALUE, as n_steps=25; got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    row = find_row(name)
+    if row.entry != "attribute":
+        methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
+        raise ConfigurationError(f"{row.name} gives no map of numbers to attack; expected one of {methods}")
+    return HARDENED[row.name], values
+
+
+def parse_hardening(text: str) -> Hardening:
+    """From "recommended", "none", JSON, or the path of a JSON file.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    match text.strip():
+        case "recommended":
+            return Hardening.recommended()
+        case "none":
+            return Hardening.none()
+        case stripped if stripped.startswith("{"):
+            return Hardening.from_json(stripped)
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigurationError(f"--hardening is recommended, none, JSON, or a JSON file; got {text!r}")
+    return Hardening.from_json(path.read_text())
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas; nothing gives none.
+
+    Raises:
+        ConfigurationError: something else.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise ConfigurationError(f"{option} takes numbers separated by commas, got {text!r}") from None
+
+
+def parse_classes(text: str) -> tuple[int, ...] | None:
+    """Class indices separated by commas; nothing gives none, and "all" gives None: every class.
+
+    Raises:
+        ConfigurationError: something else.
+    """
+    if text.strip() == "all":
         return None
-    stated = PrivacyStatement.load(path)
-    if stated.weights and stated.weights != weights_digest(target):
-        raise InputError(
-            f"the privacy statement {path} is about other weights than the model's: {stated.weights[:16]}... stated,"
-            f" {weights_digest(target)[:16]}... found; give the statement that the training of this model wrote"
-        )
-    return stated
-
-
-def _canaries(path: Path | None, privacy: PrivacyStatement | None) -> Finding | None:
-    """What canaries found, about the training that the statement is about, and not against it."""
-    if path is None:
-        return None
-    found = load_finding(path)
-    if privacy is not None and found.claim.mechanism not in privacy.phases:
-        raise InputError(
-            f"the canaries {path} are about another training than the privacy statement: {found.claim.mechanism},"
-            f" not {', '.join(map(str, privacy.phases))}; audit the training that was stated"
-        )
-    if privacy is not None and found.keeps_claim is False:
-        raise InputError(f"the canaries {path} refute the privacy statement, which cannot be certified: {found}")
+    try:
+        found = tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise ConfigurationError(f"--classes takes class indices separated by commas, or all; got {text!r}") from None
+    if min(found, default=0) < 0:
+        raise ConfigurationError(f"--classes takes class indices from 0, got {text!r}")
     return found
 
 
-def _normalised(data: AuditData, mean: tuple[float, ...], std: tuple[float, ...]) -> AuditData:
-    """Images as (x - mean) / std per channel, members and non-members alike."""
-    if not mean and not std:
-        return data
-    channels = data.x.shape[1] if data.is_image else 0
-    if not data.is_image or {len(mean), len(std)} - {1, channels} or min(std, default=0) <= 0:
-        raise InputError(
-            f"--mean and --std normalise images, one number or one a channel ({channels}), std above 0;"
-            f" got mean {list(mean)}, std {list(std)} for x of shape {data.x.shape}"
-        )
-    shape = (1, -1, 1, 1)
-    x = (data.x - np.array(mean).reshape(shape)) / np.array(std).reshape(shape)
-    return replace(data, x=x.astype(np.float32))
-
-
-def _references(
-    loaded: LoadedModel,
-    population: Population,
-    effort: Effort,
-    folder: Path,
-    notes: list[str],
-    progress: Progress,
-) -> Shadows:
-    """Reference models, as many as can be had; what stands in the way goes into the notes."""
-    none = Shadows((), np.zeros((0, len(population)), dtype=bool))
-    if effort.references == 0:
-        notes.append("No reference models (--references 0): only threshold attacks ran, so nothing can be certified.")
-        return none
-    if loaded.fresh is None:
-        notes.append(f"No reference models: {loaded.fresh_unavailable}. Only threshold attacks ran.")
-        return none
-    if effort.references < ENOUGH_REFERENCES:
-        notes.append(f"Only {effort.references} reference models: a real attacker may train more and find more.")
-    recipe = effort.recipe or Recipe(seed=effort.seed)
-    if effort.recipe is None:
-        notes.append(
-            f"No --recipe: reference models were trained by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
-            f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was trained differently, a real"
-            " attacker may do better than this audit: a leak found is a leak, a certificate says less."
-        )
-    return train_shadows(
-        population,
-        recipe,
-        build=loaded.fresh,
-        models=effort.references,
-        seed=effort.seed,
-        device=effort.device,
-        cache=ModelCache(folder / "models"),
-        progress=named(progress, "training reference models"),
+def _no_recipe(recipe: Recipe) -> str:
+    return (
+        f"No --recipe: reference models were trained by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+        f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was trained differently, a real"
+        " attacker may do better than this audit: a leak found is a leak, a certificate says less."
     )
-
-
-def _fit_notes(target: nn.Module, population: Population, data: AuditData, effort: Effort) -> list[str]:
-    """Accuracy on members and non-members, and what it says about the files."""
-    hits = []
-    with torch.no_grad():
-        for start in range(0, len(population), effort.batch_size):
-            part = slice(start, start + effort.batch_size)
-            predicted = target(population.x[part].to(effort.device)).argmax(1).cpu()
-            hits.append((predicted == population.y[part]).numpy())
-    hit = np.concatenate(hits)
-    inside, outside = float(hit[data.member].mean()), float(hit[~data.member].mean())
-    notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
-    if inside < 1.5 / len(torch.unique(population.y)):
-        notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
-    return notes

@@ -22,8 +22,7 @@ from safexplain.audit.canaries.run import Threshold, run_canaries, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
-from safexplain.cli.console import device_of, result_table, resumable
-from safexplain.cli.folders import choose_folder, make_folder
+from safexplain.cli.console import choose_folder, device_of, make_folder, result_table, resumable
 from safexplain.errors import ConfigurationError
 from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import SCENARIOS, ScenarioName, scenario_of

@@ -1,19 +1,24 @@
-"""What the terminal shows: progress on standard error, results on standard output, errors as one line."""
+"""What commands share: options, the run directory, tables on standard output, errors as one line on standard error."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
+from safexplain.audit.outcome import AuditRun
 from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import ATTACK_NAMES, Verdict, is_judged, signal_name
@@ -23,6 +28,14 @@ USAGE, INTERRUPTED = 2, 130
 
 STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "inconclusive": "bold yellow"}
 WORDS: dict[Verdict, str] = {"certified": "CERTIFIED", "leak": "LEAK PROVEN", "inconclusive": "INCONCLUSIVE"}
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the verdict.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+RunDir = Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")]
+Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models are not trained again.")]
 
 
 class Interrupted(Exception):
@@ -37,6 +50,67 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         how = f"the same command with --run-dir {folder} --resume goes on from there"
         raise Interrupted(f"interrupted; finished models are kept: {how}") from None
+
+
+def choose_folder(run_dir: Path | None, resume: bool) -> Path:
+    """The run directory, not yet made.
+
+    Raises:
+        InputError: it holds files and `resume` is False, or `resume` without a directory.
+    """
+    if run_dir is None:
+        if resume:
+            raise InputError("--resume needs --run-dir: the directory of the run to take up")
+        return Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
+    if resume and not run_dir.is_dir():
+        raise InputError(f"--resume: there is no run directory {run_dir}")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"--run-dir: {run_dir} is a file; give a directory")
+    if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
+        raise InputError(f"{run_dir} is not empty: pass --resume to take it up, or another --run-dir")
+    return run_dir
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run directory and see that it can be written, before anything long is begun.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.write_bytes(b"0")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
+def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
+    """Print what an audit found and where its files are, and return its exit code.
+
+    Args:
+        found: by the audit, whose files are written.
+        folder: where they are.
+        json_: as one JSON object.
+        quiet: the verdict alone.
+    """
+    if json_:
+        content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
+        typer.echo(json.dumps(content, allow_nan=False))
+    elif quiet:
+        typer.echo(WORDS[found.verdict])
+    else:
+        console = Console()
+        console.print(verdict_table(found.configurations))
+        console.print(found.result.sentence, highlight=False)
+        console.print(controls_line(found.result), style="dim", highlight=False)
+        for note in found.notes:
+            console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
+        console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
+        for file in found.files.values():
+            console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
+    return found.exit_code
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:

@@ -7,13 +7,25 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from safexplain._progress import Progress, named
+from safexplain import HardenedInputXGradient
+from safexplain._progress import Progress, named, shown
 from safexplain.audit import Policy, Population, Recipe, train_shadows
+from safexplain.audit.outcome import AuditRun
 from safexplain.audit.references.cache import ModelCache
-from safexplain.cli.folders import make_folder
-from safexplain.cli.pipeline import run_pipeline
-from safexplain.cli.plan import Outcome, Plan, Pool
-from safexplain.cli.release import parse_method
+from safexplain.audit.run import AuditOptions, Pool, audit_pools
+from safexplain.cli.console import (
+    Device,
+    Json,
+    Quiet,
+    Resume,
+    RunDir,
+    Seed,
+    choose_folder,
+    device_of,
+    make_folder,
+    resumable,
+    show_audit,
+)
 from safexplain.hardening.hardening import Hardening
 
 POOLS, POOL_SIZE, MODELS = 3, 599, 33
@@ -40,12 +52,10 @@ def pools(seed: int) -> list[Population]:
     return [Population.of(x[part], digits.target[part]) for part in parts]
 
 
-def run_demo(folder: Path, *, seed: int, device: str, progress: Progress) -> Outcome:
-    """Train on digits, attack the native explanation and the recommended one, and write the files."""
-    make_folder(folder)
+def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> AuditRun:
+    """Train on digits, and attack the native explanation and the recommended one."""
     made = []
     for i, population in enumerate(pools(seed)):
-        stage = f"training (pool {i + 1} of {POOLS})"
         shadows = train_shadows(
             population,
             RECIPE,
@@ -53,22 +63,43 @@ def run_demo(folder: Path, *, seed: int, device: str, progress: Progress) -> Out
             models=MODELS,
             seed=POOLS * seed + i,
             device=device,
-            cache=ModelCache(folder / "models"),
-            progress=named(progress, stage),
+            cache=ModelCache(cache),
+            progress=named(progress, f"training (pool {i + 1} of {POOLS})"),
         )
         made.append(Pool(population, shadows))
-    plan = Plan(
+    options = AuditOptions(
         title="Handwritten digits, small network",
-        method=parse_method("InputXGradient", "probability", []),
-        name="recommended",
-        hardening=Hardening.recommended(),
-        policy=POLICY,
-        seed=seed,
-        recipe=RECIPE.to_toml(),
         materials={f"pool {i + 1} sha256": p.population.digest() for i, p in enumerate(made)},
         notes=(
             f"Demonstration: {POOLS} targets, each overfitted to half of its own {POOL_SIZE} digits,"
             f" with {MODELS - 1} reference models each.",
         ),
     )
-    return run_pipeline(made, plan, folder, progress)
+    return audit_pools(
+        made,
+        explainer=HardenedInputXGradient,
+        hardening=Hardening.recommended(),
+        policy=POLICY,
+        options=options,
+        recipe=RECIPE,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def demo_command(
+    seed: Seed = 0,
+    device: Device = "cpu",
+    run_dir: RunDir = None,
+    resume: Resume = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Attack, harden, attack again and judge a model trained on handwritten digits (under three minutes)."""
+    device_of(device)
+    folder = choose_folder(run_dir, resume)
+    with resumable(folder), shown(quiet or json_) as progress:
+        make_folder(folder)
+        found = run_demo(folder / "models", seed=seed, device=device, progress=progress)
+        found.save(folder)
+    return show_audit(found, folder, json_, quiet)

@@ -98,6 +98,11 @@ class Hardened(Attribution):  # type: ignore[misc]
             cls, model, path, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
         )
 
+    @classmethod
+    def catalogued(cls) -> Any:
+        """This class as `safexplain.audit.audit` asks it; see `safexplain.explain.wrap.Catalogued`."""
+        raise NotImplementedError("build() gives each hardened class this method")
+
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively, and release hardened attributions; see the class.
 

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from captum.attr import Attribution
+from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360, is_aix360
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
 from safexplain.explain.as_native import as_native, refuse_twice
+from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.isolation import own_state
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HARDENED", "build", "harden"]
+__all__ = ["HARDENED", "Catalogued", "build", "harden"]
 
 
 def build(row: Row) -> type[Hardened]:
@@ -53,6 +55,7 @@ def build(row: Row) -> type[Hardened]:
         "_row": row,
         "_native": native,
         "_signature": signature,
+        "catalogued": classmethod(lambda kind: Catalogued(row, kind)),
     }
     return type(name, (Hardened, native), namespace)
 
@@ -124,6 +127,52 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     return _harden_captum(native, hardening)
+
+
+@dataclass(frozen=True)
+class Catalogued:
+    """A method of the catalog as an audit asks it: on the default layer, with the options that it cannot do without.
+
+    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
+
+    Args:
+        row: of the catalog.
+        kind: the hardened class.
+    """
+
+    row: Row
+    kind: Any
+
+    @property
+    def method(self) -> str:
+        """Name in the catalog, as certificates have it."""
+        return self.row.name
+
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
+        """The explainer of a model."""
+        layer = () if self.row.of == "input" else (default_layer(model),)
+        return Asked(self.row, self.kind(model, *layer, hardening=hardening))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An explainer and what is known of how it is asked."""
+
+    row: Row
+    explainer: Any
+
+    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
+        """Maps of a batch.
+
+        Args:
+            x: (batch, ...) inputs.
+            target: (batch,) the explained class of each; left out where the method has none.
+            **options: as `Row.options` takes them.
+        """
+        x = x.detach().clone().requires_grad_(self.row.leaf_inputs)
+        arguments = self.row.options(x, options) | ({"target": target} if self.row.target else {})
+        maps: Tensor = self.explainer.attribute(x, **arguments)
+        return maps
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened:

@@ -13,17 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedSaliency, Hardening, Probability
-from safexplain.audit import (
-    Policy,
-    Population,
-    Recipe,
-    Shadows,
-    Signals,
-    audit,
-    certify,
-    collect_signals,
-    train_shadows,
-)
+from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, certify, collect_signals, train_shadows
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.scoring import MOST_TARGETS, Assignment
 from safexplain.audit.attacks.suite import SuiteRow
@@ -63,7 +53,7 @@ def false_alarms(verdict, repeats, **world):
 
 
 def proven(policy):
-    return lambda signals: audit(signals, policy).verdict == "leak"
+    return lambda signals: certify(signals, policy).verdict == "leak"
 
 
 CHANCE = Policy(fpr=0.05, max_tpr=0.05)
@@ -76,11 +66,11 @@ def test_without_a_leak_a_leak_is_proven_in_at_most_5_percent_of_audits(policy, 
 
 def test_a_verdict_that_forgets_an_interval_would_not_pass():
     def without_any(signals):
-        result = audit(signals, CHANCE)
+        result = certify(signals, CHANCE)
         return any(a.at(0.05).tpr > 0.05 for a in result.judged)
 
     def without_that_of_the_threshold(signals):
-        result = audit(signals, CHANCE)
+        result = certify(signals, CHANCE)
         rates = [a.at(0.05) for a in result.judged]
         return any(lower_bound(r.true_positives, r.members, 0.05 / len(rates)) > 0.05 for r in rates)
 
@@ -100,7 +90,7 @@ def test_without_a_leak_a_leak_is_seldom_proven_whatever_the_size(policy, exampl
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_large_leak_is_proven(seed):
-    result = audit(synthetic(leak=3.0, seed=seed), LOOSE)
+    result = certify(synthetic(leak=3.0, seed=seed), LOOSE)
     assert result.verdict == "leak"
     assert result.exit_code == 1
     assert result.sentence.startswith("Leak proven: the strongest attack")
@@ -108,13 +98,13 @@ def test_a_large_leak_is_proven(seed):
 
 
 def test_a_moderate_leak_is_proven_with_enough_data():
-    found = [audit(synthetic(leak=0.6, examples=1500, models=17, seed=s), LOOSE).verdict for s in range(5)]
+    found = [certify(synthetic(leak=0.6, examples=1500, models=17, seed=s), LOOSE).verdict for s in range(5)]
     assert found == ["leak"] * 5
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_enough_data_without_a_leak_is_certified(seed):
-    result = audit(synthetic(examples=3000, seed=seed), LOOSE)
+    result = certify(synthetic(examples=3000, seed=seed), LOOSE)
     assert result.verdict == "certified"
     assert result.exit_code == 0
     assert result.sentence.startswith("Certified: ")
@@ -122,7 +112,7 @@ def test_enough_data_without_a_leak_is_certified(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_little_data_decides_nothing(seed):
-    result = audit(synthetic(examples=30, seed=seed), LOOSE)
+    result = certify(synthetic(examples=30, seed=seed), LOOSE)
     assert result.verdict == "inconclusive"
     assert result.exit_code == 3
     assert "too wide to decide" in result.sentence
@@ -137,12 +127,12 @@ def test_one_leaking_signal_is_enough():
         member = synthetic().membership
         calm = synthetic(names=("l1", "l2"))
         leaking = synthetic(leak=3.0, names=("s",)).values["s"]
-        assert audit(calm, LOOSE).verdict != "leak"
+        assert certify(calm, LOOSE).verdict != "leak"
         if name == "attributions":
             found = Signals(member, calm.values, leaking[..., None] * np.ones(4))
         else:
             found = Signals(member, {**calm.values, name: leaking})
-        result = audit(found, LOOSE)
+        result = certify(found, LOOSE)
         assert result.verdict == "leak"
         assert result.strongest.signal == name
 
@@ -155,7 +145,7 @@ def with_label(signals, seed=1):
 
 def test_what_the_label_and_the_loss_tell_is_shown_but_not_judged():
     both = with_label(synthetic(examples=3000, others=("loss",)))
-    result = audit(both, LOOSE)
+    result = certify(both, LOOSE)
     beside = {(a.attack, a.signal): a for a in result.attacks if a not in result.judged}
     assert {a.role for a in beside.values()} == {"label", "loss", "explanation+label", "explanation+loss"}
     assert min(a.auc for a in beside.values()) > 0.75
@@ -165,7 +155,7 @@ def test_what_the_label_and_the_loss_tell_is_shown_but_not_judged():
 
 def test_it_is_judged_when_the_release_contains_the_prediction():
     both = with_label(synthetic(examples=3000, others=("loss",)))
-    result = audit(both, replace(LOOSE, release="explanation+prediction"))
+    result = certify(both, replace(LOOSE, release="explanation+prediction"))
     assert result.judged == result.attacks
     assert result.verdict == "leak"
     assert result.strongest.role != "explanation"
@@ -173,10 +163,10 @@ def test_it_is_judged_when_the_release_contains_the_prediction():
 
 def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     excess = replace(LOOSE, claim="excess")
-    passing = audit(with_label(synthetic(examples=6000)), excess)
+    passing = certify(with_label(synthetic(examples=6000)), excess)
     assert passing.verdict == "certified"
     assert "likelihood ratio of the predicted label" in passing.sentence
-    leaking = audit(with_label(synthetic(leak=3.0, examples=6000)), excess)
+    leaking = certify(with_label(synthetic(leak=3.0, examples=6000)), excess)
     assert leaking.verdict == "leak"
     alone = leaking.judgement.pairs[0]
     low, high = leaking.judgement.excess(alone)
@@ -186,24 +176,24 @@ def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
 
 
 def test_without_a_label_an_excess_cannot_be_judged():
-    result = audit(synthetic(examples=3000), replace(LOOSE, claim="excess"))
+    result = certify(synthetic(examples=3000), replace(LOOSE, claim="excess"))
     assert result.verdict == "inconclusive"
     assert "no baseline" in result.sentence
 
 
 @pytest.mark.parametrize("models", [1, 2])
 def test_without_reference_models_nothing_is_certified_but_a_leak_is_proven(models):
-    calm = audit(synthetic(examples=5000, models=models), LOOSE)
+    calm = certify(synthetic(examples=5000, models=models), LOOSE)
     assert calm.verdict == "inconclusive"
     assert calm.references == 0
     assert {a.attack for a in calm.attacks} == {"Threshold"}
     assert "nothing can be certified" in calm.sentence
-    assert audit(synthetic(leak=3.0, examples=500, models=models), LOOSE).verdict == "leak"
+    assert certify(synthetic(leak=3.0, examples=500, models=models), LOOSE).verdict == "leak"
 
 
 def test_thresholds_alone_do_not_certify_either():
     suite = [SuiteRow("Threshold", Threshold(), "l1", "explanation")]
-    assert audit(synthetic(examples=5000), LOOSE, suite=suite).verdict == "inconclusive"
+    assert certify(synthetic(examples=5000), LOOSE, suite=suite).verdict == "inconclusive"
 
 
 def slow_count(scores, member, rank):
@@ -214,7 +204,7 @@ def slow_count(scores, member, rank):
 
 def test_the_bounds_count_members_above_thresholds_at_ranks():
     signals = replace(synthetic(examples=2000), meta={"targets": [0]})
-    result = audit(signals, LOOSE)
+    result = certify(signals, LOOSE)
     assert len(result.judged) == 6
     assert result.judged_confidence == pytest.approx(1 - 0.05 / 6)
     ranks = result.judgement.ranks
@@ -228,7 +218,7 @@ def test_the_bounds_count_members_above_thresholds_at_ranks():
 
 
 def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certified():
-    result = audit(synthetic(examples=300), LOOSE)
+    result = certify(synthetic(examples=300), LOOSE)
     assert result.verdict == "inconclusive"
     assert result.needed.verdict == "certified"
     assert result.needed.members > result.members
@@ -236,7 +226,7 @@ def test_an_inconclusive_verdict_says_what_would_decide_and_what_could_be_certif
     assert "would probably certify" in result.sentence
     assert result.could_certify > LOOSE.max_tpr
     assert f"at best have certified {result.could_certify:.1%}" in result.sentence
-    more = audit(synthetic(examples=3 * (result.needed.members + result.needed.non_members)), LOOSE)
+    more = certify(synthetic(examples=3 * (result.needed.members + result.needed.non_members)), LOOSE)
     assert more.verdict == "certified"
 
 
@@ -268,7 +258,7 @@ def test_what_certifies_was_neither_chosen_on_nor_trained_on():
     signals = replace(synthetic(), attributions=maps)
     policy = replace(LOOSE, selection=0.2, training=0.3)
     suite = [SuiteRow("Learned", Spy(epochs=1), "attributions", "explanation")]
-    result = audit(signals, policy, suite=suite)
+    result = certify(signals, policy, suite=suite)
     splits = Splits.of(signals, policy, trains=True)
     assert result.sizes == splits.sizes == {"selection": 60, "training": 90, "certification": 150}
     assert result.members + result.non_members == 150
@@ -318,7 +308,7 @@ def test_a_shift_that_every_model_sees_fires_the_null_model():
     base = synthetic(examples=3000)
     easier = np.where(base.membership[0], 0.5, 1.0)  # the target's members are calmer for every model
     shifted = replace(base, values={k: v * easier for k, v in base.values.items()}, meta={"targets": [0]})
-    result = audit(shifted, LOOSE)
+    result = certify(shifted, LOOSE)
     assert named("null model", result).failed
     assert result.verdict == "inconclusive"
     assert "reference model" in named("null model", result).says
@@ -332,11 +322,11 @@ def test_without_references_an_untrained_model_is_the_null_model():
     shift = np.stack([level - 3.0 * member[0], level - 1.0 * member[0]])
     meta = {"null": [1]}
     silent = Signals(member, {"l1": np.exp(np.stack([shift[0], level]))}, meta=meta)
-    assert not named("null model", audit(silent, LOOSE)).failed
-    assert audit(silent, LOOSE).verdict == "leak"
+    assert not named("null model", certify(silent, LOOSE)).failed
+    assert certify(silent, LOOSE).verdict == "leak"
     confounded = Signals(member, {"l1": np.exp(shift)}, meta=meta)
-    assert named("null model", audit(confounded, LOOSE)).failed
-    assert audit(confounded, LOOSE).verdict == "inconclusive"
+    assert named("null model", certify(confounded, LOOSE)).failed
+    assert certify(confounded, LOOSE).verdict == "inconclusive"
 
 
 def test_an_attack_that_peeks_at_the_shuffled_members_would_be_noticed():
@@ -352,10 +342,10 @@ def test_an_attack_that_peeks_at_the_shuffled_members_would_be_noticed():
 
 def test_examples_without_references_on_both_sides_certify_nothing():
     calm = synthetic(examples=3000)
-    assert audit(replace(calm, meta={"targets": [0]}), LOOSE).verdict == "certified"
+    assert certify(replace(calm, meta={"targets": [0]}), LOOSE).verdict == "certified"
     one_sided = calm.membership.copy()
     one_sided[1:, :1500] = True
-    result = audit(replace(calm, membership=one_sided, meta={"targets": [0]}), LOOSE)
+    result = certify(replace(calm, membership=one_sided, meta={"targets": [0]}), LOOSE)
     assert named("references", result).failed
     assert result.verdict == "inconclusive"
 
@@ -369,11 +359,11 @@ def trained_otherwise(factor, seed=0):
 
 
 def test_a_target_of_another_recipe_is_not_certified_by_references_that_do_not_repeat_it():
-    alike = [named("recipe", audit(trained_otherwise(1.0, s), LOOSE)).failed for s in range(10)]
+    alike = [named("recipe", certify(trained_otherwise(1.0, s), LOOSE)).failed for s in range(10)]
     assert sum(alike) <= 1
-    assert audit(trained_otherwise(1.0), LOOSE).verdict == "certified"
+    assert certify(trained_otherwise(1.0), LOOSE).verdict == "certified"
     for factor in (3.0, 0.3):
-        result = audit(trained_otherwise(factor), LOOSE)
+        result = certify(trained_otherwise(factor), LOOSE)
         assert named("recipe", result).failed
         assert result.verdict == "inconclusive"
         assert "do not repeat its recipe" in result.sentence
@@ -383,7 +373,7 @@ def test_a_leak_is_a_leak_whatever_the_recipe():
     leaking = synthetic(leak=3.0, examples=3000, models=17, others=("loss",))
     loss = leaking.values["loss"].copy()
     loss[0] *= 5
-    result = audit(replace(leaking, values={**leaking.values, "loss": loss}, meta={"targets": [0]}), LOOSE)
+    result = certify(replace(leaking, values={**leaking.values, "loss": loss}, meta={"targets": [0]}), LOOSE)
     assert named("recipe", result).failed
     assert result.verdict == "leak"
 
@@ -436,7 +426,7 @@ def test_examples_from_another_source_only_train():
     told = named("other source", result)
     assert told.failed is None
     assert told.numbers["auc"] > 0.9
-    assert "LearnedElsewhere" not in {a.attack for a in audit(synthetic(), LOOSE).attacks}
+    assert "LearnedElsewhere" not in {a.attack for a in certify(synthetic(), LOOSE).attacks}
 
 
 # ------------------------------------------------------------------------------------------- who is scored, and how
@@ -455,7 +445,7 @@ def test_each_example_is_scored_once_against_its_target():
     base = synthetic(models=5)
     serial = np.arange(5 * 300.0).reshape(5, 300)
     signals = Signals(base.membership, {"serial": serial})
-    result = audit(signals, LOOSE, suite=[SuiteRow("Identity", Identity(), "serial", "explanation")])
+    result = certify(signals, LOOSE, suite=[SuiteRow("Identity", Identity(), "serial", "explanation")])
     scored = result.attacks[0].curve.thresholds[1:].astype(int)
     assert sorted(scored % 300) == list(range(300))
     assert result.members + result.non_members == 300
@@ -475,7 +465,7 @@ def test_only_named_targets_are_attacked_and_all_others_are_references():
     seen = []
     ids = np.repeat(np.arange(6.0)[:, None], 300, 1)
     signals = Signals(synthetic(models=6).membership, {"id": ids}, meta={"targets": [1, 4]})
-    audit(signals, LOOSE, suite=[SuiteRow("Parts", Parts(), "id", "explanation")])
+    certify(signals, LOOSE, suite=[SuiteRow("Parts", Parts(), "id", "explanation")])
     assert seen[:2] == [(1, [0, 2, 3, 4, 5]), (4, [0, 1, 2, 3, 5])]
     assert seen[2:] == [(2, [0, 3, 4, 5]), (5, [0, 1, 2, 3])]  # the null control: another model, without both
 
@@ -484,7 +474,7 @@ def test_the_seed_chooses_the_targets():
     signals = synthetic()
     assert np.array_equal(assign(signals, 1), assign(signals, 1))
     assert not np.array_equal(assign(signals, 1), assign(signals, 2))
-    assert audit(signals, LOOSE, seed=1).to_dict() == audit(signals, LOOSE, seed=1).to_dict()
+    assert certify(signals, LOOSE, seed=1).to_dict() == certify(signals, LOOSE, seed=1).to_dict()
     assert len(set(assign(synthetic(models=80, examples=3000), 0))) == MOST_TARGETS
 
 
@@ -492,7 +482,7 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
     leaking = synthetic(leak=2.0, others=("loss", "another"))
     wrong = np.random.default_rng(1).random(leaking.membership.shape) < np.where(leaking.membership, 0.0, 0.6)
     maps = leaking.values["l1"][..., None] * np.ones(3)
-    result = audit(replace(leaking, values={**leaking.values, "label": wrong * 1.0}, attributions=maps), LOOSE)
+    result = certify(replace(leaking, values={**leaking.values, "label": wrong * 1.0}, attributions=maps), LOOSE)
     assert len(result.attacks) == 20
     blind = ("attributions:sign", "attributions:rank")  # all entries of these maps are equal
     result = replace(result, attacks=tuple(a for a in result.attacks if a.signal not in blind))
@@ -503,7 +493,7 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
 
 
 def test_the_json_has_what_scripts_read():
-    result = audit(synthetic(others=("loss",)), LOOSE)
+    result = certify(synthetic(others=("loss",)), LOOSE)
     plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert plain["verdict"] == result.verdict
     assert plain["verdict"] in ("certified", "leak", "inconclusive")
@@ -521,13 +511,13 @@ def test_the_json_has_what_scripts_read():
 
 
 def test_a_rate_of_the_policy_is_among_those_shown():
-    result = audit(synthetic(), Policy(fpr=0.07, max_tpr=0.2))
+    result = certify(synthetic(), Policy(fpr=0.07, max_tpr=0.2))
     assert [r.fpr for r in result.attacks[0].rates] == sorted({*SHOWN_FPRS, 0.07})
 
 
 def test_progress_counts_the_attacks():
     seen = []
-    audit(synthetic(), LOOSE, progress=lambda *call: seen.append(call))
+    certify(synthetic(), LOOSE, progress=lambda *call: seen.append(call))
     assert seen == [("attacking", i, 6) for i in range(1, 7)]
 
 
@@ -555,14 +545,14 @@ def test_a_policy_that_makes_no_sense_is_refused(values):
 
 def test_signals_that_cannot_be_judged_are_refused():
     with pytest.raises(InputError, match="no explanation signal"):
-        audit(synthetic(names=(), others=("loss",)), LOOSE)
+        certify(synthetic(names=(), others=("loss",)), LOOSE)
     with pytest.raises(InputError, match="signal 'peak' is not there"):
-        audit(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])
+        certify(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])
     with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):
-        audit(synthetic(), Policy(suite=("Psychic",)))
+        certify(synthetic(), Policy(suite=("Psychic",)))
     everyone = replace(synthetic(), membership=np.ones((9, 300), dtype=bool))
     with pytest.raises(InputError, match="it needs both"):
-        audit(everyone, LOOSE, suite=[SuiteRow("Threshold", Threshold(), "l1", "explanation")])
+        certify(everyone, LOOSE, suite=[SuiteRow("Threshold", Threshold(), "l1", "explanation")])
 
 
 # ---------------------------------------------------------------------------------------------------- real models
@@ -589,7 +579,7 @@ def saliency(hardening):
 
 
 def attacked(shadows, population, hardening):
-    result = audit(collect_signals(shadows, population, saliency(hardening)), LOOSE)
+    result = certify(collect_signals(shadows, population, saliency(hardening)), LOOSE)
     return {(a.attack, a.signal): a for a in result.attacks}
 
 
@@ -630,6 +620,6 @@ def test_the_recommended_hardening_takes_the_leak_from_its_norm(digits, overfitt
 
 def test_the_likelihood_ratio_finds_what_a_known_shift_allows():
     signals = synthetic(leak=0.5, examples=4000, models=33)
-    result = audit(signals, LOOSE, suite=[SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation")])
+    result = certify(signals, LOOSE, suite=[SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation")])
     best = float(distributions.norm.cdf(1 / np.sqrt(2)))
     assert best - 0.05 < result.attacks[0].auc < best + 0.02

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from safexplain.audit.certify import audit
+from safexplain.audit.certify import certify
 from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
@@ -54,7 +54,7 @@ def result(
     label = (rng.random((models, examples)) < np.where(member, 0.02, 0.1)).astype(float)
     values = {"l1": np.abs(maps).sum(-1), "l2": np.linalg.norm(maps, axis=-1), "label": label, "loss": size}
     values |= {f"{prefix}{name}": values["l1"] for prefix in asked for name in ("l1", "mean", "positive")}
-    return audit(Signals(member, values, maps.astype(np.float32)), policy)
+    return certify(Signals(member, values, maps.astype(np.float32)), policy)
 
 
 EXCESS = replace(POLICY, claim="excess", max_excess=0.3)

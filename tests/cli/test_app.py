@@ -268,7 +268,7 @@ BAD = {
     "hardening that is nothing": (["audit", "model.pt2", "--data", "data.npz", "--hardening", "strong"], "recommended"),
     "CUDA that is not there": (["audit", "model.pt2", "--data", "data.npz", "--device", "cuda:77"], "CUDA"),
     "unknown device": (["audit", "model.pt2", "--data", "data.npz", "--device", "abacus"], "abacus"),
-    "too few references": (["audit", "model.pt2", "--data", "data.npz", "--references", "2"], "--references"),
+    "too few references": (["audit", "model.pt2", "--data", "data.npz", "--references", "2"], "at least 4"),
     "missing recipe": (["audit", "model.pt2", "--data", "data.npz", "--recipe", "nope.toml"], "nope.toml"),
     "policy below chance": (["audit", "model.pt2", "--data", "data.npz", "--max-tpr", "0.001"], "guessing"),
     "resume of nothing": (["demo", "--resume"], "--run-dir"),

@@ -17,7 +17,6 @@ import safexplain
 import safexplain.explain
 from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm
 from safexplain._digest import model_digest
-from safexplain.cli.release import Method
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.aix360.base import HardenedAIX360
@@ -95,15 +94,17 @@ def test_every_map_is_released_as_the_audit_released_it(row: Any, output: Any, t
         pytest.skip("explains only a model without a softmax")
     model, x = net_for(row), images()
     options = {"nt_samples": 3} if row.nt_type else {}
-    method = Method(row, output, options)
+    forward = Probability(model) if output == "probability" else model
     keyed = Hardening.recommended(KEY.encode())
     explainer = {"method": row.name, "output": output, "options": options}
     loaded = HARDENED[row.name].from_certificate(model, certificate(tmp_path, model, explainer=explainer))
     if target_for(row):
-        audited = released(method.explain(keyed), model, x, torch.tensor([1, 0, 2, 1]))
-        served = released(loaded.attribute, x, target=torch.tensor([1, 0, 2, 1]))
+        target = torch.tensor([1, 0, 2, 1])
+        asked = type(loaded).catalogued()(forward, hardening=keyed)
+        audited = released(asked.attribute, x, target=target, **options)
+        served = released(loaded.attribute, x, target=target)
     else:
-        hardened = safexplain.explain.harden(row.explainer(Probability(model) if output == "probability" else model))
+        hardened = safexplain.explain.harden(row.explainer(forward))
         audited = released(hardened.attribute, x, **row.options(x))
         served = released(loaded.attribute, x)
     assert torch.equal(served, audited)
@@ -116,9 +117,8 @@ def test_superpixels_are_those_of_each_image(tmp_path: Path) -> None:
     explainer = {"method": "Lime", "output": "probability", "options": options}
     loaded = HARDENED["Lime"].from_certificate(model, certificate(tmp_path, model, explainer=explainer))
     target = torch.tensor([1, 0, 2, 1])
-    audited = released(
-        Method(find_row("Lime"), "probability", options).explain(Hardening.recommended()), model, x, target
-    )
+    asked = HARDENED["Lime"].catalogued()(Probability(model), hardening=Hardening.recommended())
+    audited = released(asked.attribute, x, target=target, **options)
     assert torch.equal(released(loaded.attribute, x, target=target), audited)
     with pytest.raises(RefusedError, match="feature_mask"):
         loaded.attribute(x, target=target, feature_mask=torch.zeros(1, 3, 8, 8, dtype=torch.long))
@@ -128,7 +128,8 @@ def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_sa
     model, x = nn.Sequential(image_net(), nn.Softmax(1)).eval(), images()
     explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False}
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
-    audited = Method(find_row("IG"), "probability").explain(Hardening.recommended())(model, x, torch.tensor([1] * 4))
+    asked = HardenedIG.catalogued()(model, hardening=Hardening.recommended())
+    audited = asked.attribute(x, target=torch.tensor([1] * 4))
     assert torch.equal(loaded.attribute(x, target=1), audited)
 
 

@@ -40,7 +40,7 @@ from safexplain.audit import (
     Recipe,
     Shadows,
     Signals,
-    audit,
+    certify,
     collect_signals,
     train_shadows,
 )
@@ -159,7 +159,7 @@ def attack(folder: Path, plan: Plan, membership: NDArray[np.bool_]) -> dict[str,
     for explainer in EXPLAINERS:
         for name in HARDENINGS:
             scalars, maps = gather(stored(folder, plan, explainer, name), membership, plan)
-            found = {"scalars": audit(scalars, POLICY), "whole_maps": audit(maps, POLICY)}
+            found = {"scalars": certify(scalars, POLICY), "whole_maps": certify(maps, POLICY)}
             results[f"{explainer} {name}"] = {k: v.to_dict() for k, v in found.items()}
             print("\n" + show(f"{explainer}, {name}", found), flush=True)
     return results

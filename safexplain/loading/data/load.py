@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,11 @@ def load_data(
     non_members: Path | None = None,
     member_column: str = "member",
     image_size: int | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
 ) -> AuditData:
-    """Load the data of an audit. Values are not standardised: they must come as the model expects them.
+    """Load the data of an audit. Nothing is standardised but images by `mean` and `std`: the rest must come as the
+    model expects it.
 
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `class_names` and
       `feature_names`. Arrays of Python objects, which are pickles, are refused. Images are brought to (n,
@@ -52,11 +57,26 @@ def load_data(
         non_members: Folder or table of rows that it was not trained on.
         member_column: Name of the member column of a table: 0/1, true/false, yes/no, in/out.
         image_size: Height and width to which folders of images are resized.
+        mean: Of each channel, or of all, subtracted from images.
+        std: What images are then divided by.
 
     Raises:
-        InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use.
+        InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use, or
+            `mean` and `std` do not fit.
         MissingExtraError: pandas, pyarrow or Pillow is needed and not installed.
     """
+    data = _load(path, label, members, non_members, member_column, image_size)
+    return _normalised(data, mean, std) if mean or std else data
+
+
+def _load(
+    path: str | Path | None,
+    label: str | None,
+    members: Path | None,
+    non_members: Path | None,
+    member_column: str,
+    image_size: int | None,
+) -> AuditData:
     if members is not None or non_members is not None:
         return _load_sides(path, label, members, non_members, member_column, image_size)
     if path is None:
@@ -67,6 +87,19 @@ def load_data(
     if raw[:4] == b"PK\x03\x04":
         return _load_npz(raw, str(path))
     return load_tables([(str(path), raw, None)], label=label, member_column=member_column)
+
+
+def _normalised(data: AuditData, mean: Sequence[float], std: Sequence[float]) -> AuditData:
+    """Images as (x - mean) / std per channel, members and non-members alike."""
+    channels = data.x.shape[1] if data.is_image else 0
+    if not data.is_image or {len(mean), len(std)} - {1, channels} or min(std, default=0) <= 0:
+        raise InputError(
+            f"--mean and --std normalise images, one number or one a channel ({channels}), std above 0;"
+            f" got mean {list(mean)}, std {list(std)} for x of shape {data.x.shape}"
+        )
+    shape = (1, -1, 1, 1)
+    x = (data.x - np.array(mean).reshape(shape)) / np.array(std).reshape(shape)
+    return replace(data, x=x.astype(np.float32))
 
 
 def load_records(

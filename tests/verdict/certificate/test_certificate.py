@@ -83,13 +83,13 @@ def test_reformatted_json_is_the_same_certificate(load: Callable[..., Any]) -> N
 def test_an_audit_of_signals_writes_what_is_read(load: Callable[..., Any]) -> None:
     import numpy as np
 
-    from safexplain.audit import Signals, audit
+    from safexplain.audit import Signals, certify
 
     rng = np.random.default_rng(0)
     membership = rng.random((9, 3000)) < 0.5
     for shift, policy in ((0.0, Policy(max_tpr=0.1)), (3.0, Policy()), (0.0, Policy())):
         signals = Signals(membership, {"l1": np.exp(rng.normal(size=membership.shape) - shift * membership)})
-        result = audit(signals, policy)
+        result = certify(signals, policy)
         found = load(made(audit=json.loads(json.dumps(result.to_dict()))))
         assert found.judgement == result.judgement
         assert found.verdict == result.verdict

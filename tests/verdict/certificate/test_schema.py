@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from certificates import CERTIFIED, EXCESS, UNDECIDED, audited, changed, made
 
-from safexplain.audit import Policy, Signals, audit
+from safexplain.audit import Policy, Signals, certify
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RankNorm
 from safexplain.hardening.hardening import Hardening
@@ -59,7 +59,7 @@ def test_what_an_audit_writes_fits(shift: float) -> None:
     loss = rng.random(membership.shape)
     signals = Signals(membership, {"l1": l1, "l2": l1**2, "label": label, "loss": loss})
     for policy in (Policy(), Policy(fpr=0.1, max_tpr=0.3, claim="excess", release="explanation+prediction")):
-        result = audit(signals, policy).to_dict()
+        result = certify(signals, policy).to_dict()
         content = json.loads(json.dumps(made(audit=result)))
         VALIDATOR.validate(content)
         named = set(SCHEMA["$defs"]["audit"]["properties"])

@@ -1,0 +1,172 @@
+"""What an audit gives: the verdict on what is released, the native one beside it, and the files that say so."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import captum
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain.audit.report import ReportData, write_report
+from safexplain.audit.report.model import Configuration, Pictures
+from safexplain.audit.signals import Signals
+from safexplain.audit.utility import Utility
+from safexplain.errors import InputError
+from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.evidence import Verdict
+from safexplain.verdict.judgement import AuditResult
+
+SHOWN = 6
+"""Examples pictured in the report."""
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRun:
+    """What an audit found, natively and hardened, with all that its files say.
+
+    Args:
+        configurations: what was released in each way, in the report's order; the last one is judged.
+        signals: name of a configuration -> what was attacked.
+        report: what report.html shows, but for what is known only once the signals are written.
+        statement: arguments of `safexplain.verdict.certificate.write.statement`, likewise.
+    """
+
+    configurations: tuple[Configuration, ...]
+    signals: Mapping[str, Signals]
+    report: ReportData
+    statement: Mapping[str, Any]
+
+    @property
+    def judged(self) -> Configuration:
+        """The configuration whose verdict counts."""
+        return self.configurations[-1]
+
+    @property
+    def result(self) -> AuditResult:
+        """What the attacks found in what is released."""
+        return self.judged.result
+
+    @property
+    def native(self) -> AuditResult:
+        """What they found in the native explanations."""
+        return self.configurations[0].result
+
+    @property
+    def verdict(self) -> Verdict:
+        """certified, leak or inconclusive."""
+        return self.result.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: 0 certified, 1 leak, 3 inconclusive."""
+        return self.result.exit_code
+
+    @property
+    def utility(self) -> Utility | None:
+        """How much of the native explanation is left in the released one; None where maps were not kept."""
+        return self.judged.utility
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Caveats for the reader."""
+        return self.report.notes
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What `save` writes: kind -> name."""
+        files = {"report": "report.html", "certificate": "certificate.json", "signals": "signals.npz"}
+        return files | ({"native_signals": "native-signals.npz"} if len(self.configurations) > 1 else {})
+
+    def save(self, folder: str | Path) -> Path:
+        """Write report.html, certificate.json, signals.npz and, of a hardened release, native-signals.npz.
+
+        Returns:
+            The folder, which is made where it is missing.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        self.signals[self.judged.name].save(folder / self.files["signals"])
+        if len(self.configurations) > 1:
+            self.signals["native"].save(folder / self.files["native_signals"])
+        with (folder / self.files["signals"]).open("rb") as file:
+            written = {"signals.npz sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        materials = {**self.statement["materials"], **written}
+        write_json(folder / self.files["certificate"], statement(**{**self.statement, "materials": materials}))
+        subject, environment = self.statement["subject"], self.statement["environment"]
+        provenance = {
+            **{f"{name} ({kind})": value for name, digests in subject.items() for kind, value in digests.items()},
+            **materials,
+            **environment,
+        }
+        write_report(folder / self.files["report"], replace(self.report, provenance=provenance))
+        return folder
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the judged configuration's result at the top level."""
+        return {
+            **self.result.to_dict(),
+            "configuration": self.judged.name,
+            "utility": self.utility.to_dict() if self.utility else None,
+            "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
+            "notes": list(self.notes),
+        }
+
+
+def pictures(x: Tensor, member: NDArray[np.bool_], signals: Mapping[str, Signals], judged: str) -> Pictures | None:
+    """Members and non-members in turn, when the inputs are images and the maps have their shape."""
+    native = signals["native"]
+    if x.dim() != 4 or x.shape[1] not in (1, 3) or native.attributions is None:
+        return None
+    if native.attributions.shape[2] != x[0].numel():
+        return None
+    sides = [np.flatnonzero(member)[: SHOWN // 2], np.flatnonzero(~member)[: SHOWN // 2]]
+    chosen = np.array([i for pair in zip(*sides, strict=False) for i in pair])
+
+    def maps(name: str) -> NDArray[Any]:
+        kept = signals[name].attributions
+        assert kept is not None
+        return np.asarray(kept[0, chosen]).reshape(len(chosen), *x.shape[1:])
+
+    images = x[torch.from_numpy(chosen)].numpy()
+    low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
+    labels = native.values["label"][0, chosen].astype(int)
+    captions = tuple(
+        f"predicted {label} · {'member' if member[i] else 'non-member'}"
+        for i, label in zip(chosen, labels, strict=True)
+    )
+    released = None if judged == "native" else maps(judged)
+    return Pictures((images - low) / np.maximum(high - low, 1e-12), maps("native"), released, captions)
+
+
+def environment(model: nn.Module, seed: int) -> dict[str, str]:
+    """Versions, hardware, seed, date and command of an audit of this model."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "safexplain": version("safexplain"),
+        "torch": torch.__version__,
+        "captum": captum.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type} ({hardware})",
+        "seed": str(seed),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }

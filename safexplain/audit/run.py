@@ -1,0 +1,525 @@
+"""The whole way of an audit, from a model to a verdict and its files. The command line only calls it.
+
+    model + population --train--> reference models --ask--> signals, native and released --attack--> verdicts
+    native signals --root cause--> what carries the leak;  all of it --save--> report, certificate, signals
+
+An explainer is whatever makes an object with `attribute`, and a hardening whatever it takes: this module knows neither
+of the package's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._digest import model_digest, weights_digest
+from safexplain._progress import Progress, named, silent
+from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
+from safexplain.audit.attacks.suite import fitting
+from safexplain.audit.certify import certify
+from safexplain.audit.collect import Explain, collect_signals
+from safexplain.audit.holdout_uses import uses_of
+from safexplain.audit.outcome import AuditRun, environment, pictures
+from safexplain.audit.population import Population
+from safexplain.audit.queries import Queries
+from safexplain.audit.recipe import Recipe, Train
+from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.shadows import Build, Shadows, train_shadows
+from safexplain.audit.report import ReportData
+from safexplain.audit.report.model import Configuration
+from safexplain.audit.root_cause import Ablation, root_cause, sample
+from safexplain.audit.root_cause import sentence as cause_sentence
+from safexplain.audit.signals import Signals, side_by_side
+from safexplain.audit.utility import utility
+from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.outputs import Probability, are_probabilities
+from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.certificate.write import MODEL_DIGEST
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+__all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools"]
+
+Output = Literal["probability", "logit"]
+
+FEWEST_REFERENCES = 4
+"""Fewer reference models leave many examples without one on each side."""
+
+ENOUGH_REFERENCES = 16
+"""From here on, more reference models strengthen the likelihood ratio slowly."""
+
+LOOKED_AT = 64
+"""Examples on which it is seen whether a model returns probabilities."""
+
+LARGEST_MAPS = 2 << 30
+"""Bytes of attribution maps kept in memory for the whole-map attack; above it, that attack is left out."""
+
+
+class HardeningLike(Protocol):
+    """What is done to an explanation before it leaves; `safexplain.Hardening` is one."""
+
+    @property
+    def noise(self) -> Any:
+        """What noise is added; None: none."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether values pass through unchanged."""
+
+    def none(self) -> Any:
+        """The hardening that changes nothing."""
+
+    def with_key(self, key: bytes) -> Self:
+        """The same with this noise key."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without the key."""
+
+    def to_json(self) -> str:
+        """The same as text."""
+
+
+@dataclass(frozen=True, eq=False)
+class AuditOptions:
+    """What few audits need to say.
+
+    Args:
+        queries: what is asked about each example beside the plain query, of hardened releases; each near-duplicate
+            costs as much as the plain query.
+        classes: that are explained of every example beside the predicted one: what a client sees who may choose.
+        batch_size: examples in one call of the explainer.
+        force: judge although the examples were used for the verdict on another configuration; the certificate says so.
+        title: of the report, and name of the model in the certificate. "": the name of the model's class.
+        subject: name -> {algorithm: digest} of the audited models; empty: the digest of their parameters.
+        materials: name -> digest of what else the certificate should name.
+        notes: caveats for the reader.
+        privacy: the guarantee of the model's training, if it was differentially private.
+        canaries: what canaries found about that training, if they were trained.
+    """
+
+    queries: Queries = field(default_factory=lambda: Queries(repeats=1, near=2))
+    classes: tuple[int, ...] = ()
+    batch_size: int = 256
+    force: bool = False
+    title: str = ""
+    subject: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    materials: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    privacy: PrivacyStatement | None = None
+    canaries: Finding | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """A population and the models over it, the target first.
+
+    Args:
+        population: the examples.
+        shadows: models and membership; model 0 is the target.
+        untrained: a model like the target before training, for the null control where references are few.
+    """
+
+    population: Population
+    shadows: Shadows
+    untrained: nn.Module | None = None
+
+    @property
+    def null(self) -> tuple[int, ...]:
+        """Index of the untrained model among `asked`."""
+        return () if self.untrained is None else (len(self.shadows.models),)
+
+    @property
+    def asked(self) -> Shadows:
+        """The models that are asked: all, and last the untrained one, which has no members."""
+        if self.untrained is None:
+            return self.shadows
+        nobody = np.zeros((1, len(self.population)), dtype=bool)
+        return Shadows((*self.shadows.models, self.untrained), np.concatenate([self.shadows.membership, nobody]))
+
+
+def audit(
+    model: nn.Module,
+    population: Population,
+    recipe: Recipe | Train | Any = None,
+    *,
+    member: NDArray[np.bool_],
+    explainer: Callable[..., Any],
+    hardening: HardeningLike,
+    output: Output = "probability",
+    arguments: Mapping[str, Any] | None = None,
+    build: Build | None = None,
+    references: int = 16,
+    shadows: Shadows | None = None,
+    policy: Policy | None = None,
+    options: AuditOptions | None = None,
+    seed: int = 0,
+    cache: ModelCache | str | Path | None = None,
+    device: str | torch.device | None = None,
+    progress: Progress = silent,
+) -> AuditRun:
+    """Train reference models, attack a model's explanations natively and hardened, and judge what is released.
+
+        result = audit(
+            model, population, Recipe(lr=3e-3), build=build, member=mask,
+            explainer=HardenedInputXGradient, hardening=Hardening.recommended(), references=16,
+        )
+        result.verdict, result.native.verdict
+        result.save("run")
+
+    Args:
+        model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities.
+        population: the pool of n examples, members and non-members from one source.
+        recipe: how the model was trained, as `train_shadows` takes it. The weaker the likeness, the less a certificate
+            says. None: no reference models are trained.
+        member: (n,) bool, which examples the model was trained on.
+        explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
+            gives maps (n, ...): a hardened class, or anything alike. A class with a class method `catalogued()` is
+            asked through what that returns, and `method` of that is its name in the certificate.
+        hardening: what is released. Target and reference models get two noise keys of the audit's own: the attacker
+            knows the hardening, not the key. With `Hardening.none()` the native explanations are judged.
+        output: explain the probability of the predicted class, by a softmax where the model returns logits; or what
+            the model returns ("logit").
+        arguments: of `attribute`, the same for every query.
+        build: makes an untrained model from a seed, see `train_shadows`.
+        references: how many reference models are trained; 0, or at least 4.
+        shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
+            private training, for example.
+        policy: what counts as a leak; default `Policy()`.
+        options: what few need to say.
+        seed: of everything random, noise keys included.
+        cache: where finished reference models are kept, so that an interrupted audit can be taken up.
+        device: where models are trained and asked; the target is moved there. None: where it is.
+        progress: told about the long stages.
+
+    Raises:
+        InputError: the model, the data or the number of reference models cannot be used, an explanation fails, or the
+            privacy statement or the canaries are about another model.
+        ConfigurationError: a `Recipe` without `build`.
+    """
+    options, policy = options or AuditOptions(), policy or Policy()
+    member = np.asarray(member)
+    if member.dtype != np.bool_ or member.shape != (len(population),):
+        raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
+    if references and references < FEWEST_REFERENCES:
+        raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
+    if model.training:
+        raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
+    target = model if device is None else model.to(device)
+    place = next((p.device for p in target.parameters()), torch.device("cpu"))
+    _check_privacy(options, target)
+    notes = [*options.notes, *_fit_notes(target, population, member, options.batch_size)]
+    if shadows is None and recipe is not None and references:
+        shadows = train_shadows(
+            population,
+            recipe,
+            build=build,
+            models=references,
+            seed=seed,
+            device=place,
+            cache=cache,
+            progress=named(progress, "training reference models"),
+        )
+    number = 0 if shadows is None else len(shadows.models)
+    if number == 0:
+        notes.append("No reference models: only threshold attacks ran, so nothing can be certified.")
+    elif number < ENOUGH_REFERENCES:
+        notes.append(f"Only {number} reference models: a real attacker may train more and find more.")
+    shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
+    untrained = None
+    if len(shadows.models) < FEWEST_FOR_NULL and build is not None:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            untrained = build(seed).to(place).eval()
+    title = options.title or type(model).__name__
+    subject = options.subject or {title: {MODEL_DIGEST: model_digest(target).hex()}}
+    return audit_pools(
+        [Pool(population, shadows, untrained)],
+        explainer=explainer,
+        hardening=hardening,
+        output=output,
+        arguments=arguments,
+        policy=policy,
+        options=replace(options, title=title, subject=subject, notes=tuple(notes)),
+        recipe=recipe,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def audit_pools(
+    pools: Sequence[Pool],
+    *,
+    explainer: Callable[..., Any],
+    hardening: HardeningLike,
+    output: Output = "probability",
+    arguments: Mapping[str, Any] | None = None,
+    policy: Policy | None = None,
+    options: AuditOptions | None = None,
+    recipe: Recipe | Train | Any = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> AuditRun:
+    """`audit` where all models are trained: several targets, each with its own pool, are judged together.
+
+    Args:
+        pools: disjoint pools with their models, as many in each.
+        explainer: see `audit`, as the rest.
+        hardening: likewise.
+        output: likewise.
+        arguments: likewise.
+        policy: likewise.
+        options: likewise.
+        recipe: how the models were trained, for the certificate.
+        seed: of noise keys, attacks and controls.
+        progress: told about the long stages.
+
+    Raises:
+        InputError: an explanation fails, or the pools have different numbers of models.
+        ConfigurationError: an unknown output.
+    """
+    options, policy = options or AuditOptions(), policy or Policy()
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"output is probability or logit, got {output!r}")
+    first, population = pools[0].shadows.models[0], pools[0].population
+    softmax = output == "probability" and not _gives_probabilities(first, population.x[:LOOKED_AT])
+    if catalogued := getattr(explainer, "catalogued", None):
+        explainer = catalogued()
+    way = _Way(explainer, output, dict(arguments or {}), softmax, policy, options, _as_text(recipe), seed, progress)
+    notes, copies = list(options.notes), 1 if hardening.is_none else 2  # averaged over near-duplicates too
+    size = 4 * copies * population.x[0].numel() * sum(p.shadows.membership.size for p in pools)
+    keep = size <= LARGEST_MAPS
+    if not keep:
+        notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
+    signals = {"native": way.ask(pools, "native", hardening.none(), keep)}
+    name = _name_of(hardening)
+    if not hardening.is_none:
+        signals[name] = way.ask(pools, name, hardening, keep)
+    inputs = np.concatenate([p.population.x.numpy() for p in pools])
+    configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening) for n, s in signals.items())
+    causes, cause = way.root_cause(pools, hardening.none(), signals["native"], keep)
+    judged = configurations[-1]
+    subject = options.subject or {
+        f"target {i + 1}": {MODEL_DIGEST: model_digest(p.shadows.models[0]).hex()} for i, p in enumerate(pools)
+    }
+    materials = dict(options.materials)
+    if way.recipe:
+        materials["recipe sha256"] = hashlib.sha256(way.recipe.encode()).hexdigest()
+    said = {
+        "subject": subject,
+        "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": way.arguments},
+        "hardening": hardening.to_dict(),
+        "audit": judged.result.to_dict(),
+        "utility": judged.utility.to_dict() if judged.utility else None,
+        "materials": materials,
+        "environment": environment(first, seed),
+        "notes": notes,
+        "privacy": options.privacy.to_dict() if options.privacy else None,
+        "canaries": options.canaries.to_dict() if options.canaries else None,
+    }
+    report = ReportData(
+        title=options.title or "audit",
+        explainer=f"{way.method} of the predicted {output}",
+        configurations=configurations,
+        provenance={},
+        pictures=pictures(population.x, pools[0].shadows.membership[0], signals, judged.name),
+        notes=tuple(notes),
+        privacy=options.privacy,
+        canaries=options.canaries,
+        root_cause=causes,
+        root_cause_sentence=cause,
+        other_key=None if hardening.noise is None else True,
+    )
+    return AuditRun(configurations, signals, report, said)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How models are asked and judged."""
+
+    explainer: Callable[..., Any]
+    output: Output
+    arguments: dict[str, Any]
+    softmax: bool
+    policy: Policy
+    options: AuditOptions
+    recipe: str
+    seed: int
+    progress: Progress
+
+    @property
+    def method(self) -> str:
+        """The explainer's name: its own where it has one, else that of the class or function."""
+        named = getattr(self.explainer, "method", None) or getattr(self.explainer, "__name__", None)
+        return str(named or type(self.explainer).__name__)
+
+    def explain(self, hardening: HardeningLike) -> Explain:
+        """What `collect_signals` asks: the released maps of a batch."""
+
+        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+            forward = Probability(model) if self.softmax else model
+            try:
+                made = self.explainer(forward, hardening=hardening)
+                maps: Tensor = made.attribute(x, target=target, **self.arguments)
+            except (SafexplainError, torch.cuda.OutOfMemoryError):
+                raise
+            except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise InputError(f"{self.method} cannot explain this model: {reason}") from error
+            return maps
+
+        return explain
+
+    def ask(self, pools: Sequence[Pool], name: str, hardening: HardeningLike, keep: bool, stage: str = "") -> Signals:
+        """What every model releases. The attacker knows the hardening, not the key: references have another one."""
+        released, attackers = (self.explain(_keyed(hardening, self.seed, w)) for w in ("target", "references"))
+        queries = None if hardening.is_none else replace(self.options.queries, keep_maps=keep)
+        parts = []
+        for i, pool in enumerate(pools):
+            about = stage or f"explaining ({name}{f', pool {i + 1}' if len(pools) > 1 else ''})"
+            parts.append(
+                collect_signals(
+                    pool.asked,
+                    pool.population,
+                    [released, *[attackers] * (len(pool.asked.models) - 1)],
+                    batch_size=self.options.batch_size,
+                    keep_attributions=keep,
+                    targets=(0,),
+                    null=pool.null,
+                    queries=queries,
+                    classes=self.options.classes or None,
+                    meta=self._about(pool, name, hardening),
+                    progress=named(self.progress, about),
+                )
+            )
+        return side_by_side(parts)
+
+    def _about(self, pool: Pool, name: str, hardening: HardeningLike) -> dict[str, Any]:
+        """What signals say about how they came about; `holdout_uses` tells configurations apart by it."""
+        about: dict[str, Any] = {
+            "explainer": self.method,
+            "output": self.output,
+            "options": repr(sorted(self.arguments.items())),
+            "release": name,
+            "seed": self.seed,
+            "recipe": self.recipe,
+            "asked": repr((self.options.queries, self.options.classes)),
+            "references": len(pool.shadows.models) - 1,
+        }
+        if not hardening.is_none:
+            about["hardening"] = hardening.to_json()
+        return {**about, "subject": model_digest(pool.shadows.models[0]).hex()}
+
+    def judge(
+        self, name: str, signals: Signals, native: Signals, inputs: NDArray[Any], hardening: HardeningLike
+    ) -> Configuration:
+        """Attack one configuration."""
+        result = certify(
+            signals,
+            self.policy,
+            inputs=inputs,
+            uses=uses_of(signals.meta, self.options.force),
+            seed=self.seed,
+            progress=named(self.progress, f"attacking ({name})"),
+        )
+        if signals is native:
+            return Configuration("native", "the native explanation, as it is", result, None)
+        kept = None
+        if native.attributions is not None and signals.attributions is not None:
+            kept = utility(native.attributions[0], signals.attributions[0])
+        return Configuration(name, repr(hardening), result, kept)
+
+    def root_cause(
+        self, pools: Sequence[Pool], none: HardeningLike, native: Signals, keep: bool
+    ) -> tuple[tuple[Ablation, ...], str]:
+        """Which property of the native maps carries the leak; the other output is asked about too, if there is one."""
+        if len(native.models) < FEWEST_FOR_NULL:
+            return (), ""
+        other = None
+        output: Output = "logit" if self.output == "probability" else "probability"
+        if not _gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
+            way = replace(self, output=output, softmax=output == "probability")
+            other = way.ask(pools, "native", none, keep, f"explaining the {output}")
+        looked_at = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
+        causes = root_cause(
+            native,
+            rows=looked_at.rows,
+            seed=self.seed,
+            fpr=self.policy.fpr,
+            other_output=other,
+            other_name=output,
+            progress=named(self.progress, "root cause"),
+        )
+        return causes, f"{cause_sentence(causes)} {looked_at.says}" if causes else ""
+
+
+def _keyed(hardening: HardeningLike, seed: int, whose: str) -> HardeningLike:
+    """With a key of this audit's own, one for the target and another for the reference models."""
+    return hardening.with_key(hashlib.blake2b(f"audit {seed} {whose}".encode(), digest_size=32).digest())
+
+
+def _name_of(hardening: HardeningLike) -> str:
+    """native, recommended or custom."""
+    if hardening.is_none:
+        return "native"
+    recommended = getattr(hardening, "recommended", None)
+    return "recommended" if recommended and recommended().to_dict() == hardening.to_dict() else "custom"
+
+
+def _as_text(recipe: Any) -> str:
+    """How reference models were trained, in TOML or, for a function or an estimator, in its own words."""
+    if recipe is None or isinstance(recipe, Recipe):
+        return "" if recipe is None else recipe.to_toml()
+    return str(getattr(recipe, "__qualname__", None) or recipe)
+
+
+def _gives_probabilities(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model's outputs are probabilities already; one example is too few to tell."""
+    device = next((p.device for p in model.parameters()), x.device)
+    with torch.no_grad():
+        out = model(x.to(device))
+    return len(out) > 1 and are_probabilities(out)
+
+
+def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
+    """The statement must be of this very model's training, and the canaries of that training, and not against it."""
+    stated, found = options.privacy, options.canaries
+    if stated is not None and stated.weights and stated.weights != (weights := weights_digest(target)):
+        raise InputError(
+            f"the privacy statement is about other weights than the model's: {stated.weights[:16]}... stated,"
+            f" {weights[:16]}... found; give the statement that the training of this model wrote"
+        )
+    if stated is None or found is None:
+        return
+    if found.claim.mechanism not in stated.phases:
+        raise InputError(
+            f"the canaries are about another training than the privacy statement: {found.claim.mechanism},"
+            f" not {', '.join(map(str, stated.phases))}; audit the training that was stated"
+        )
+    if found.keeps_claim is False:
+        raise InputError(f"the canaries refute the privacy statement, which cannot be certified: {found}")
+
+
+def _fit_notes(target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int) -> list[str]:
+    """Accuracy on members and non-members, and what it says about the data."""
+    if member.all() or not member.any():
+        raise InputError(f"member marks {int(member.sum())} of {len(member)} examples; an audit needs both sides")
+    device, hits = next((p.device for p in target.parameters()), torch.device("cpu")), []
+    with torch.no_grad():
+        for start in range(0, len(population), batch_size):
+            part = slice(start, start + batch_size)
+            predicted = target(population.x[part].to(device)).argmax(1).cpu()
+            hits.append((predicted == population.y[part]).numpy())
+    hit = np.concatenate(hits)
+    inside, outside = float(hit[member].mean()), float(hit[~member].mean())
+    notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
+    if inside < 1.5 / len(torch.unique(population.y)):
+        notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
+    return notes
