@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from safexplain.explain.aix360 import HardenedProtoDash
     from safexplain.explain.alibi import HardenedAnchors
-    from safexplain.explain.segments import superpixels
+    from safexplain.explain.feature_groups import superpixels
     from safexplain.explain.wrap import (
         HardenedDeconvolution,
         HardenedDeepLift,
@@ -96,7 +96,7 @@ _ELSEWHERE = {
     "HardenedCounterfactual": "recourse.counterfactual",
     "HardenedProtoDash": "explain.aix360",
     "Probability": "outputs",
-    "superpixels": "explain.segments",
+    "superpixels": "explain.feature_groups",
 }
 
 

@@ -7,10 +7,10 @@ audited. `captum` has the methods that Captum lacks and the checks of models; `a
 """
 
 from safexplain.explain.alibi import anchor_hardening
-from safexplain.explain.captum.gradcam import GradCAM, GradCAMPlusPlus
+from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, find_row
-from safexplain.explain.segments import grid_segments
+from safexplain.explain.feature_groups import grid_segments
 from safexplain.explain.wrap import harden
 
 __all__ = [

@@ -1,22 +1,434 @@
 """The explanation methods as rows of a table: what each one is, where it comes from and what it needs.
 
-A row holds facts only. `safexplain.explain.wrap` turns rows into the Hardened classes, and whoever tunes or audits
-reads the same rows for options to search and for arguments that a method cannot do without.
+A row holds facts only. `safexplain.explain.wrap` turns rows into the hardened classes, `safexplain.captum` names them
+as Captum does, and whoever tunes or audits reads the same rows for options to search and for arguments that a method
+cannot do without. A new explainer is one more row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
+
+import torch
+from captum import attr
+from torch import Tensor
 
 from safexplain.errors import ConfigurationError
-from safexplain.explain.captum.layer_rows import LAYER_ROWS
-from safexplain.explain.captum.rows import ROWS
+from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
+from safexplain.explain.captum.layers import whole_layer
+from safexplain.explain.feature_groups import grid_segments
 from safexplain.explain.row import Row
 
 __all__ = ["CATALOG", "REFUSED", "find_row"]
 
-CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*ROWS, *LAYER_ROWS)})
+# Arguments without which a native method cannot be called: a plain choice of them, from the inputs alone.
+
+Inputs = tuple[Tensor, ...]
+
+
+def zero_baselines(inputs: Inputs) -> dict[str, Any]:
+    """Two baselines of zeros, a set of which each method takes the mean or draws."""
+    return {"baselines": tuple(torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)) for x in inputs)}
+
+
+def windows(inputs: Inputs) -> dict[str, Any]:
+    """Windows of a quarter of each axis at steps of an eighth; the first of several axes stays whole."""
+    shapes, strides = [], []
+    for x in inputs:
+        channels, axes = (x.shape[1:2], x.shape[2:]) if x.dim() > 2 else ((), x.shape[1:])
+        shapes.append((*channels, *(max(1, n // 4) for n in axes)))
+        strides.append((*channels, *(max(1, n // 8) for n in axes)))
+    return {"sliding_window_shapes": tuple(shapes), "strides": tuple(strides)}
+
+
+def groups(inputs: Inputs) -> dict[str, Any]:
+    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, columns of a table."""
+    return {"feature_mask": _masks(inputs, side=4, columns=None)}
+
+
+def few_groups(inputs: Inputs) -> dict[str, Any]:
+    """Four groups in all, of neighbouring places: the number of orders to go through is that of groups, factorial."""
+    return {"feature_mask": _masks(inputs, side=None, columns=max(1, 4 // len(inputs)))}
+
+
+def _masks(inputs: Inputs, side: int | None, columns: int | None) -> Inputs:
+    masks, first = [], 0
+    for x in inputs:
+        d = math.prod(x.shape[1:])
+        index = torch.arange(d, device=x.device).view(1, *x.shape[1:])
+        mask = grid_segments(x, side) if side and x.dim() > 2 else index * min(columns or d, d) // max(d, 1)
+        masks.append(mask + first)
+        first += int(mask.max()) + 1 if mask.numel() else 0
+    return tuple(masks)
+
+
+def neuron(inputs: Inputs) -> dict[str, Any]:
+    """The sum over the layer as the neuron."""
+    return {"neuron_selector": whole_layer}
+
+
+def neuron_and_zero(inputs: Inputs) -> dict[str, Any]:
+    """The sum over the layer as the neuron, and baselines of zeros."""
+    return {**neuron(inputs), **zero_baselines(inputs)}
+
+
+# Methods that explain inputs.
+
+_GRADCAM_PAPER = "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391"
+_SHAP_PAPER = "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874"
+_SAMPLING_PAPER = "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009"
+_RULES = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
+_MODES = ("nearest", "area", "bilinear", "bicubic")
+_TUNNEL: dict[str, Any] = {
+    "nt_samples": (5, 10, 25, 50),
+    "stdevs": [0.01, 2.0],
+    "draw_baseline_from_distrib": (False, True),
+}
+_SUPERPIXELS: dict[str, Any] = {"n_segments": [10, 100], "compactness": [1.0, 50.0]}
+_SURROGATE = {**_SUPERPIXELS, "n_samples": (50, 100, 200, 500)}
+
+_ROWS = (
+    Row(
+        "IG",
+        attr.IntegratedGradients,
+        family="gradient",
+        citation="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
+        summary="Integral of gradients from a baseline straight to the input, times their difference.",
+        delta=True,
+        search_space={"n_steps": (10, 25, 50, 100), "method": _RULES, "multiply_by_inputs": (True, False)},
+    ),
+    Row(
+        "Saliency",
+        attr.Saliency,
+        family="gradient",
+        citation="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
+        summary="Magnitude (or, with abs=False, value) of the gradient with respect to the input.",
+        leaf_inputs=True,
+        search_space={"abs": (True, False)},
+    ),
+    Row(
+        "InputXGradient",
+        attr.InputXGradient,
+        family="gradient",
+        citation="Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
+        summary="Input times the gradient with respect to it.",
+        leaf_inputs=True,
+    ),
+    Row(
+        "GuidedBackprop",
+        attr.GuidedBackprop,
+        family="gradient",
+        citation="Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
+        summary="Gradient in which each ReLU also stops negative gradients.",
+        hooks=True,
+        needs_relu=True,
+        leaf_inputs=True,
+    ),
+    Row(
+        "Deconvolution",
+        attr.Deconvolution,
+        family="gradient",
+        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
+        summary="Gradient in which each ReLU stops negative gradients and passes all others.",
+        hooks=True,
+        needs_relu=True,
+        leaf_inputs=True,
+    ),
+    Row(
+        "DeepLift",
+        attr.DeepLift,
+        family="gradient",
+        citation="Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
+        summary="Differences from a baseline carried back through the activations (the rescale rule).",
+        hooks=True,
+        leaf_inputs=True,
+        delta=True,
+        search_space={"multiply_by_inputs": (True, False), "eps": [1e-10, 1e-4]},
+    ),
+    Row(
+        "DeepLiftShap",
+        attr.DeepLiftShap,
+        family="gradient",
+        citation=_SHAP_PAPER,
+        summary="Mean of DeepLift over a set of baselines.",
+        hooks=True,
+        delta=True,
+        search_space={"multiply_by_inputs": (True, False)},
+        needs=zero_baselines,
+    ),
+    Row(
+        "LRP",
+        attr.LRP,
+        family="gradient",
+        citation="Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
+        summary="The output handed back layer by layer to what made it (layer-wise relevance propagation).",
+        hooks=True,
+        writes=True,
+        leaf_inputs=True,
+        delta=True,
+    ),
+    Row(
+        "SmoothGrad",
+        attr.NoiseTunnel,
+        family="gradient",
+        citation="Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
+        summary="Mean of an explanation over inputs with Gaussian noise.",
+        stochastic=True,
+        delta=True,
+        nt_type="smoothgrad",
+        search_space=_TUNNEL,
+    ),
+    Row(
+        "VarGrad",
+        attr.NoiseTunnel,
+        family="gradient",
+        citation="Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
+        summary="Variance of an explanation over inputs with Gaussian noise.",
+        stochastic=True,
+        delta=True,
+        nt_type="vargrad",
+        search_space=_TUNNEL,
+    ),
+    Row(
+        "GradientShap",
+        attr.GradientShap,
+        family="gradient",
+        citation=_SHAP_PAPER,
+        summary="Mean gradient at random points between noisy inputs and baselines, times their difference.",
+        stochastic=True,
+        delta=True,
+        search_space={"n_samples": (5, 10, 25, 50), "stdevs": [0.0, 1.0], "multiply_by_inputs": (True, False)},
+        needs=zero_baselines,
+    ),
+    Row(
+        "Occlusion",
+        attr.Occlusion,
+        family="perturbation",
+        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
+        summary="Change of the output when a window of the input is replaced by a baseline.",
+        search_space={"sliding_window_shapes": ((3, 1, 1), (3, 32, 32)), "strides": ((3, 1, 1), (3, 32, 32))},
+        needs=windows,
+    ),
+    Row(
+        "FeatureAblation",
+        attr.FeatureAblation,
+        family="perturbation",
+        citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
+        summary="Change of the output when a group of features is replaced by a baseline.",
+        search_space=_SUPERPIXELS,
+        needs=groups,
+    ),
+    Row(
+        "FeaturePermutation",
+        attr.FeaturePermutation,
+        family="perturbation",
+        citation="Breiman: Random Forests, Machine Learning 45, 2001",
+        summary="Change of the output when a group of features is shuffled among the examples of the batch.",
+        stochastic=True,
+        mixes_batch=True,
+        search_space=_SUPERPIXELS,
+        needs=groups,
+    ),
+    Row(
+        "ShapleyValueSampling",
+        attr.ShapleyValueSampling,
+        family="perturbation",
+        citation=_SAMPLING_PAPER,
+        summary="Mean contribution of a group of features over random orders of adding them to a baseline.",
+        stochastic=True,
+        search_space={**_SUPERPIXELS, "n_samples": (5, 10, 25, 50)},
+        needs=groups,
+    ),
+    Row(
+        "ShapleyValues",
+        attr.ShapleyValues,
+        family="perturbation",
+        citation="Shapley: A Value for n-Person Games, 1953",
+        summary="Mean contribution of a group of features over all orders: for a handful of groups.",
+        needs=few_groups,
+    ),
+    Row(
+        "KernelShap",
+        attr.KernelShap,
+        family="perturbation",
+        citation=_SHAP_PAPER,
+        summary="Shapley values of groups of features by a weighted linear regression on random coalitions.",
+        stochastic=True,
+        search_space=_SURROGATE,
+        needs=groups,
+    ),
+    Row(
+        "Lime",
+        attr.Lime,
+        family="approximation",
+        citation='Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938',
+        summary="Weights of a sparse linear model fitted to the output around the input.",
+        stochastic=True,
+        search_space=_SURROGATE,
+        needs=groups,
+    ),
+    Row(
+        "GradCAM",
+        GradCAM,
+        family="representation",
+        citation=_GRADCAM_PAPER,
+        summary="A layer's channels added up, weighted by their mean gradients.",
+        library="safexplain",
+        of="layer",
+        hooks=True,
+        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
+    ),
+    Row(
+        "GradCAMPlusPlus",
+        GradCAMPlusPlus,
+        family="representation",
+        citation="Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
+        summary="A layer's channels added up, weighted by positive gradients, each place by its curvature.",
+        library="safexplain",
+        of="layer",
+        hooks=True,
+        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
+    ),
+    Row(
+        "GuidedGradCam",
+        attr.GuidedGradCam,
+        family="representation",
+        citation=_GRADCAM_PAPER,
+        summary="Guided backpropagation times the enlarged Grad-CAM map.",
+        of="layer",
+        hooks=True,
+        needs_relu=True,
+        leaf_inputs=True,
+        search_space={"interpolate_mode": _MODES, "attribute_to_layer_input": (False, True)},
+    ),
+    Row(
+        "Anchors",
+        "AnchorTabular",
+        family="perturbation",
+        citation="Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
+        summary="Conditions on a few features under which the prediction stays as it is.",
+        library="alibi",
+        entry="explain",
+        stochastic=True,
+        search_space={
+            "threshold": [0.0, 1.0],
+            "tau": [0.0, 1.0],
+            "delta": [0.0, 1.0],
+            "batch_size": (50, 100, 200),
+            "coverage_samples": (1_000, 10_000),
+            "beam_size": (1, 2, 4),
+            "segmentation_fn": ("slic", "felzenszwalb", "quickshift"),
+            "p_sample": [0.0, 1.0],
+        },
+    ),
+    Row(
+        "ProtoDash",
+        "ProtodashExplainer",
+        family="approximation",
+        citation="Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
+        summary="A few weighted examples, from a set that may be shown, that stand for the explained ones.",
+        library="aix360",
+        entry="explain",
+        search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
+    ),
+)
+
+
+# Methods that explain layers and neurons.
+
+_INPUT_ROWS = {row.source.__name__: row for row in _ROWS if row.library == "captum" and not row.nt_type}
+_INFLUENCE = "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations, arXiv 1802.03788"
+_CONDUCTANCE = "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233"
+
+
+def _derived(of: str, source: Any, base: str, summary: str, **more: Any) -> Row:
+    """A row with what it has in common with the method for inputs that it is made from."""
+    row = _INPUT_ROWS[base]
+    kept = {"stochastic": row.stochastic, "mixes_batch": row.mixes_batch, "needs_relu": row.needs_relu}
+    facts = {"family": "representation", "citation": row.citation, "hooks": True, **kept, **more}
+    return Row(source.__name__, source, summary=summary, of=of, **facts)
+
+
+def _layer(source: Any, base: str, summary: str, **more: Any) -> Row:
+    return _derived("layer", source, base, summary, **more)
+
+
+def _neuron(source: Any, base: str, summary: str, needs_of: Any = neuron, **more: Any) -> Row:
+    row = _INPUT_ROWS[base]
+    facts = {"target": False, "leaf_inputs": row.leaf_inputs, "needs_relu": row.needs_relu, **more}
+    return _derived("neuron", source, base, summary, needs=needs_of, **facts)
+
+
+_LAYER_ROWS = (
+    Row(
+        "LayerActivation",
+        attr.LayerActivation,
+        family="representation",
+        citation="none: the layer's output itself",
+        summary="The output of a layer.",
+        of="layer",
+        target=False,
+        hooks=True,
+    ),
+    Row(
+        "InternalInfluence",
+        attr.InternalInfluence,
+        family="representation",
+        citation=_INFLUENCE,
+        summary="Integral of a layer's gradients from a baseline to the input.",
+        of="layer",
+        hooks=True,
+    ),
+    Row(
+        "LayerConductance",
+        attr.LayerConductance,
+        family="representation",
+        citation=_CONDUCTANCE,
+        summary="How much of the integrated gradients flows through each unit of a layer.",
+        of="layer",
+        hooks=True,
+        delta=True,
+    ),
+    Row(
+        "LayerGradCam",
+        attr.LayerGradCam,
+        family="representation",
+        citation=_INPUT_ROWS["GuidedGradCam"].citation,
+        summary="Grad-CAM, as Captum has it: without enlarging.",
+        of="layer",
+        hooks=True,
+    ),
+    _layer(attr.LayerGradientXActivation, "InputXGradient", "A layer's output times its gradient."),
+    _layer(attr.LayerIntegratedGradients, "IntegratedGradients", "Integrated gradients of a layer.", delta=True),
+    _layer(attr.LayerDeepLift, "DeepLift", "DeepLift of a layer.", delta=True),
+    _layer(attr.LayerDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a layer.", delta=True, needs=zero_baselines),
+    _layer(attr.LayerGradientShap, "GradientShap", "GradientShap of a layer.", delta=True, needs=zero_baselines),
+    _layer(attr.LayerFeatureAblation, "FeatureAblation", "Change of the output when a layer's units are replaced."),
+    _layer(
+        attr.LayerFeaturePermutation, "FeaturePermutation", "Change of the output when a layer's units are shuffled."
+    ),
+    _layer(attr.LayerLRP, "LRP", "LRP of a layer.", delta=True, writes=True, leaf_inputs=True),
+    _neuron(
+        attr.NeuronConductance,
+        "IntegratedGradients",
+        "How much of the output reaches a neuron from each input feature.",
+        citation=_CONDUCTANCE,
+        target=True,
+    ),
+    _neuron(attr.NeuronGradient, "Saliency", "Gradient of a neuron."),
+    _neuron(attr.NeuronIntegratedGradients, "IntegratedGradients", "Integrated gradients of a neuron."),
+    _neuron(attr.NeuronDeepLift, "DeepLift", "DeepLift of a neuron."),
+    _neuron(attr.NeuronDeepLiftShap, "DeepLiftShap", "DeepLiftShap of a neuron.", neuron_and_zero),
+    _neuron(attr.NeuronGradientShap, "GradientShap", "GradientShap of a neuron.", neuron_and_zero),
+    _neuron(attr.NeuronGuidedBackprop, "GuidedBackprop", "Guided backpropagation from a neuron."),
+    _neuron(attr.NeuronDeconvolution, "Deconvolution", "Deconvolution from a neuron."),
+    _neuron(attr.NeuronFeatureAblation, "FeatureAblation", "Change of a neuron when features are replaced."),
+)
+
+CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS, *_LAYER_ROWS)})
 """Every method, by name."""
 
 _NO_METHOD = "it is an abstract base without a method of its own: harden an explainer made from it"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import model_checks
-from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.certified import Pinned, load_certified
 from safexplain.explain.feature_groups import find_groups, harden_groups, names_of
 from safexplain.explain.isolation import explainers_in, lend
@@ -219,15 +219,15 @@ class Hardened(Attribution):  # type: ignore[misc]
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
             args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
             with lend(self._native, state) as explainer:
-                self._check_sum(explainer, _flat(bound))
-                with model_checks.must_run(explainer), _reasons(self._row.name):
+                self._check_first_call(explainer, _flat(bound))
+                with _reasons(self._row.name):
                     return getattr(explainer, self._entry)(*args, **kwargs)
 
-    def _check_sum(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
-        """Once for each model that DeepLift explains, see `model_checks`."""
+    def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
+        """Once for each model, see `model_checks`."""
         originals = (self, *explainers_in(vars(self)))
         for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-            model_checks.check_sum(inner, own.forward_func, options)
+            model_checks.check_first_call(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from safexplain._digest import modules_of
-from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 

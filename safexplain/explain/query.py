@@ -23,7 +23,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest, modules_of
-from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.isolation import explainers_in
 
 __all__ = ["SELECTS", "query_of"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from safexplain.explain.aix360.base import load_protodash
 from safexplain.explain.alibi.library import load_alibi
-from safexplain.explain.captum.gradient import Gradient
+from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.segments import superpixels
+from safexplain.explain.feature_groups import superpixels
 
 __all__ = ["EXTRAS", "FAMILIES", "LICENCES", "Row", "SearchSpace"]
 
@@ -64,7 +64,6 @@ class Row:
         search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
             (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
             `safexplain.superpixels`.
-        deepleak: what DeepLeak's released code used, where that differs from its Table VIII.
         needs: (inputs as a tuple) -> arguments without which the entry cannot be called, a plain choice of them.
     """
 
@@ -86,7 +85,6 @@ class Row:
     delta: bool = False
     nt_type: str | None = None
     search_space: SearchSpace = field(default_factory=lambda: _NOTHING, hash=False)
-    deepleak: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     needs: Callable[[tuple[Tensor, ...]], dict[str, Any]] = field(default=lambda inputs: {}, repr=False, compare=False)
 
     @property

@@ -1,17 +1,19 @@
-"""Does DeepLift's rule work on this model? If it does, the attributions add up to the difference from the baseline.
+"""Is a method itself on this model? DeepLift's rule must reach all of its activations, and GuidedBackprop and
+Deconvolution need ReLU modules to change.
 
 Captum gives DeepLift's rescale rule to the activation modules that it knows. On all others (GELU, ReLU6, normalisation
 layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
-else under DeepLift's name. Known modules are looked for when an explainer is made; the rest shows in the sum (arXiv
-1704.02685, "summation-to-delta"), which is looked at once for each model, at the first call.
+else under DeepLift's name. GuidedBackprop and Deconvolution without any nn.ReLU module are the plain gradient.
 
-GuidedBackprop and Deconvolution change what nn.ReLU modules pass back; without any they are the gradient.
+What the model alone shows, its modules, is looked at when an explainer is made. Whether functions are called in place
+of modules shows only with data: in DeepLift's sum, which must be the difference from the baseline (arXiv 1704.02685,
+"summation-to-delta"), and in whether a ReLU runs. That is looked at once for each model, at its first call; the
+calls after it are not slowed down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,11 +32,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from safexplain.errors import RefusedError
-from safexplain.explain.isolation import explainers_in
 
-__all__ = ["check_deeplift", "check_relus", "check_sum", "must_run"]
+__all__ = ["check_deeplift", "check_first_call", "check_relus"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
+_RELU_KINDS = (GuidedBackprop, Deconvolution)
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
     nn.GELU,
     nn.SiLU,
@@ -70,8 +72,8 @@ _SUPPORTED: tuple[type[nn.Module], ...] = (
 )
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _TOLERANCE = 1e-3
-_complete: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
-"""Model -> whether baselines were given, for the cases that were looked at and add up."""
+_checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""Model -> what was looked at in a call and found good."""
 
 
 def check_deeplift(explainer: Attribution) -> None:
@@ -99,31 +101,38 @@ def check_deeplift(explainer: Attribution) -> None:
         )
 
 
-def check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
-    without baselines (they are zero) and once with some.
+def check_first_call(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
+    """What only data can show, once for each model: DeepLift's sum, and that a ReLU runs where the method needs one.
 
     Args:
-        explainer: any; only DeepLift's kinds are looked at. Its model may be hooked.
+        explainer: any. Its model may be hooked.
         original: the module that its model is a copy of.
-        options: arguments of `attribute` by name. Methods of neurons, which have no target, are checked at any output.
+        options: arguments of `attribute` by name.
 
     Raises:
-        RefusedError: the sums differ by more than 0.1 % of the attributions' total size (and than rounding explains).
+        RefusedError: the method would silently be another one on this model.
     """
-    if not isinstance(explainer, _KINDS):
-        return
+    if isinstance(explainer, _KINDS):
+        _check_sum(explainer, original, options)
+    elif isinstance(explainer, _RELU_KINDS):
+        _check_relus_run(explainer, original, options)
+
+
+def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
+    """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
+    without baselines (they are zero) and once with some. Methods of neurons, which have no target, are checked at any
+    output. The sums may differ by 0.1 % of the attributions' total size (and by what rounding explains).
+    """
     model, given = explainer.forward_func, options.get("baselines")
-    case = given is not None and not callable(given)
-    if case in _complete.get(original, ()) or _trains(model):
+    case = "given baselines" if given is not None and not callable(given) else "zeros"
+    if case in _checked.get(original, ()) or _trains(model):
         return
-    inputs, arguments = options["inputs"], options.get("additional_forward_args")
-    rows = tuple(x.detach().clone().requires_grad_() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    rows, arguments = _rows(options), options.get("additional_forward_args")
     of_neuron = isinstance(explainer, NeuronAttribution)
     target = _first_output(model, rows, arguments) if of_neuron else options.get("target")
     found, delta = DeepLift(model).attribute(
         rows,
-        baselines=_one_for_each(given, len(rows[0])) if case else None,
+        baselines=_one_for_each(given, len(rows[0])) if case == "given baselines" else None,
         target=target,
         additional_forward_args=arguments,
         return_convergence_delta=True,
@@ -139,7 +148,7 @@ def check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str,
             " flat. Give it modules for them, explain logits, or use HardenedIG"
         )
     if bool(((size > 0) & off.isfinite()).any()):  # inputs like the baseline tell nothing
-        _complete.setdefault(original, set()).add(case)
+        _checked.setdefault(original, set()).add(case)
 
 
 def _trains(model: nn.Module) -> bool:
@@ -154,14 +163,21 @@ def _one_for_each(baselines: Any, batch: int) -> Any:
     return baselines[-1:] if isinstance(baselines, Tensor) and len(baselines) not in (1, batch) else baselines
 
 
-def _first_output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> tuple[int, ...] | None:
-    """The first output as a target; None where there is one output."""
+def _rows(options: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    inputs = options["inputs"]
+    return tuple(x.detach().clone().requires_grad_() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tensor:
     extra = arguments if isinstance(arguments, tuple) else () if arguments is None else (arguments,)
     with torch.no_grad():
-        return (0,) * (model(*rows, *extra).dim() - 1) or None
+        output: Tensor = model(*rows, *extra)
+    return output
 
 
-_RELU_KINDS = (GuidedBackprop, Deconvolution)
+def _first_output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> tuple[int, ...] | None:
+    """The first output as a target; None where there is one output."""
+    return (0,) * (_output(model, rows, arguments).dim() - 1) or None
 
 
 def check_relus(explainer: Attribution) -> None:
@@ -174,20 +190,22 @@ def check_relus(explainer: Attribution) -> None:
         raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
 
 
-@contextmanager
-def must_run(explainer: Attribution) -> Iterator[None]:
-    """Raise unless a ReLU module runs within, for the methods that are nothing without one."""
-    concerned = [e for e in (explainer, *explainers_in(vars(explainer))) if isinstance(e, _RELU_KINDS)]
+def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
+    """Look whether the model calls a ReLU module that it has."""
+    if "ReLU" in _checked.get(original, ()):
+        return
     ran: list[int] = []
-    relus = {id(relu): relu for e in concerned for relu in _relus(e.model)}
-    handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in relus.values()]
+    handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in _relus(explainer.model)]
+    rows = _rows(options)
     try:
-        yield
+        with torch.random.fork_rng(sorted({x.get_device() for x in rows if x.is_cuda})):  # dropout may draw
+            _output(explainer.model, rows, options.get("additional_forward_args"))
     finally:
         for handle in handles:
             handle.remove()
-    if concerned and not ran:
-        raise RefusedError(_nothing_to_change(concerned[0], "called none of its nn.ReLU modules"))
+    if not ran:
+        raise RefusedError(_nothing_to_change(explainer, "called none of its nn.ReLU modules"))
+    _checked.setdefault(original, set()).add("ReLU")
 
 
 def _relus(model: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,6 @@
-"""Grad-CAM and Grad-CAM++ in Captum's conventions, for convolutions and for the tokens of transformers."""
+"""Explainers that Captum lacks, in its conventions: the signed gradient, on which SmoothGrad and VarGrad are defined,
+and Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,37 @@ from typing import Any
 
 import torch
 from captum._utils.gradient import compute_layer_gradients_and_eval
-from captum.attr import LayerAttribution, LayerGradCam
+from captum.attr import LayerAttribution, LayerGradCam, Saliency
 from captum.log import log_usage
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.explain.captum.layers import as_map, default_layer
 
-__all__ = ["GradCAM", "GradCAMPlusPlus"]
+__all__ = ["GradCAM", "GradCAMPlusPlus", "Gradient"]
 
 Inputs = Tensor | tuple[Tensor, ...]
+
+
+class Gradient(Saliency):  # type: ignore[misc]
+    """The signed gradient of the output with respect to the input: Captum's Saliency with `abs=False` by
+    default.
+
+    SmoothGrad and VarGrad are defined on this (arXiv 1706.03825 and 1810.03307): averaging
+    magnitudes instead lets the noise that the average should remove add up.
+    """
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        abs: bool = False,
+        additional_forward_args: object = None,
+    ) -> Inputs:
+        """Gradients of the same structure and shapes as `inputs`; arguments as in `captum.attr.Saliency`."""
+        gradients: Inputs = Saliency.attribute.__wrapped__(self, inputs, target, abs, additional_forward_args)
+        return gradients
 
 
 class GradCAM(LayerGradCam):  # type: ignore[misc]
