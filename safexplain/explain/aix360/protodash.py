@@ -3,116 +3,28 @@
 Natively ProtoDash (arXiv 1707.01212) explains instances by rows of the data set that it is given, usually the training
 set, and returns their indices: whoever asks about a record and is given that record back knows that it is a member.
 No noise on weights mends that, so `HardenedProtoDash` selects from a set that was declared public.
-
-Progress of AIX360's ProtoDash, which has none: its candidate rows tell how often they are read.
-
-The native loop reads every candidate once for the Gaussian kernel means and once to select the first prototype, and two
-of them for every one that remains at each further prototype. Counting these reads reports progress without a second
-version of the algorithm; a native version that reads otherwise would be reported wrongly, and answered the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HardenedProtoDash", "Progress", "watched"]
-
-Progress = Callable[[float], object] | bool | None
-
-_PATIENCE = 2.0
-"""Seconds before a bar is shown."""
-
-
-class _Watched:
-    """An array that says when it is read."""
-
-    def __init__(self, array: NDArray[Any], on_read: Callable[[], None]) -> None:
-        self._array, self._on_read = array, on_read
-        self.shape = array.shape
-
-    @property
-    def T(self) -> _Watched:
-        return _Watched(self._array.T, self._on_read)
-
-    def __getitem__(self, key: Any) -> Any:
-        self._on_read()
-        return self._array[key]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self._array, dtype)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._array, name)
-
-
-@contextmanager
-def watched(
-    candidates: NDArray[Any], X: NDArray[Any], m: int, gaussian: bool, progress: Progress
-) -> Iterator[_Watched | None]:
-    """Lend the candidates such that reading them moves the progress, or None where nobody looks.
-
-    Args:
-        candidates: (n, d).
-        X: rows to explain (q, d); they decide what the kernel mean of one candidate costs.
-        m: prototypes to select.
-        gaussian: whether there are kernel means.
-        progress: as in `HardenedProtoDash`.
-    """
-    console = Console(stderr=True)
-    if not callable(progress) and not console.is_terminal:
-        yield None
-        return
-    n, d = candidates.shape
-    mean_cost = 20_000 + X.shape[0] * (0.6 * d + 10) if gaussian else 0.0  # nanoseconds of one core, roughly
-    pick_cost = 4_000.0 + d
-    total = n * mean_cost + (2 * m - 1) * n * pick_cost
-    reads, done, told, started = 0, 0.0, 0.0, time.monotonic()
-    last = started
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Bar(TextColumn("ProtoDash"), *columns, console=console, transient=True)
-    task = bar.add_task("ProtoDash", total=1.0)
-
-    def tell(fraction: float) -> None:
-        if callable(progress):
-            progress(fraction)
-        elif time.monotonic() - started > _PATIENCE:
-            bar.start()
-            bar.update(task, completed=fraction)
-
-    def on_read() -> None:
-        nonlocal reads, done, told, last
-        reads += 1
-        done += mean_cost if gaussian and reads <= n else pick_cost
-        now = time.monotonic()
-        if done >= told + 0.01 * total or now > last + 1.0:
-            told, last = done, now
-            tell(min(done / total, 1.0))
-
-    try:
-        yield _Watched(candidates, on_read)
-        tell(1.0)
-    finally:
-        bar.stop()
-
+__all__ = ["HardenedProtoDash"]
 
 Rows = NDArray[Any]
 
@@ -131,9 +43,7 @@ class HardenedProtoDash(HardenedAIX360):
         public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
             are. A copy is kept, as `public`; numbers that are not floating point become float64.
         hardening: of the weights of one answer; None for `Hardening.recommended()`.
-        progress: how a long call is reported. None: a bar on standard error where that is a terminal and the call
-            takes longer than two seconds. False: not at all. A function: called with the estimated fraction of the
-            work done, from 0 to 1, at each hundredth and each second.
+        progress: whether a call shows a spinner on standard error where that is a terminal.
 
     Attributes:
         public: the candidates, read-only; the prototypes of an answer are `public[S]`.
@@ -144,10 +54,10 @@ class HardenedProtoDash(HardenedAIX360):
 
     _entry = "explain"
 
-    def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: Progress = None) -> None:
+    def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: bool = True) -> None:
         super().__init__(hardening)
-        if progress not in (None, False) and not callable(progress):
-            raise ConfigurationError(f"progress must be None, False or a function of a fraction, got {progress!r}")
+        if not isinstance(progress, bool):
+            raise ConfigurationError(f"progress must be True or False, got {progress!r}")
         self.public = _rows("public", public).copy()
         if len(self.public) < 3:
             raise InputError(f"expected at least 3 public rows to choose from, got {len(self.public)}")
@@ -190,9 +100,9 @@ class HardenedProtoDash(HardenedAIX360):
         gaussian = _check_options(X, candidates, m, kernelType, sigma, optimizer)
         if not (gaussian or self.hardening.is_none):
             X = X.mean(axis=0, keepdims=True)
-        watching = watched(candidates, X, m, gaussian, self.progress) if self.progress is not False else nullcontext()
-        with watching as readable:
-            native = self._native().explain(X, readable or candidates, m, kernelType, sigma, optimizer)
+        console = Console(stderr=True)
+        with console.status("ProtoDash") if self.progress and console.is_terminal else nullcontext():
+            native = self._native().explain(X, candidates, m, kernelType, sigma, optimizer)
         weights, chosen = np.array(native[0]), np.array(native[1])
         if not self.hardening.is_none:
             kernel = f"Gaussian {float(sigma)!r}" if gaussian else "linear"
