@@ -1,24 +1,12 @@
 """The contract that every hardened explainer keeps, to be run on your own: `check_explainer`.
 
-Needs no test framework: a broken clause raises an AssertionError that says what was expected and what came.
+`case` makes the explainer and asks it and the native one; the clauses look at the numbers (`values`, `noises`), at what
+leaves beside them (`leaks`, with the `markers` that are planted and found), and at what stays behind and other threads
+(`states`); `check` is the table of all clauses and reports. Needs no test framework: a broken clause raises an
+AssertionError that says what was expected and what came.
 """
 
-from safexplain.testing.compare import same
-from safexplain.testing.contract import CLAUSES, Clause, check_explainer
-from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT, find_markers
-from safexplain.testing.plants import planted
-from safexplain.testing.report import ContractError, ContractReport, Outcome
+from safexplain.testing.check import check_explainer
+from safexplain.testing.markers import find_markers, planted
 
-__all__ = [
-    "CLAUSES",
-    "MARKER_NUMBER",
-    "MARKER_TEXT",
-    "Clause",
-    "ContractError",
-    "ContractReport",
-    "Outcome",
-    "check_explainer",
-    "find_markers",
-    "planted",
-    "same",
-]
+__all__ = ["check_explainer", "find_markers", "planted"]

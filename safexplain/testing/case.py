@@ -1,13 +1,21 @@
-"""What is checked: a way to make the explainer, a question to ask it, and the native explainer to compare it with."""
+"""What is checked: a way to make the explainer, a question to ask it, and the native explainer to compare with.
+
+Everything is asked under fixed seeds of the global generators, and what comes back is read as tensors where it can be;
+results are compared whatever they are made of.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from captum.attr import Attribution
 from torch import Tensor
@@ -17,12 +25,252 @@ from safexplain.explain.catalog import find_row
 from safexplain.explain.isolation import own_state
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.testing.asking import Query, Skip, accepts, build, flat, seeded, take, tensors_of
-from safexplain.testing.compare import same
 
-__all__ = ["KEY", "Case"]
+__all__ = [
+    "KEY",
+    "Broken",
+    "Case",
+    "Query",
+    "Skip",
+    "Untried",
+    "accepts",
+    "attempt",
+    "build",
+    "difference",
+    "flat",
+    "released_tensors",
+    "same",
+    "seeded",
+    "take",
+    "tensors_of",
+    "untried_parts",
+]
 
 KEY = b"the key of contract tests, fixed"
+_BOTH = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Skip(Exception):
+    """Raised by a clause that does not apply; says why."""
+
+
+class Broken(Exception):
+    """Raised by a clause that cannot go on; says what is broken."""
+
+
+class Untried(str):
+    """Yielded by a clause: a part of it that could not be tried, and why."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question to an explainer.
+
+    Args:
+        inputs: as its entry takes them.
+        target: None where it has none.
+        options: more keyword arguments.
+    """
+
+    inputs: Any
+    target: Any
+    options: Mapping[str, Any]
+
+
+def build(factory: Callable[..., Any], model: Any, hardening: Hardening) -> Any:
+    """The explainer that a factory makes: called with `hardening=`, with it as the second of two arguments without
+    default, or without it, and then it is set as an attribute.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return factory(model, hardening=hardening)
+    kinds = [p.kind for p in parameters.values()]
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, _BOTH)]
+    if "hardening" in parameters and parameters["hardening"].kind is not inspect.Parameter.POSITIONAL_ONLY:
+        return factory(model, hardening=hardening)
+    if len(required) == 2:
+        return factory(model, hardening)
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return factory(model, hardening=hardening)
+    explainer = factory(model)
+    explainer.hardening = hardening
+    return explainer
+
+
+def attempt(run: Callable[[], Any]) -> Any:
+    """What a call returns, or the error that it raised."""
+    try:
+        return run()
+    except (Skip, Broken):
+        raise
+    except Exception as error:
+        return error
+
+
+def untried_parts(reasons: Sequence[str], parts: int) -> Iterator[str]:
+    """What to yield for parts of a clause that could not be tried.
+
+    Raises:
+        Skip: none of the parts could be.
+    """
+    if len(reasons) == parts:
+        raise Skip("; ".join(reasons))
+    yield from map(Untried, reasons)
+
+
+def tensors_of(value: Any, what: str) -> tuple[Tensor, ...]:
+    """A tensor or a tuple of tensors as a tuple.
+
+    Raises:
+        Skip: it is something else.
+    """
+    tensors = value if isinstance(value, tuple) else (value,)
+    if not tensors or not all(isinstance(t, Tensor) and t.dim() > 0 for t in tensors):
+        raise Skip(f"{what} are no tensors but {type(value).__name__}")
+    return tensors
+
+
+def released_tensors(value: Any) -> tuple[Tensor, ...]:
+    """What was released where natively there are tensors.
+
+    Raises:
+        Broken: it is something else.
+    """
+    try:
+        return tensors_of(value, "results")
+    except Skip as error:
+        raise Broken(f"natively they are tensors; released {error}") from None
+
+
+def flat(result: Any) -> Tensor:
+    """Results as one float64 tensor (batch, features) on the CPU."""
+    tensors = released_tensors(result)
+    return torch.cat([t.detach().cpu().double().reshape(len(t), -1) for t in tensors], 1)
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of this name."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python; afterwards they are as they were."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is meant
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+def take(value: Any, index: list[int], batch: int) -> Any:
+    """Some examples of a value that has a row for each; anything else stays as it is."""
+    if isinstance(value, tuple):
+        return tuple(take(part, index, batch) for part in value)
+    if isinstance(value, list) and len(value) == batch > 1:
+        return [value[i] for i in index]
+    if isinstance(value, Tensor) and value.dim() and len(value) == batch > 1:
+        return value[index]
+    return value
+
+
+def same(a: Any, b: Any, atol: float = 0.0) -> bool:
+    """Whether two results have the same structure and the same values.
+
+    Args:
+        a: tensors, arrays, numbers, text, or containers, dataclasses or other objects of such; cycles are followed
+            once.
+        b: the other.
+        atol: how far numbers may lie apart, in their own units. NaN equals NaN.
+
+    >>> same({"anchor": np.ones(3)}, {"anchor": np.ones(3)}), same((1.0, "a"), [1.0, "a"])
+    (True, False)
+    """
+    return difference(a, b, atol) is None
+
+
+def difference(a: Any, b: Any, atol: float = 0.0, *, path: str = "result") -> str | None:
+    """The first difference of two results as a sentence, or None; arguments as for `same`.
+
+    Args:
+        a: the expected one.
+        b: what came.
+        atol: see `same`.
+        path: what the sentence calls them.
+    """
+    return _difference(a, b, atol, path, set())
+
+
+def _difference(a: Any, b: Any, atol: float, path: str, seen: set[tuple[int, int]]) -> str | None:
+    if type(a) is not type(b):
+        return f"{path}: expected {type(a).__name__}, got {type(b).__name__}"
+    if a is b or (id(a), id(b)) in seen:
+        return None
+    if isinstance(a, Tensor | np.ndarray):
+        return _array_difference(a, b, atol, path)
+    if isinstance(a, float | complex | np.number):
+        near = a == b or (a != a and b != b) or abs(a - b) <= atol
+        return None if near else f"{path}: expected {a!r}, got {b!r}"
+    if a is None or isinstance(a, str | bytes | bytearray | int | np.generic | type | torch.dtype | torch.device):
+        return None if a == b else f"{path}: expected {a!r:.80}, got {b!r:.80}"
+    seen.add((id(a), id(b)))
+    parts, others = _parts_of(a), _parts_of(b)
+    if parts is None or others is None:  # functions that were made anew are told by their names
+        alike = a == b or (callable(a) and getattr(a, "__qualname__", 0) == getattr(b, "__qualname__", 1))
+        return None if alike else f"{path}: expected {a!r:.80}, got {b!r:.80}"
+    if parts.keys() != others.keys():
+        return f"{path}: expected {', '.join(parts) or 'nothing'}, got {', '.join(others) or 'nothing'}"
+    found = (_difference(parts[key], others[key], atol, f"{path}{key}", seen) for key in parts)
+    return next((sentence for sentence in found if sentence), None)
+
+
+def _array_difference(a: Any, b: Any, atol: float, path: str) -> str | None:
+    for name in ("dtype", "device", "shape"):
+        expected, got = getattr(a, name, None), getattr(b, name, None)
+        if expected != got:
+            shown = f"expected {name} {expected}, got {got}"
+            return f"{path}: " + (f"expected shape {(*a.shape,)}, got {(*b.shape,)}" if name == "shape" else shown)
+    if isinstance(a, Tensor):
+        a, b = (t.detach().cpu().to(torch.float64 if t.is_floating_point() else t.dtype).numpy() for t in (a, b))
+    if a.dtype == object:
+        found = (_difference(x, y, atol, path, set()) for x, y in zip(a.ravel(), b.ravel(), strict=True))
+        return next((sentence for sentence in found if sentence), None)
+    if np.array_equal(a, b):
+        return None
+    if a.dtype.kind not in "fc":
+        return f"{path}: {int((a != b).sum())} of {a.size} values differ"
+    with np.errstate(invalid="ignore"):  # infinity minus itself
+        wrong = ~((a == b) | (np.isnan(a) & np.isnan(b)) | (abs(a - b) <= atol))
+        if not wrong.any():
+            return None
+        furthest = np.nan_to_num(abs(a - b), posinf=np.inf).max()
+        return f"{path}: {int(wrong.sum())} of {a.size} values differ, by up to {furthest:.3g}"
+
+
+def _parts_of(value: Any) -> dict[str, Any] | None:
+    """What a value is made of, by the way to it; None: it has no parts."""
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, Sequence):
+        return {f"[{i}]": part for i, part in enumerate(value)}
+    if isinstance(value, Set):
+        return {f" has {part!r}": None for part in value}
+    if hasattr(value, "to_numpy") and not isinstance(value, type):  # pandas
+        columns = [str(column) for column in getattr(value, "columns", ())]
+        return {".columns": columns, ".values": np.asarray(value.to_numpy())}
+    if hasattr(value, "__dict__") and not callable(value):
+        return {f".{name}": part for name, part in vars(value).items()}
+    return None
 
 
 @dataclass(frozen=True)

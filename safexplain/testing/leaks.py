@@ -13,11 +13,9 @@ from torch import Tensor
 
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.testing.asking import Skip, accepts, attempt, released_tensors
-from safexplain.testing.case import KEY, Case
-from safexplain.testing.markers import MARKER_NUMBER, find_markers, reachable_markers
-from safexplain.testing.plants import PLANTS, VALUES, planted
-from safexplain.testing.snapshot import tensors_in
+from safexplain.testing.case import KEY, Case, Skip, accepts, attempt, released_tensors
+from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, find_markers, planted
+from safexplain.testing.states import tensors_in
 
 __all__ = [
     "keeps_native_signatures",
@@ -52,7 +50,7 @@ def only_listed_arrays_leave(case: Case) -> Iterator[str]:
             continue
         found = find_markers(released, name="error" if isinstance(released, Exception) else "released")
         if case.is_captum and "explainer" not in where:
-            found += reachable_markers(vars(explainer), "vars(explainer)")
+            found += find_markers(vars(explainer), name="vars(explainer)")
         if found:
             yield f"markers in {where} can be read at {', '.join(found[:4])}{' ...' if found[4:] else ''}"
         elif "beside" in where and isinstance(released, tuple) and len(released) != usual and not _is_layer(case):

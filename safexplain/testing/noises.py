@@ -15,10 +15,8 @@ from torch import Tensor
 
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
-from safexplain.testing.asking import Query, Skip, Untried, attempt, untried_parts
-from safexplain.testing.case import Case
-from safexplain.testing.compare import difference
-from safexplain.testing.snapshot import Snapshot
+from safexplain.testing.case import Case, Query, Skip, Untried, attempt, difference, untried_parts
+from safexplain.testing.states import Snapshot
 
 __all__ = [
     "a_pickled_copy_answers_alike",

@@ -1,11 +1,11 @@
-"""Clauses about what a call leaves behind, and about other threads."""
+"""Clauses about what a call leaves behind, which a `Snapshot` before it shows, and about other threads."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,17 +13,127 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from safexplain._digest import modules_of
-from safexplain.testing.asking import Query, Skip, Untried, attempt, seeded, tensors_of
-from safexplain.testing.case import Case
-from safexplain.testing.compare import difference
-from safexplain.testing.snapshot import Snapshot, tensors_in
+from safexplain.testing.case import Case, Query, Skip, Untried, attempt, difference, seeded, tensors_of
 
-__all__ = ["leaves_nothing_behind", "threads_get_right_answers"]
+__all__ = ["Snapshot", "leaves_nothing_behind", "tensors_in", "threads_get_right_answers"]
 
 THREADS = 8
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MISSING = object()
+
+
+class Snapshot:
+    """What a model and some values are at the moment when this is made.
+
+    Parameters and buffers (which, values, `requires_grad`, `.grad`), hooks, training mode and attributes of each
+    submodule; tensors and arrays in the values.
+
+    Args:
+        model: anything in which modules can be found, see `safexplain._digest.modules_of`.
+        values: inputs and options: tensors and arrays in tuples, lists and dictionaries.
+
+    >>> net, x = torch.nn.Linear(2, 1), torch.ones(3, 2)
+    >>> before = Snapshot(net, {"inputs": x})
+    >>> _ = x.mul_(2), net.eval()
+    >>> before.differences()
+    ['training of Linear changed', 'inputs were written to']
+    >>> before.restore(); bool(net.training), before.differences()
+    (True, [])
+    """
+
+    def __init__(self, model: object, values: Mapping[str, Any] | None = None) -> None:
+        parts = [(f"{type(r).__name__}.{n}".rstrip("."), p) for r in modules_of(model) for n, p in r.named_modules()]
+        self._modules = [(name, part, _attributes(part)) for name, part in parts]
+        arrays = [pair for name, value in (values or {}).items() for pair in tensors_in(value, name)]
+        for name, part in parts:
+            arrays += [(f"{key} of {name}", t) for key, t in {**part._parameters, **part._buffers}.items()]
+        self._arrays = [(name, array, _facts(array)) for name, array in arrays if array is not None]
+
+    def differences(self) -> list[str]:
+        """What is not as it was, a sentence each."""
+        found = []
+        for name, part, before in self._modules:
+            now = _attributes(part)
+            found += [
+                f"{key.lstrip('_')} of {name} changed"
+                for key in sorted(before.keys() | now.keys())
+                if not _unchanged(before.get(key, _MISSING), now.get(key, _MISSING))
+            ]
+        for name, array, (values, requires_grad, grad, numbers) in self._arrays:
+            if not _same_numbers(array, values):
+                found.append(f"{name} were written to")
+            if isinstance(array, Tensor) and array.requires_grad != requires_grad:
+                found.append(f"{name} had requires_grad={requires_grad} and have {array.requires_grad}")
+            if (
+                isinstance(array, Tensor)
+                and array.is_leaf
+                and not (array.grad is grad and _same_numbers(grad, numbers))
+            ):
+                found.append(f"{name} have another .grad than before")
+        return found
+
+    def restore(self) -> None:
+        """Put everything back: attributes, hooks, modes, values, gradients."""
+        for _, part, before in self._modules:
+            kept = {key: vars(part).get(key) for key in before}
+            vars(part).clear()
+            for key, value in before.items():
+                if isinstance(value, dict) and isinstance(kept[key], dict):  # the same dictionary, filled as before
+                    kept[key].clear()
+                    kept[key].update(value)
+                    value = kept[key]
+                vars(part)[key] = value
+        with torch.no_grad():
+            for _, array, (values, requires_grad, grad, numbers) in self._arrays:
+                if isinstance(array, Tensor):
+                    if not _same_numbers(array, values):
+                        array.detach().copy_(values)
+                    if array.is_leaf:
+                        array.requires_grad_(requires_grad)
+                        array.grad = grad if grad is None else grad.copy_(numbers)
+                elif array.flags.writeable:
+                    array[...] = values
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {key: value.copy() if isinstance(value, dict) else value for key, value in vars(part).items()}
+
+
+def _facts(array: Any) -> tuple[Any, bool, Any, Any]:
+    """Values, whether it needs a gradient, the gradient and its values."""
+    if not isinstance(array, Tensor):
+        return array.copy(), False, None, None
+    grad = array.grad if array.is_leaf else None
+    return array.detach().clone(), array.requires_grad, grad, None if grad is None else grad.detach().clone()
+
+
+def _unchanged(before: Any, now: Any) -> bool:
+    """The same object, equal plain values, or dictionaries with the same objects in the same order."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return list(before) == list(now) and all(before[key] is now[key] for key in before)
+    return before is now or (isinstance(before, _PLAIN) and type(before) is type(now) and bool(before == now))
+
+
+def _same_numbers(a: Any, b: Any) -> bool:
+    """Equal shapes and types, values equal, NaN equal to NaN; None equal to None."""
+    if a is None or b is None:
+        return a is b
+    return difference(b.detach() if isinstance(b, Tensor) else b, a.detach() if isinstance(a, Tensor) else a) is None
+
+
+def tensors_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
+    """The tensors and arrays in tuples, lists and dictionaries, each with its way."""
+    if isinstance(value, Tensor | np.ndarray):
+        yield name, value
+    elif isinstance(value, tuple | list):
+        for i, part in enumerate(value):
+            yield from tensors_in(part, f"{name}[{i}]")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_in(part, f"{name}[{key!r}]")
 
 
 def leaves_nothing_behind(case: Case) -> Iterator[str]:

@@ -16,10 +16,19 @@ from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.testing.asking import Skip, Untried, attempt, flat, released_tensors, tensors_of, untried_parts
-from safexplain.testing.case import KEY, Case
-from safexplain.testing.compare import same
-from safexplain.testing.plants import planted
+from safexplain.testing.case import (
+    KEY,
+    Case,
+    Skip,
+    Untried,
+    attempt,
+    flat,
+    released_tensors,
+    same,
+    tensors_of,
+    untried_parts,
+)
+from safexplain.testing.markers import planted
 
 __all__ = [
     "answers",

@@ -14,7 +14,9 @@ from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, Ha
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, HardenedAnchorText
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.testing import MARKER_NUMBER, MARKER_TEXT, ContractError, check_explainer
+from safexplain.testing import check_explainer
+from safexplain.testing.check import ContractError
+from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT
 
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
 KEY = b"a key of thirty-two bytes, fixed"
