@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import harden_aix360, is_aix360
 from safexplain.explain.aix360.base import HardenedAIX360
-from safexplain.explain.alibi import HardenedAlibi, harden_alibi, is_alibi
+from safexplain.explain.alibi import harden_alibi
+from safexplain.explain.alibi.base import HardenedAlibi, is_alibi
 from safexplain.explain.as_native import as_native, refuse_twice
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED

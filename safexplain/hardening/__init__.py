@@ -1,8 +1,9 @@
 """What happens to an attribution before it leaves: clip, then mask, then noise, in no other order.
 
-`amounts` are absolute or relative to the clip; `clips` and `masks` work on rows; `noise` is a keyed function of the
-query;
-`hardening` holds the three slots, applies them in their order and is written as JSON.
+`clips` bound the size of each row, `masks` set its small numbers to zero, `noise` adds a keyed function of the query;
+`amounts` are in the units of the attribution or relative to the clip. `hardening` has the table of what may stand in
+each slot, applies the slots in their order, and is written and read as JSON. A new clip is one class and its name in
+that table.
 """
 
 from safexplain.hardening.amounts import Relative

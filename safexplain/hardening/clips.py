@@ -1,8 +1,7 @@
-"""`RankNorm`, the clip that keeps the order of an explanation and nothing of its sizes.
+"""Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away.
 
-Clips and masks: the first two steps of a `Hardening`, as plain functions of rows of attributions.
-
-Each works on a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows. A new clip is
+one class with the two methods of `Clip`, and its name in `SLOTS` of `safexplain.hardening.hardening`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,84 @@ from torch import Tensor
 
 from safexplain._validate import check_number, keep_number
 from safexplain.errors import ConfigurationError
+
+
+@runtime_checkable
+class Clip(Protocol):
+    """Bounds the size of an attribution."""
+
+    def scale(self, d: int) -> float:
+        """Size of one coordinate at the bound, for explanations of d features."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the clipped (rows, d) tensor; may work in place."""
+
+
+@dataclass(frozen=True)
+class RangeClip:
+    """Limit every coordinate to [low, high], as DeepLeak does (arXiv 2601.03429, section IV-B)."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        keep_number(self, "low")
+        keep_number(self, "high")
+        if self.low >= self.high:
+            raise ConfigurationError(f"RangeClip needs low < high, got low={self.low!r}, high={self.high!r}")
+
+    def scale(self, d: int) -> float:
+        """The larger end of the range."""
+        return max(abs(self.low), abs(self.high))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Clamp elementwise."""
+        limit = torch.finfo(rows.dtype).max
+        return rows.clamp_(min(max(self.low, -limit), limit), max(min(self.high, limit), -limit))
+
+
+@dataclass(frozen=True)
+class NormClip:
+    """Scale an explanation down to L2 norm `max_norm` where it is longer; shorter ones keep their length."""
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        keep_number(self, "max_norm", above=0.0)
+
+    def scale(self, d: int) -> float:
+        """Root mean square coordinate of an explanation at the bound."""
+        return self.max_norm / math.sqrt(d)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Scale each long row down."""
+        size, norm = _size_and_norm(rows)
+        factor = torch.where(norm > self.max_norm / size, self.max_norm / norm, size)
+        return rows.div_(size).mul_(factor)
+
+
+@dataclass(frozen=True)
+class UnitNorm:
+    """Scale every explanation to L2 norm `norm`: same direction and ranking, and nothing left to read from its size.
+
+    Norms carry nearly all of what membership attacks find in gradient explanations, because training drives the
+    gradient at its members towards zero. An explanation that is exactly zero has no direction; `Hardening` gives it a
+    keyed random one, so that it does not stand out by its size.
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        keep_number(self, "norm", above=0.0)
+
+    def scale(self, d: int) -> float:
+        """Root mean square coordinate."""
+        return self.norm / math.sqrt(d)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Scale each row that is not zero."""
+        size, norm = _size_and_norm(rows)
+        return rows.div_(size).mul_(self.norm / norm)
 
 
 @dataclass(frozen=True)
@@ -130,84 +207,6 @@ def _shared_by_ties(ordered: Tensor, profile: Tensor) -> Tensor:
     last = torch.where(last_of_run, at, d).flip(1).cummin(1).values.flip(1)
     total = torch.cat([profile.new_zeros(1), profile.cumsum(0)])
     return (total[last + 1] - total[first]) / (last + 1 - first)
-
-
-@runtime_checkable
-class Clip(Protocol):
-    """Bounds the size of an attribution."""
-
-    def scale(self, d: int) -> float:
-        """Size of one coordinate at the bound, for explanations of d features."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the clipped (rows, d) tensor; may work in place."""
-
-
-@dataclass(frozen=True)
-class RangeClip:
-    """Limit every coordinate to [low, high], as DeepLeak does (arXiv 2601.03429, section IV-B)."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        keep_number(self, "low")
-        keep_number(self, "high")
-        if self.low >= self.high:
-            raise ConfigurationError(f"RangeClip needs low < high, got low={self.low!r}, high={self.high!r}")
-
-    def scale(self, d: int) -> float:
-        """The larger end of the range."""
-        return max(abs(self.low), abs(self.high))
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Clamp elementwise."""
-        limit = torch.finfo(rows.dtype).max
-        return rows.clamp_(min(max(self.low, -limit), limit), max(min(self.high, limit), -limit))
-
-
-@dataclass(frozen=True)
-class NormClip:
-    """Scale an explanation down to L2 norm `max_norm` where it is longer; shorter ones keep their length."""
-
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        keep_number(self, "max_norm", above=0.0)
-
-    def scale(self, d: int) -> float:
-        """Root mean square coordinate of an explanation at the bound."""
-        return self.max_norm / math.sqrt(d)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Scale each long row down."""
-        size, norm = _size_and_norm(rows)
-        factor = torch.where(norm > self.max_norm / size, self.max_norm / norm, size)
-        return rows.div_(size).mul_(factor)
-
-
-@dataclass(frozen=True)
-class UnitNorm:
-    """Scale every explanation to L2 norm `norm`: same direction and ranking, and nothing left to read from its size.
-
-    Norms carry nearly all of what membership attacks find in gradient explanations, because training drives the
-    gradient at its members towards zero. An explanation that is exactly zero has no direction; `Hardening` gives it a
-    keyed random one, so that it does not stand out by its size.
-    """
-
-    norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        keep_number(self, "norm", above=0.0)
-
-    def scale(self, d: int) -> float:
-        """Root mean square coordinate."""
-        return self.norm / math.sqrt(d)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Scale each row that is not zero."""
-        size, norm = _size_and_norm(rows)
-        return rows.div_(size).mul_(self.norm / norm)
 
 
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its re
 treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
 None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
 
-The three slots of a hardening: what may stand in each, and how that is written as JSON.
+`SLOTS` says what may stand in each slot; a configuration is written and read as JSON by these names, without the key.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SLOTS: dict[str, tuple[type, ...]] = {
     "mask": (ThresholdMask, TopKMask),
     "noise": (GaussianNoise,),
 }
+"""What may stand in each slot, in the order in which they are applied. A new clip, mask or noise is one class here."""
 
 
 def to_plain(step: Any) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
-"""Clips and masks: the first two steps of a `Hardening`, as plain functions of rows of attributions.
+"""Masks, the second step of a `Hardening`: they set the small numbers of an explanation to zero.
 
-Each works on a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ and of nothing else: not of the batch around it, the process, the device, or the
 quantity (`n_steps`, `n_samples`, ...). The function is a keyed BLAKE2b hash (RFC 7693) of these fields, expanded with
 SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution function.
 
-The three slots of a hardening: what may stand in each, and how that is written as JSON.
-
-Exact zeros, which a clip to a fixed size cannot hide: they get keyed random values below all others.
+Keyed random values also fill exact zeros, which a clip to a fixed size could not hide.
 """
 
 from __future__ import annotations
@@ -39,6 +37,27 @@ SHORTEST_STRONG_KEY = 16
 
 _DOMAIN = b"safexplain noise v1"
 _process_key: bytes | None = None
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Keyed Gaussian noise on every coordinate; see `safexplain.hardening.noise` for what it is a function of.
+
+    Args:
+        std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
+        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
+            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
+
+    Raises:
+        ConfigurationError: std is negative or not finite, or the key is empty.
+    """
+
+    std: Amount
+    key: bytes | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        keep_amount(self, "std")
+        check_key(self.key)
 
 
 def check_key(key: bytes | None) -> None:
@@ -177,27 +196,6 @@ def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
     if len(labels) != batch:
         raise InputError(f"expected one target for each of the {batch} examples, got {len(labels)}")
     return labels
-
-
-@dataclass(frozen=True)
-class GaussianNoise:
-    """Keyed Gaussian noise on every coordinate; see `safexplain.hardening.noise` for what it is a function of.
-
-    Args:
-        std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
-        key: secret bytes (os.urandom(32)). None: the environment variable SAFEXPLAIN_NOISE_KEY, or else a key drawn by
-            this process, with one warning. The key is a secret: it is not part of `repr`, equality or JSON.
-
-    Raises:
-        ConfigurationError: std is negative or not finite, or the key is empty.
-    """
-
-    std: Amount
-    key: bytes | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        keep_amount(self, "std")
-        check_key(self.key)
 
 
 def vanishes(tensor: Tensor) -> Tensor:

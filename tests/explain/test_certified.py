@@ -20,7 +20,7 @@ from safexplain._digest import model_digest
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.aix360.base import HardenedAIX360
-from safexplain.explain.alibi import HardenedAlibi
+from safexplain.explain.alibi.base import HardenedAlibi
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE

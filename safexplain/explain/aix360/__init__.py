@@ -1,6 +1,8 @@
 """Hardened AIX360: ProtoDash over public rows, LIME whose answers hold only weights, and why all else is refused.
 
-Imports without AIX360; what needs it says so when it is used: pip install "safexplain[aix360]".
+`base` imports AIX360 and lime when they are used, and says what to install where they are missing: pip install
+"safexplain[aix360]". `protodash` chooses from rows that were declared public and hardens the weights; `lime` runs the
+native explainer with random numbers of its own and fills an explanation made anew with hardened weights.
 """
 
 from __future__ import annotations
@@ -15,13 +17,10 @@ from safexplain.explain.as_native import refuse_twice
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
-    "REFUSED",
     "HardenedLimeImage",
     "HardenedLimeTabular",
     "HardenedLimeText",
     "HardenedProtoDash",
-    "harden_aix360",
-    "is_aix360",
 ]
 
 _LIBRARIES = frozenset({"aix360", "lime"})

@@ -1,8 +1,9 @@
 """Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
-`meta`). `safexplain.explain.alibi.rules` lists what leaves; the numbers among it get keyed noise. A hardened
-explainer holds a native one and is no instance of its class. Alibi is imported when the first one is made.
+`meta`). A hardened explainer (`base`) holds a native one and is no instance of its class; a call runs a private copy of
+it with random numbers of its own (`library`, which imports Alibi when the first one is made); `rules` has a row for
+each native class that lists what leaves, and `release` builds the answer from it, its numbers with keyed noise.
 """
 
 from __future__ import annotations
@@ -11,20 +12,15 @@ from typing import Any
 
 from safexplain.errors import ConfigurationTypeError
 from safexplain.explain.alibi.base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
-from safexplain.explain.alibi.library import AlibiLicenceWarning, draw_from
+from safexplain.explain.alibi.library import draw_from
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
-    "AlibiLicenceWarning",
-    "HardenedAlibi",
     "HardenedAnchorImage",
     "HardenedAnchorTabular",
     "HardenedAnchorText",
-    "HardenedAnchors",
     "anchor_hardening",
-    "harden_alibi",
-    "is_alibi",
 ]
 
 

@@ -1,6 +1,4 @@
-"""Importing alibi: when it is needed, its licence stated once, and with random numbers for each call.
-
-What keeps one hardened call of an Alibi explainer apart from all others in the process.
+"""Importing alibi when it is needed, its licence stated once, and keeping its calls apart from each other.
 
 Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
 copy of the explainer's own objects (arrays, predictors and pipelines stay shared: nothing writes to them), and, in the

@@ -1,9 +1,8 @@
 """From a native Alibi explanation to the one that is released: new objects, built from the fields that a row lists.
 
-Nothing is copied that no row of `safexplain.explain.alibi.rules` names, neither fields nor metadata nor
-attributes, and nothing released refers to a native object.
-
-What is asked of an Alibi explainer, as the tensors and text that keyed noise is a function of.
+Nothing is copied that no row of `safexplain.explain.alibi.rules` names, neither fields nor metadata nor attributes, and
+nothing released refers to a native object. The numbers are hardened; their noise is a function of the `Query`, what was
+asked as tensors and text.
 """
 
 from __future__ import annotations

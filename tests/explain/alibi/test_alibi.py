@@ -19,8 +19,6 @@ import pytest
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask, UnitNorm
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
 from safexplain.explain.alibi import (
-    AlibiLicenceWarning,
-    HardenedAlibi,
     HardenedAnchorImage,
     HardenedAnchors,
     HardenedAnchorTabular,
@@ -28,9 +26,10 @@ from safexplain.explain.alibi import (
     anchor_hardening,
     base,
     harden_alibi,
-    is_alibi,
     library,
 )
+from safexplain.explain.alibi.base import HardenedAlibi, is_alibi
+from safexplain.explain.alibi.library import AlibiLicenceWarning
 from safexplain.explain.alibi.rules import REFUSED, ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
