@@ -133,7 +133,6 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(noises.noise_belongs_to_the_query, (_EXACT, _AGAIN)),
     Clause(noises.noise_ignores_the_batch, (_EXACT, _AGAIN)),
     Clause(values.memory_layout_changes_nothing, (_EXACT, _AGAIN)),
-    Clause(values.half_precision_stays, ("returns_native_types",)),
     Clause(values.nan_and_infinity_do_not_leave),
     Clause(leaks.only_listed_arrays_leave),
     Clause(leaks.released_arrays_are_detached),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from safexplain._digest import modules_of
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
@@ -34,7 +31,6 @@ __all__ = [
     "answers",
     "clips_then_masks_then_noises",
     "equals_native_without_hardening",
-    "half_precision_stays",
     "memory_layout_changes_nothing",
     "nan_and_infinity_do_not_leave",
     "no_examples_no_answers",
@@ -114,38 +110,6 @@ def memory_layout_changes_nothing(case: Case) -> Iterator[str]:
     yield from untried_parts(untried, len(layouts))
 
 
-def half_precision_stays(case: Case) -> Iterator[str]:
-    """In bfloat16 and float16 it returns the native dtype, or fails as natively."""
-    if not all(t.is_floating_point() for t in case.tensors):
-        raise Skip("the inputs are no floating-point numbers")
-    case.make_native(case.hardened)
-    originals = {id(part) for root in modules_of(case.model) for part in root.modules()}
-    if not originals:
-        raise Skip("there is no torch module to convert")
-    untried: list[str] = []
-    for dtype in (torch.bfloat16, torch.float16):
-        try:
-            twin = copy.deepcopy(case.hardened)
-        except Exception as error:
-            raise Skip(f"the explainer cannot be copied to convert its model ({type(error).__name__})") from None
-        roots = modules_of(vars(twin))
-        if not roots or any(id(part) in originals for root in roots for part in root.modules()):
-            raise Skip("a copy of the explainer holds the same model, which must not be converted")
-        for root in roots:
-            root.to(dtype)
-        query = case.with_inputs(case.like_inputs([t.to(dtype) for t in case.tensors]))
-        query = replace(query, options={name: _to(value, dtype) for name, value in query.options.items()})
-        native = attempt(lambda t=twin, q=query: case.ask(case.make_native(t), q))  # type: ignore[misc]
-        released = attempt(lambda t=twin, q=query: case.ask(t, q))  # type: ignore[misc]
-        if isinstance(native, Exception):
-            untried.append(f"{dtype}: natively {type(native).__name__}: {native!s:.60}")
-        elif isinstance(released, Exception):
-            yield f"{dtype}: expected an answer, as natively, got {type(released).__name__}: {released!s:.120}"
-        else:
-            yield from _types(released, native, f"{dtype}: ")
-    yield from untried_parts(untried, 2)
-
-
 def nan_and_infinity_do_not_leave(case: Case) -> Iterator[str]:
     """NaN and infinite attributions come out as finite numbers."""
     tensors_of(case.native_answer, "results")
@@ -202,13 +166,6 @@ def _types(released: Any, native: Any, where: str) -> Iterator[str]:
         for name in ("dtype", "device", "shape"):
             if getattr(a, name) != getattr(b, name):
                 yield f"{where}expected {name} {getattr(b, name)}, got {getattr(a, name)}"
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in another precision, anything else as it is."""
-    if isinstance(value, tuple):
-        return tuple(_to(part, dtype) for part in value)
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:

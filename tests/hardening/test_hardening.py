@@ -38,7 +38,10 @@ CLIPS = (
 )
 MASKS = (None, ThresholdMask(0.3), TopKMask(0.4))
 NOISES = (None, GaussianNoise(0.1, key=KEY), GaussianNoise(0.0, key=KEY))
-EVERYTHING = [Hardening(*slots) for slots in product(CLIPS, MASKS, NOISES)]
+EVERY_PAIR = [
+    Hardening(clip, mask, NOISES[(i + j) % len(NOISES)]) for i, clip in enumerate(CLIPS) for j, mask in enumerate(MASKS)
+]
+"""Every two slots in every combination."""
 
 
 @pytest.fixture(autouse=True)
@@ -111,19 +114,19 @@ def slow_harden(h, row, seed):
     return row if step is None else [round(v / step) * step for v in row]
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
-@pytest.mark.parametrize("grid", [None, 0.0625])
-def test_the_order_is_clip_then_mask_then_noise_then_grid(hardening, grid):
-    hardening = replace(hardening, grid=grid)
+@pytest.mark.parametrize("slots", EVERY_PAIR, ids=repr)
+def test_the_order_is_clip_then_mask_then_noise_then_grid(slots):
     a, x = batch()
-    key = KEY if hardening.noise is not None else b"the environment's own secret key"
     query = {"inputs": x, "target": 3, "model_digest": b"model", "method": "Saliency"}
-    seeds = query_seeds(key, **query, configuration=hardening.to_json())
-    expected = [slow_harden(hardening, row, seed) for row, seed in zip(a.tolist(), seeds, strict=True)]
-    assert np.allclose(hardening(a, **query).numpy(), expected, rtol=1e-9, atol=1e-12)
+    for grid in (None, 0.0625):
+        hardening = replace(slots, grid=grid)
+        key = KEY if hardening.noise is not None else b"the environment's own secret key"
+        seeds = query_seeds(key, **query, configuration=hardening.to_json())
+        expected = [slow_harden(hardening, row, seed) for row, seed in zip(a.tolist(), seeds, strict=True)]
+        assert np.allclose(hardening(a, **query).numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERYTHING))
+@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERY_PAIR))
 @settings(max_examples=60)
 def test_single_precision_agrees_with_double(seed, d, hardening):
     if isinstance(hardening.mask, TopKMask | ThresholdMask):
@@ -148,7 +151,6 @@ def test_masked_coordinates_carry_noise_too():
     assert float((released == 0).double().mean()) < 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("noise", "grid", "step"),
     [
@@ -160,13 +162,14 @@ def test_masked_coordinates_carry_noise_too():
     ],
     ids=repr,
 )
-def test_released_numbers_are_multiples_of_the_grid(noise, grid, step, dtype):
+def test_released_numbers_are_multiples_of_the_grid(noise, grid, step):
     hardening = Hardening(RangeClip(-0.5, 0.9), None, noise, grid)
-    a, x = batch(4, 50, dtype=dtype)
-    released = hardening(a, inputs=x).double()
     assert hardening.grid_step(50) == step
-    assert torch.equal((released / step).round(), released / step)
-    assert not torch.equal((released / step / 2).round(), released / step / 2)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        a, x = batch(4, 50, dtype=dtype)
+        released = hardening(a, inputs=x).double()
+        assert torch.equal((released / step).round(), released / step)
+        assert not torch.equal((released / step / 2).round(), released / step / 2)
 
 
 def test_nothing_is_rounded_without_noise():
@@ -256,17 +259,16 @@ def test_zeros_without_inputs_are_refused_where_they_would_need_a_direction():
 # ------------------------------------------------------------------------------------------------ broken numbers
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING[1:], ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_comes_out_as_zero_plus_noise(hardening, dtype, bad):
-    a, x = batch(dtype=dtype)
-    broken, zeroed = a.clone(), a.clone()
-    broken[:, 3], zeroed[:, 3] = bad, 0
-    broken[5], zeroed[5] = bad, 0
-    released = hardening(broken, inputs=x)
-    assert bool(released.isfinite().all())
-    assert torch.equal(released, hardening(zeroed, inputs=x))
+@pytest.mark.parametrize("hardening", EVERY_PAIR[1:], ids=repr)
+def test_what_is_not_finite_comes_out_as_zero_plus_noise(hardening):
+    for dtype, bad in product((torch.float16, torch.float64), (math.nan, math.inf, -math.inf)):
+        a, x = batch(dtype=dtype)
+        broken, zeroed = a.clone(), a.clone()
+        broken[:, 3], zeroed[:, 3] = bad, 0
+        broken[5], zeroed[5] = bad, 0
+        released = hardening(broken, inputs=x)
+        assert bool(released.isfinite().all())
+        assert torch.equal(released, hardening(zeroed, inputs=x))
 
 
 SIZES = st.floats(1e-320, 1e308)
@@ -303,19 +305,19 @@ def test_numbers_too_large_for_the_grid_are_released_as_they_are():
 # ------------------------------------------------------------------------------------------------ any tensor
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
-@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0), (0,), (0, 0)])
-def test_an_empty_batch_gives_an_empty_tensor(hardening, shape):
-    released = hardening(torch.zeros(shape, dtype=torch.float16), inputs=torch.zeros(shape[0], 2), target=1)
-    assert released.shape == shape
-    assert released.dtype == torch.float16
+@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
+def test_an_empty_batch_gives_an_empty_tensor(hardening):
+    for shape in ((0, 3, 4), (2, 0), (0,), (0, 0)):
+        released = hardening(torch.zeros(shape, dtype=torch.float16), inputs=torch.zeros(shape[0], 2), target=1)
+        assert released.shape == shape
+        assert released.dtype == torch.float16
 
 
 def test_one_number_for_each_example_is_hardened():
     assert Hardening(RangeClip(-1, 1))(torch.tensor([0.5, 3.0])).tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
 def test_the_memory_layout_does_not_matter(hardening):
     a = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
     x = torch.zeros(4, 1)
@@ -339,7 +341,7 @@ def test_other_precisions_come_back_as_they_came(dtype):
     assert torch.allclose(released.float(), single, atol=2.0**-7)
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING[1:], ids=repr)
+@pytest.mark.parametrize("hardening", EVERY_PAIR[1:], ids=repr)
 def test_the_tensors_of_an_example_are_hardened_as_one(hardening):
     a, x = batch(6, 12)
     first, second = a[:, :8].reshape(6, 2, 4), a[:, 8:].float().double()
@@ -362,7 +364,7 @@ def test_each_tensor_of_a_tuple_keeps_its_precision():
     assert torch.allclose(released[1], torch.full((2, 1), 0.5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("hardening", EVERYTHING, ids=repr)
+@pytest.mark.parametrize("hardening", EVERY_PAIR, ids=repr)
 def test_what_is_released_is_detached_and_new(hardening):
     a, x = batch(dtype=torch.float32)
     a.requires_grad_()
@@ -458,7 +460,7 @@ def test_a_configuration_survives_json_and_repr(hardening):
     assert Hardening.from_json(hardening.to_json()) == hardening
     assert Hardening.from_json(hardening.to_dict()) == hardening
     assert Hardening.from_json(hardening.to_json()).to_json() == hardening.to_json()
-    assert eval(repr(hardening), vars(safexplain)) == hardening
+    assert eval(repr(hardening), {name: getattr(safexplain, name) for name in safexplain.__all__}) == hardening
     assert hash(Hardening.from_json(hardening.to_json())) == hash(hardening)
     assert json.loads(hardening.to_json()) == hardening.to_dict()
 

@@ -184,7 +184,7 @@ def test_what_is_made_of_it_is_checked_as_well(name):
         assert hardened(make(model)).attribute(pictures(), **options).isfinite().all()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(9))
 def test_there_are_no_false_alarms_and_no_misses_over_random_and_trained_nets(seed):
     """The same weights with activation modules and with functions, before and after a few steps of training."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,7 @@
 """Transformers and other nets of today, from timm with random weights: what works, and what says why it does not."""
 
 import functools
+import itertools
 
 import captum.attr
 import pytest
@@ -74,8 +75,7 @@ def ask(explainer, method, x, **options):
     return explainer.attribute(x, **{"target": 1, **CATALOG[method].options(x), **options})
 
 
-@nets
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize(("name", "method"), list(zip(itertools.cycle(NAMES), OPTIONS)))
 def test_maps_of_the_input_are_the_native_ones_and_hardened(name, method):
     model, x, row = net(name), pictures(), CATALOG[method]
     native = ask(row.explainer(model), method, x, **OPTIONS[method]).detach()
