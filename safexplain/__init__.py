@@ -79,32 +79,23 @@ __all__ = [
     "superpixels",
 ]
 
-_HARDENING = (
-    "GaussianNoise",
-    "Hardening",
-    "NormClip",
-    "RangeClip",
-    "RankNorm",
-    "Relative",
-    "ThresholdMask",
-    "TopKMask",
-    "UnitNorm",
-)
-_ELSEWHERE = {
-    **dict.fromkeys(_HARDENING, "hardening"),
+_HOMES = {
     "HardenedAnchors": "explain.alibi",
     "HardenedCounterfactual": "recourse.counterfactual",
     "HardenedProtoDash": "explain.aix360",
     "Probability": "outputs",
+    "harden": "explain.wrap",
     "superpixels": "explain.feature_groups",
 }
+"""Name -> module, for all but the hardened classes of Captum (explain.wrap) and what a hardening is made of."""
 
 
 def __getattr__(name: str) -> Any:
     """Names are imported when they are asked for: a certificate is read without torch, and `--help` is quick."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"safexplain.{_ELSEWHERE.get(name, 'explain.wrap')}"), name)
+    home = _HOMES.get(name, "explain.wrap" if name.startswith("Hardened") else "hardening")
+    return getattr(import_module(f"safexplain.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -3,9 +3,8 @@
 LIME (arXiv 1602.04938) fits a linear model to predictions around an instance. Natively its answer also carries the
 intercept and the quality of that fit, the predicted probabilities, and, for tables, training quartiles in the names of
 features and the instance scaled by training means. Here an answer is a new object of LIME's own class, filled from a
-list: weights, names, labels, and what the client sent. Numbers that are withheld are NaN.
-
-What LIME draws its samples from: a generator for each call, and the same samples for the same question.
+list: weights, names, labels, and what the client sent. Numbers that are withheld are NaN. Each call draws its samples
+from a generator of its own, the same ones for the same question.
 """
 
 from __future__ import annotations
