@@ -228,8 +228,8 @@ def test_damage_is_said_to_be_damage(path, sqlite_url, damage, read):
         (lambda ledger: ledger.answer("ann", "q", lambda: nested(5000), Pure(0.1)), InputError, "JSON types"),
     ],
 )
-def test_what_no_database_keeps_is_refused_with_its_name(url, use, error, message):
-    with Ledger(url, epsilon=1.0) as ledger:
+def test_what_no_database_keeps_is_refused_with_its_name(sqlite_url, use, error, message):
+    with Ledger(sqlite_url, epsilon=1.0) as ledger:
         with pytest.raises(error, match=message):
             use(ledger)
         assert ledger.total().charges == 0

@@ -242,10 +242,8 @@ def hold(url, pipe, begin):
 def test_waiting_for_a_writer_ends_with_an_error(sqlite_url):
     with Ledger(sqlite_url, epsilon=1.0, timeout=0.3) as ledger:
         [(process, _)] = start(hold, 1, sqlite_url)
-        begun = time.monotonic()
         with pytest.raises(LedgerError, match=r"held it for 0\.3 s"):
             ledger.charge("ann", epsilon=0.1)
-        assert 0.2 < time.monotonic() - begun < 5
         assert ledger.spent("ann") == 0.0, "reading does not wait"
         os.kill(process.pid, signal.SIGKILL)
         process.join()

@@ -61,10 +61,10 @@ def test_a_numpy_number_is_a_number():
     assert to_json(Pure(np.float64(0.1))) == '{"kind": "pure", "epsilon": 0.1}'
 
 
-@pytest.mark.parametrize("parts", [3, 6, 7, 9, 10, 11, 30, 49, 1000])
 @pytest.mark.parametrize("whole", [1.0, 2.0, 0.3, 1 / 3, 100.0, 1e-6])
-def test_equal_parts_fill_a_budget(whole, parts):
-    assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts)
+def test_equal_parts_fill_a_budget(whole):
+    for parts in (3, 6, 7, 9, 10, 11, 30, 49, 1000):
+        assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts)
 
 
 def test_no_charge_is_lost_in_rounding():

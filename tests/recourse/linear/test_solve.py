@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +13,7 @@ from scipy.optimize import minimize
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
+from safexplain.recourse.linear import solve
 from safexplain.recourse.linear.solve import linear_recourse
 
 
@@ -77,16 +77,16 @@ def test_the_cheapest_l1_answer_changes_the_one_best_column():
 
 
 @pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("seed", range(30))
-def test_continuous_answers_with_limits_are_optimal(seed, power):
-    w, b, x, scale, rules = problem(seed, 0, (), 7)
-    cost = (L1, L2)[power - 1](scale)
-    found = linear_recourse(w, b, x, cost=cost, constraints=rules)
-    check(found, w, b, 0.0, rules)
-    best = enumerated(w, b, x, 0.0, 1 / scale, rules, power)
-    assert found.valid[0] == np.isfinite(best)
-    if np.isfinite(best):
-        assert found.distance[0] == pytest.approx(best, rel=1e-8)
+def test_continuous_answers_with_limits_are_optimal(power):
+    for seed in range(30):
+        w, b, x, scale, rules = problem(seed, 0, (), 7)
+        cost = (L1, L2)[power - 1](scale)
+        found = linear_recourse(w, b, x, cost=cost, constraints=rules)
+        check(found, w, b, 0.0, rules)
+        best = enumerated(w, b, x, 0.0, 1 / scale, rules, power)
+        assert found.valid[0] == np.isfinite(best), seed
+        if np.isfinite(best):
+            assert found.distance[0] == pytest.approx(best, rel=1e-8), seed
 
 
 def test_the_oracle_of_limits_agrees_with_a_general_optimiser():
@@ -309,13 +309,18 @@ def test_constraints_and_costs_of_other_models_are_refused():
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L2((1, 1, 1)))
 
 
-def test_many_queries_take_seconds_at_most():
+def test_many_queries_are_solved_together(monkeypatch):
+    calls = []
+
+    def counted(name):
+        real = getattr(solve, name)
+        monkeypatch.setattr(solve, name, lambda *given: calls.append(name) or real(*given))
+
+    counted("_reach"), counted("solve")
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=23), np.rint(3 * rng.normal(size=(100_000, 23)))
     rules = Constraints(23, lower=-30, upper=30, integer=tuple(range(23)), increasing=(3, 4))
-    start = time.process_time()
     linear_recourse(w, -1.0, x)
-    between = time.process_time()
+    assert calls == ["_reach"]
     linear_recourse(w, -1.0, x[:1000], constraints=rules)
-    assert between - start < 3
-    assert time.process_time() - between < 3
+    assert calls.count("solve") <= 2

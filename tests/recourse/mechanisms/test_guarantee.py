@@ -53,16 +53,19 @@ def test_the_guarantee_stands_before_training_and_holds_after_it(name):
 
 
 @pytest.mark.parametrize("name", BY_MODEL)
-@pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
-def test_epsilon_is_that_of_the_statement_under_the_adjacency(name, adjacency):
-    given = made(name, adjacency=adjacency).fit(*two_gaussians(60, 3)).guarantee
-    assert given.epsilon == given.statement.epsilons.of(adjacency)
-    assert given.adjacency == adjacency
+def test_epsilon_is_that_of_the_statement_under_the_adjacency(name):
+    for adjacency in ("substitute", "add_remove", "zero_out"):
+        given = made(name, adjacency=adjacency).fit(*two_gaussians(60, 3)).guarantee
+        assert given.epsilon == given.statement.epsilons.of(adjacency)
+        assert given.adjacency == adjacency
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_it_is_frozen_and_goes_into_json(name):
-    given = made(name).fit(*two_gaussians(60, 3)).guarantee
+def test_it_is_frozen_as_the_parameters_are_and_goes_into_json(name):
+    mechanism = made(name).fit(*two_gaussians(60, 3))
+    with pytest.raises(FrozenInstanceError):
+        mechanism.epsilon = 100.0
+    given = mechanism.guarantee
     with pytest.raises(FrozenInstanceError):
         given.epsilon = 0.1
     with pytest.raises(FrozenInstanceError):
@@ -89,13 +92,6 @@ def test_a_seed_is_an_assumption_that_is_said(name):
             seeded.fit(*two_gaussians(60, 3)), secret.fit(*two_gaussians(60, 3))
         assert any("seed that the user gave" in line for line in seeded.guarantee.assumptions)
         assert not any("seed that the user gave" in line for line in secret.guarantee.assumptions)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_parameters_stay_as_they_were_promised(name):
-    mechanism = made(name)
-    with pytest.raises(FrozenInstanceError):
-        mechanism.epsilon = 100.0
 
 
 @pytest.mark.parametrize("numbers", [{"epsilon": None}, {"delta": None}, {"is_private": False}, {"adjacency": "row"}])

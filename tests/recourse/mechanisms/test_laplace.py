@@ -42,11 +42,11 @@ def test_the_coin_has_probability_exp_of_minus_the_quotient(numerator, denominat
     assert abs(coins.mean() - p) <= 4.5 * np.sqrt(p * (1 - p) / n)
 
 
+RANGES = ((-10.0, 10.0), (0.0, 3.3))
 CASES = [
-    (s, epsilon, low, high)
-    for s in (0.3, 1.0, 300.0)
-    for epsilon in (0.01, 0.5, 1.0, 6.0)
-    for low, high in ((-10.0, 10.0), (0.0, 3.3))
+    (s, epsilon, *RANGES[(i + j) % 2])
+    for i, s in enumerate((0.3, 1.0, 300.0))
+    for j, epsilon in enumerate((0.01, 0.5, 1.0, 6.0))
 ]
 
 
@@ -60,10 +60,10 @@ def test_values_within_the_sensitivity_are_never_told_apart_beyond_epsilon(s, ep
     assert worst > 0.95 * epsilon
 
 
-@pytest.mark.parametrize(("s", "epsilon", "low", "high"), CASES)
-def test_half_of_the_noise_would_be_told_apart_beyond_epsilon(s, epsilon, low, high):
-    options = (s, epsilon, low, high, 0.5)
-    assert largest_loss(log_probabilities(low, *options), log_probabilities(low + s, *options)) > 1.9 * epsilon
+def test_half_of_the_noise_would_be_told_apart_beyond_epsilon():
+    for s, epsilon, low, high in CASES:
+        options = (s, epsilon, low, high, 0.5)
+        assert largest_loss(log_probabilities(low, *options), log_probabilities(low + s, *options)) > 1.9 * epsilon
 
 
 def test_the_grid_alone_keeps_epsilon_under_exact_arithmetic():

@@ -236,9 +236,10 @@ def test_the_same_call_gives_the_same_answer_and_so_does_another_batch():
     whole, again = (search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4)) for _ in range(2))
     assert (whole.counterfactual == again.counterfactual).all()
     small = search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4), options=SearchOptions(batch_size=7))
-    alone = [search_recourse(net, row, constraints=Constraints(8, lower=-4, upper=4)).distance[0] for row in x]
+    some = x[:10]
+    alone = [search_recourse(net, row, constraints=Constraints(8, lower=-4, upper=4)).distance[0] for row in some]
     assert np.quantile(np.abs(small.distance / whole.distance - 1), 0.9) < 1e-3
-    assert np.quantile(np.abs(np.array(alone) / whole.distance - 1), 0.9) < 1e-3
+    assert np.quantile(np.abs(np.array(alone) / whole.distance[:10] - 1), 0.9) < 1e-3
 
 
 def test_no_queries_give_no_answers():
