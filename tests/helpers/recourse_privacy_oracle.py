@@ -44,8 +44,8 @@ def lower_bound(first, second):
 
     def bound(threshold, part):
         on_first, on_second = first[part], second[part]
-        accused, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
-        return epsilon_from_errors(accused, len(on_second), missed, len(on_first), 0.0)
+        false_positives, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
+        return epsilon_from_errors(false_positives, len(on_second), missed, len(on_first), 0.0)
 
     levels = np.concatenate([np.geomspace(1e-3, 0.5, 60), 1 - np.geomspace(1e-3, 0.5, 60)])
     chosen = slice(None, half)

@@ -9,7 +9,6 @@ objective.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from safexplain._digest import weights_digest
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
@@ -152,13 +152,8 @@ def _network(network: Any, given: Any, statement: PrivacyStatement, favourable: 
         raise ConfigurationError(
             f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
         )
-    if statement.weights:
-        from safexplain._digest import weights_digest
-
-        if weights_digest(network) != statement.weights:
-            raise RefusedError(
-                "the statement is about other weights than the model has; it was trained or changed since"
-            )
+    if statement.weights and weights_digest(network) != statement.weights:
+        raise RefusedError("the statement is about other weights than the model has; it was trained or changed since")
     column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
     return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)
 
@@ -209,7 +204,6 @@ class PrivateModelRecourse(DiverseAnswers):
         Warns:
             WeakDeltaWarning: delta is at least one over the number of records.
         """
-        self._check_untrained()
         wanted = wanted_label(list(self.classes), self.favourable)
         trained = self._trainer().fit(*self._training(X, y))
         model = private_model(trained, None, wanted)
@@ -276,15 +270,21 @@ class PrivateModelRecourse(DiverseAnswers):
             rows, target=self.target, cost=self.cost, constraints=self.constraints, frozen=frozen
         )
 
-    @abstractmethod
-    def _trainer(self) -> DPLogisticRegression:
+    def _trainer(self, **options: Any) -> DPLogisticRegression:
         """The unfitted private model."""
+        return DPLogisticRegression(
+            float(self.epsilon),
+            self.delta,
+            self.adjacency,
+            norm_bound=self.norm_bound,
+            classes=list(self.classes),
+            intercept_scaling=self.intercept_scaling,
+            random_state=self.random_state,
+            **options,
+        )
 
     def _planned_delta(self) -> float:
         return float(self.delta)
-
-    def _check_untrained(self) -> None:
-        """Nothing to refuse: each fit spends anew."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -340,20 +340,11 @@ class DPModelRecourse(PrivateModelRecourse):
             object.__setattr__(self, "classes", found.labels)
         self._set(model=found, width=found.width, columns=columns)
 
-    def _trainer(self) -> DPLogisticRegression:
-        return DPLogisticRegression(
-            float(self.epsilon),
-            self.delta,
-            self.adjacency,
-            norm_bound=self.norm_bound,
-            classes=list(self.classes),
-            intercept_scaling=self.intercept_scaling,
-            random_state=self.random_state,
-        )
-
-    def _check_untrained(self) -> None:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """See `PrivateModelRecourse.fit`."""
         if self.model is not None:
             raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")
+        return super().fit(X, y)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -370,18 +361,8 @@ class _PerturbedRecourse(PrivateModelRecourse):
 
     logit_noise: float | None = None
 
-    def _trainer(self) -> DPLogisticRegression:
-        return DPLogisticRegression(
-            float(self.epsilon),
-            self.delta,
-            self.adjacency,
-            self.mechanism,
-            norm_bound=self.norm_bound,
-            classes=list(self.classes),
-            logit_noise=self.logit_noise,
-            intercept_scaling=self.intercept_scaling,
-            random_state=self.random_state,
-        )
+    def _trainer(self, **options: Any) -> DPLogisticRegression:
+        return super()._trainer(mechanism=self.mechanism, logit_noise=self.logit_noise, **options)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

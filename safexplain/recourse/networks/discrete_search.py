@@ -4,9 +4,8 @@ One-hot groups are first chosen by an additive model of the score: exact scores 
 for the rest, and the multiplier at which the cheapest choices add up to the target. Integer features are relaxed,
 searched like continuous ones (`boundary_search`) and rounded. What rounding broke, and what the additive model missed,
 a local search over single moves repairs: the moves that look cheapest by exact scores are carried out, the continuous
-features follow, and the best is kept. A point counts as valid only by the network's score of the rounded row.
-
-Single moves of features that are not continuous: an integer one up or down, a one-hot group to another category.
+features follow, and the best is kept. A single move takes an integer feature up or down, or a one-hot group to another
+category. A point counts as valid only by the network's score of the rounded row.
 """
 
 from __future__ import annotations
@@ -22,6 +21,16 @@ from safexplain.recourse.networks.boundary_search import Boundary, linear_step, 
 
 _LAST = 1e100
 """Ranks moves that do not reach the score behind those that do."""
+_BISECTIONS = 50
+_TRIED = 2
+"""Moves of each row that are carried out in a round of the local search."""
+_UNDONE = 2
+"""Moves that save cost, each of which is made before another one once no single move helps."""
+_CHAINED = 2
+"""Neighbours of such a row from which moves start as well."""
+_ROUNDS = 60
+_STEPS = 12
+"""Gradients for the continuous features to follow a move."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,18 +163,6 @@ def _promising(
     points[row, move] = point
     chosen = ranks.topk(min(count, m), dim=1, largest=False)
     return points.gather(1, chosen.indices[..., None].expand(-1, -1, d)), chosen.values.isfinite()
-
-
-_BISECTIONS = 50
-_TRIED = 2
-"""Moves of each row that are carried out in a round of the local search."""
-_UNDONE = 2
-"""Moves that save cost, each of which is made before another one once no single move helps."""
-_CHAINED = 2
-"""Neighbours of such a row from which moves start as well."""
-_ROUNDS = 60
-_STEPS = 12
-"""Gradients for the continuous features to follow a move."""
 
 
 def chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
