@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.audit.attacks.likelihood.moments import two_sided
 from safexplain.errors import ConfigurationError, InputError
@@ -45,9 +46,8 @@ class RMIA:
     break_ties: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma < np.inf:
-            raise ConfigurationError(f"gamma must be > 0 and finite, got {self.gamma!r}")
-        if not 0 <= self.a <= 1:
+        check_number("gamma", self.gamma, above=0)
+        if not 0 <= check_number("a", self.a) <= 1:
             raise ConfigurationError(f"a lies in [0, 1], got {self.a!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:

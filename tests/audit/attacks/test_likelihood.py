@@ -159,8 +159,9 @@ def auc_and_interval(scores, member):
     return curve.auc, auc_interval(curve, 0.999)
 
 
-@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
-@pytest.mark.parametrize("leak", [0.5, 1.5, -1.0])
+@pytest.mark.parametrize(
+    ("leak", "variance"), [(0.5, VARIANCES[0]), (-1.0, VARIANCES[0]), *((1.5, v) for v in VARIANCES)], ids=repr
+)
 def test_a_known_shift_is_found_almost_as_well_as_it_can_be(leak, variance):
     target, shadows, membership, member = world(leak=leak)
     best = float(distributions.norm.cdf(abs(leak) / math.sqrt(2)))
@@ -179,8 +180,9 @@ def test_more_references_come_closer_to_the_optimum():
     assert aucs[-1] == pytest.approx(best, abs=0.02)
 
 
-@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
-@pytest.mark.parametrize("d", [None, 10])
+@pytest.mark.parametrize(
+    ("variance", "d"), [*((v, None) for v in VARIANCES), *((v, 10) for v in VARIANCES[::3])], ids=repr
+)
 def test_without_a_leak_nothing_is_found(variance, d):
     for seed in range(3):
         target, shadows, membership, member = world(2000, 16, leak=0.0, seed=seed, d=d)
@@ -300,7 +302,6 @@ def test_attacks_are_attacks_that_compare_and_print():
 T, S, M = world(6, 4)[:3]
 
 
-@pytest.mark.parametrize("attack", [LikelihoodRatio(), LabelLikelihoodRatio()], ids=repr)
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -315,9 +316,10 @@ T, S, M = world(6, 4)[:3]
         ((T, np.where(S[0, 0] == S, np.inf, S), M), "1 values of the shadows signal"),
     ],
 )
-def test_shapes_and_values_that_do_not_fit_are_refused(attack, case, message):
-    with pytest.raises(InputError, match=message):
-        attack(*case)
+def test_shapes_and_values_that_do_not_fit_are_refused(case, message):
+    for attack in (LikelihoodRatio(), LabelLikelihoodRatio()):
+        with pytest.raises(InputError, match=message):
+            attack(*case)
 
 
 def test_references_on_one_side_only_are_refused():

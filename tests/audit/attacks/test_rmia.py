@@ -14,8 +14,13 @@ from safexplain.verdict.stats import auc_interval, roc
 
 VARIANTS = [
     RMIA(gamma, a, offline, break_ties=False)
-    for gamma in (0.5, 1.0, 2.0)
-    for a, offline in ((0.3, False), (0.3, True), (0.0, True), (1.0, True))
+    for gamma, a, offline in (
+        (0.5, 0.3, False),
+        (0.5, 0.0, True),
+        (1.0, 0.3, False),
+        (1.0, 0.3, True),
+        (2.0, 1.0, True),
+    )
 ]
 
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from safexplain._validate import check_number, whole_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.audit.attacks.learned.classifier import (
     FittedLearned,
@@ -151,10 +152,9 @@ class Learned:
         if self.shape is not None and (len(self.shape) != 3 or min(self.shape) < 1):
             raise ConfigurationError(f"shape is (channels, height, width) or None, got {self.shape!r}")
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1), ("most_examples", 8)):
-            if not getattr(self, name) >= low:
-                raise ConfigurationError(f"{name} must be >= {low}, got {getattr(self, name)!r}")
-        if not 0 < self.lr < np.inf or not 0 <= self.weight_decay < np.inf:
-            raise ConfigurationError(f"lr must be > 0 and weight_decay >= 0, got {self.lr!r}, {self.weight_decay!r}")
+            whole_number(name, getattr(self, name), low)
+        check_number("lr", self.lr, above=0)
+        check_number("weight_decay", self.weight_decay, minimum=0)
         if not 0 <= self.dropout < 1 or not 0 < self.held_out < 1:
             raise ConfigurationError(f"dropout lies in [0, 1), held_out in (0, 1); got {self.dropout}, {self.held_out}")
         if self.non_members not in ("in-distribution", "out-of-distribution"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.audit.attacks.likelihood.moments import (
     Moments,
@@ -26,11 +27,6 @@ from safexplain.audit.attacks.likelihood.moments import (
     two_sided,
 )
 from safexplain.errors import ConfigurationError, InputError
-
-
-def _check_shrink(shrink: float) -> None:
-    if not 0 <= shrink < np.inf:
-        raise ConfigurationError(f"shrink must be >= 0 and finite, got {shrink!r}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class SharedVariance:
     shrink: float = 8.0
 
     def __post_init__(self) -> None:
-        _check_shrink(self.shrink)
+        check_number("shrink", self.shrink, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class SeparateVariance:
     shrink: float = 8.0
 
     def __post_init__(self) -> None:
-        _check_shrink(self.shrink)
+        check_number("shrink", self.shrink, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,7 @@ class LabelLikelihoodRatio:
     smoothing: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.smoothing < np.inf:
-            raise ConfigurationError(f"smoothing must be > 0, got {self.smoothing!r}")
+        check_number("smoothing", self.smoothing, above=0)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """Score every example; higher says "member".
@@ -209,8 +204,7 @@ class PooledDensityRatio:
     bins: int = 200
 
     def __post_init__(self) -> None:
-        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or self.bins < 2:
-            raise ConfigurationError(f"bins must be a whole number of at least 2, got {self.bins!r}")
+        check_whole("bins", self.bins, 2)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """Score every example; higher says "member".
