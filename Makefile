@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu check format docs clean
+.PHONY: help demo test test-slow test-gpu gpu check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -31,6 +31,9 @@ test-slow: $(VENV)/.installed  ## the slow tests
 
 test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+gpu: $(VENV)/.installed  ## everything that only a GPU shows, resumable (python -m audit.gpu --list)
+	$(BIN)/python -m audit.gpu
 
 check: $(VENV)/.installed  ## lint, format, types, dependency direction, docs
 	$(BIN)/ruff check .

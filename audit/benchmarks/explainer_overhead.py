@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import captum
 import torch
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -33,7 +30,7 @@ from safexplain.explain import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
-from ..shared.run import RESULTS, ROOT, peak_bytes, processor, write_json
+from ..shared.run import RESULTS, ROOT, peak_bytes, provenance, write_json
 
 TARGETS = {"gradient": 1.05, "perturbation": 1.02}
 DEFAULT_OUT = RESULTS / "explainer_overhead.json"
@@ -149,7 +146,8 @@ def memory(name: str, batch: int, device: torch.device) -> dict[str, float | Non
     return found
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 0 when every target is met, 1 otherwise."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="every method of the catalog, not IG alone")
     parser.add_argument("--memory", action="store_true", help="measure memory as well, in processes of its own")
@@ -160,15 +158,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module="captum")
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     if arguments.peak_of:
         name, which = arguments.peak_of
         print(json.dumps(peak_mib(name, int(which), arguments.batch, device)))
-        return
-    results = {}
+        return 0
+    start, results = time.perf_counter(), {}
     for name in methods(arguments.all):
         results[name] = measure(name, arguments.batch, device, arguments.rounds, arguments.limit)
         results[name] |= memory(name, arguments.batch, device) if arguments.memory else {}
@@ -180,19 +178,14 @@ def main() -> None:
         "hardening": Hardening.recommended(key=bytes(32)).to_dict(),
         "rounds": arguments.rounds,
         "threads": arguments.threads,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else processor(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "captum": captum.__version__,
-            "torchvision": version("torchvision"),
-        },
         "target": {"ratio_median": TARGETS, "met": met},
         "results": results,
+        **provenance(time.perf_counter() - start, arguments.device),
     }
     write_json(arguments.out, report)
     print(f"{sum(met.values())} of {len(met)} within their target; written to {arguments.out}")
+    return 0 if all(met.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,11 +20,8 @@ def test_every_page_is_what_the_results_say(path):
 def test_the_index_is_short_and_names_every_suite_and_benchmark_that_can_be_run():
     assert pages.README.read_text().count("\n") <= 110
     listed = {s.module for p in pages.PAGES for s in p.suites}
-    run = [
-        p
-        for p in (ROOT / "audit").rglob("*.py")
-        if re.search(r"^(if __name__ == .*|finish\(main\))$", p.read_text(), re.M)
-    ]
+    starts = re.compile(r"^(if __name__ == .*|finish\(main\))$", re.MULTILINE)
+    run = [path for path in (ROOT / "audit").glob("*/**/*.py") if starts.search(path.read_text())]
     found = {path.parent if path.stem == "__main__" else path.with_suffix("") for path in run}
     assert listed == {".".join(path.relative_to(ROOT).parts) for path in found}
 
@@ -65,7 +62,7 @@ def test_the_highest_bound_is_of_a_judged_attack():
 # ------------------------------------------------------------------------------------------------- how results are kept
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
 def test_every_committed_result_has_a_cell_a_line(path):
     text = path.read_text()
     assert json_text(json.loads(text)) == text, "write it with audit.shared.run.write_json"

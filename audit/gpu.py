@@ -1,0 +1,254 @@
+"""Everything that only a GPU shows, in a stated order: the GPU tests, then benchmarks, then full suites.
+
+    python -m audit.gpu                  # all steps that are not finished; the same command goes on where it stopped
+    python -m audit.gpu --list           # the steps, what they are expected to take, and what became of them
+    python -m audit.gpu --minutes 60     # stop cleanly after an hour
+    python -m audit.gpu --only dp_head   # one step (repeat for more)
+    python -m audit.gpu --quick          # every step, small: shows that everything works; proves nothing
+
+Results go to audit/results/gpu, with hardware, versions and revision; `steps.json` there says which step is finished,
+with which exit code and in how many seconds. A finished step is skipped, unless `--again`. With `--minutes`, a step
+that cannot be interrupted is only started if it is expected to fit, and one that resumes is interrupted when time is
+up. Expected times are estimates for a current data-centre GPU until somebody has run them; the recorded ones are shown
+beside them. Nothing is installed: the environment must have what the steps need, and a step that lacks a package or a
+file of data says so and is not finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .shared.run import RESULTS, ROOT, provenance, table, write_json
+
+GRACE = 30.0
+"""Seconds in which an interrupted step may put down what it has."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Args:
+        name: of the step, and of its result.
+        module: what `python -m` runs.
+        options: of the full run.
+        minutes: expected, on a current data-centre GPU.
+        quick: options of a small run instead.
+        resumes: it keeps finished parts, so that it may be interrupted and started again.
+        cached: it takes `--cache` and `--data`.
+        writes: a result of its own; if not, it only prepares the next step.
+        fine: exit codes of a run that went through; 1 is a missed target of a suite or benchmark.
+    """
+
+    name: str
+    module: str
+    options: tuple[str, ...]
+    minutes: float
+    quick: tuple[str, ...] = ("--quick",)
+    resumes: bool = False
+    cached: bool = False
+    writes: bool = True
+    fine: tuple[int, ...] = (0, 1)
+
+    def command(self, out: Path, options: argparse.Namespace) -> list[str]:
+        """What is run, with its result at `out`."""
+        chosen = [*(self.quick if options.quick else self.options)]
+        if self.module == "pytest":
+            return [sys.executable, "-m", self.module, *chosen, f"--junit-xml={out}"]
+        if self.cached:
+            chosen += [
+                f"--{name}={getattr(options, name).absolute()}" for name in ("data", "cache") if getattr(options, name)
+            ]
+        return [sys.executable, "-m", self.module, *chosen, "--out", str(out)]
+
+    def out(self, folder: Path) -> Path:
+        """File of its result."""
+        return folder / f"{self.name}.{'xml' if self.module == 'pytest' else 'json'}"
+
+
+def _canaries(name: str, minutes: float) -> Step:
+    full = ("--full", "--device", "cuda")
+    module = f"audit.suites.paper_c_canaries.{name}"
+    return Step(f"canary_{name}", module, full, minutes, ("--quick", "--device", "cuda"), resumes=True, cached=True)
+
+
+def _resnet18(stage: str) -> Step:
+    module, full = "audit.suites.cifar10_resnet18", ("--stage", stage, "--device", "cuda")
+    name = "cifar10_resnet18" if stage == "attack" else f"cifar10_resnet18_{stage}"
+    return Step(name, module, full, 10, (*full, "--quick"), resumes=True, cached=True, writes=stage == "attack")
+
+
+CUDA = ("--device", "cuda")
+NO_CACHE = ("-p", "no:cacheprovider")
+STEPS = (
+    Step("tests", "pytest", ("-q", "-m", "gpu", *NO_CACHE, "tests"), 5,
+         ("-q", "-m", "gpu", *NO_CACHE, "tests/explain", "tests/dp/heads"), fine=(0,)),
+    Step("dp_head", "audit.benchmarks.dp_head", CUDA, 3, (*CUDA, "--rounds", "2", "--steps", "20", "--runs", "2")),
+    Step("dp_finetuning", "audit.benchmarks.dp_finetuning", (*CUDA, "--batch", "256"), 3, (*CUDA, "--rounds", "2")),
+    Step("explainer_overhead", "audit.benchmarks.explainer_overhead", (*CUDA, "--all"), 5, (*CUDA, "--rounds", "2")),
+    Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
+    *(_resnet18(stage) for stage in ("train", "signals", "attack")),
+    _canaries("figure3", 20),
+    Step("dp_attacks", "audit.suites.dp_attacks", ("--task", "network", *CUDA), 90,
+         ("--task", "network", *CUDA, "--quick"), resumes=True, cached=True),
+    _canaries("text", 60),
+    _canaries("scratch", 90),
+)  # fmt: skip
+"""In the order in which they are run: what fails early comes first, what takes longest last."""
+
+
+def run(
+    steps: Sequence[Step],
+    folder: Path,
+    options: argparse.Namespace,
+    call: Callable[[list[str], float], int | None],
+    say: Callable[[str], None] = print,
+) -> int:
+    """Run what is not finished; 0 when everything was, 1 if a step failed, 3 if time was up before.
+
+    Args:
+        steps: in order.
+        folder: of the results.
+        options: `again`, `quick`, `minutes`, `only`, `data`, `cache`.
+        call: runs a command for at most so many seconds; its exit code, None if it was interrupted.
+        say: is told what happens.
+    """
+    end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    failed, waiting = [], []
+    for step in steps:
+        known, out = recorded(folder).get(step.name, {}), step.out(folder)
+        command = step.command(out, options)
+        if options.only and step.name not in options.only:
+            continue
+        if known.get("finished") and (out.is_file() or not step.writes) and not options.again:
+            say(f"{step.name}: finished before, in {known['seconds'] / 60:.0f} min")
+            continue
+        left = end - time.monotonic()
+        if left <= 0 or (60 * step.minutes > left and not step.resumes and not options.quick):
+            say(f"{step.name}: not started, expected to take {step.minutes:g} min")
+            waiting.append(step.name)
+            continue
+        say(f"{step.name}: expected to take {step.minutes:g} min")
+        began = time.monotonic()
+        before = out.stat().st_mtime_ns if out.is_file() else None
+        code = call(command, left)
+        wrote = out.is_file() and out.stat().st_mtime_ns != before
+        finished = code in step.fine and (wrote or not step.writes)
+        keep(folder, step, command, code, finished, time.monotonic() - began)
+        if code is None:
+            say(f"{step.name}: interrupted, finished parts are kept; the same command goes on")
+            waiting.append(step.name)
+        elif not finished:
+            failed.append(step.name)
+        say(f"{step.name}: {'finished' if finished else 'not finished'}, exit code {code}")
+    if failed:
+        say(f"not finished: {', '.join(failed)}")
+    if waiting:
+        say(f"time was up before: {', '.join(waiting)}")
+    return 1 if failed else 3 if waiting else 0
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What became of each step, by its name."""
+    path = folder / "steps.json"
+    return dict(json.loads(path.read_text())["steps"]) if path.is_file() else {}
+
+
+def keep(folder: Path, step: Step, command: list[str], code: int | None, finished: bool, seconds: float) -> None:
+    """Record a step, and on what it ran."""
+    ran = {
+        "finished": finished,
+        "exit_code": code,
+        "expected_minutes": step.minutes,
+        **provenance(seconds, on()),
+        "command": " ".join(["python", *(Path(a).name if a.startswith("/") else a for a in command[1:])]),
+    }
+    write_json(folder / "steps.json", {"steps": recorded(folder) | {step.name: ran}})
+
+
+def on() -> str:
+    """The device whose name is recorded."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def called(command: list[str], seconds: float) -> int | None:
+    """Exit code of a command; None where it was interrupted because time was up."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        return process.wait(None if seconds == float("inf") else seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    except KeyboardInterrupt:  # the step has been told, too
+        process.wait()
+        raise
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
+
+
+def shown(steps: Sequence[Step], folder: Path) -> str:
+    """The steps as a table."""
+    known, rows = recorded(folder), []
+    for step in steps:
+        then = known.get(step.name)
+        last = (
+            "" if then is None else f"{'finished' if then['finished'] else 'not finished'}, {then['seconds'] / 60:.1f}"
+        )
+        rows.append((step.name, f"{step.minutes:g}", "yes" if step.resumes else "no", last,
+                     " ".join(["python", "-m", step.module, *step.options])))  # fmt: skip
+    return table(("step", "minutes expected", "resumes", "last run, minutes", "command"), rows)
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m audit.gpu", description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("--list", action="store_true", help="show the steps and run nothing")
+    p.add_argument("--only", action="append", choices=[s.name for s in STEPS], help="this step (repeat for more)")
+    p.add_argument("--again", action="store_true", help="run finished steps again")
+    p.add_argument("--minutes", type=float, help="stop cleanly after so many")
+    p.add_argument("--quick", action="store_true", help="every step, small; proves nothing")
+    p.add_argument("--data", type=Path, help="folder of the .npz files (default: $SAFEXPLAIN_DATA)")
+    p.add_argument("--cache", type=Path, help="where suites keep finished parts")
+    p.add_argument("--out", type=Path, help="default: audit/results/gpu; with --quick, a folder beside the cache")
+    return p.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the steps; 0 when all are finished, 1 if one failed, 2 without a GPU, 3 if time was up before."""
+    options = parsed(argv)
+    quick = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "gpu-quick"
+    folder = (options.out or (quick if options.quick else RESULTS / "gpu")).absolute()
+    if options.list:
+        print(shown(STEPS, folder))
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("error: torch finds no CUDA device, and these steps show what only a GPU shows; `--list` lists them",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    print(f"{torch.cuda.get_device_name()}; results go to {folder}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return run(STEPS, folder, options, called, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""audit/gpu.py: its commands exist, and steps are run in order, once, and within the time given."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from argparse import Namespace
+
+import pytest
+import torch
+from evidence import ROOT
+
+from audit import gpu
+
+
+@pytest.mark.parametrize("step", [s for s in gpu.STEPS if s.module != "pytest"], ids=lambda step: step.name)
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+def test_every_command_exists_and_takes_its_options(step, quick, tmp_path, capsys):
+    options = Namespace(quick=quick, data=tmp_path, cache=tmp_path)
+    _, _, name, *given = step.command(tmp_path / "out.json", options)
+    path = ROOT.joinpath(*name.split("."))
+    assert (path / "__main__.py").is_file() or path.with_suffix(".py").is_file()
+    module = importlib.import_module(f"{name}.suite" if path.is_dir() else name)
+    with pytest.raises(SystemExit) as stopped:
+        module.main([*given, "--help"])
+    assert stopped.value.code == 0
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {option.partition("=")[0] for option in given if option.startswith("--")} <= known
+
+
+def test_the_tests_are_those_with_the_mark(tmp_path):
+    command = gpu.STEPS[0].command(tmp_path / "out.xml", Namespace(quick=False, data=None, cache=None))
+    assert command[2:6] == ["pytest", "-q", "-m", "gpu"]
+
+
+def test_tests_come_first_then_benchmarks_then_suites():
+    kinds = [s.module.split(".")[1] if "." in s.module else "tests" for s in gpu.STEPS]
+    assert kinds == sorted(kinds, key=["tests", "benchmarks", "suites"].index)
+    assert len({s.name for s in gpu.STEPS}) == len(gpu.STEPS)
+
+
+STEPS = (
+    gpu.Step("first", "some.first", (), 1),
+    gpu.Step("prepares", "some.prepares", (), 2, resumes=True, writes=False),
+    gpu.Step("last", "some.last", (), 30, resumes=True),
+)
+
+
+class Runs:
+    """Stands for the commands: exit codes by name; None: interrupted."""
+
+    def __init__(self, **codes):
+        self.codes, self.started, self.seconds = codes, [], {}
+
+    def __call__(self, command, seconds):
+        name = command[2].partition(".")[2]
+        code = self.codes.get(name, 0)
+        self.started.append(name)
+        self.seconds[name] = seconds
+        if name != "prepares" and code in (0, 1):
+            gpu.Path(command[-1]).write_text("{}")
+        return code
+
+
+def go(folder, runs, steps=STEPS, said=None, **changed):
+    options = Namespace(
+        **{"again": False, "quick": False, "minutes": None, "only": None, "data": None, "cache": None} | changed
+    )
+    return gpu.run(steps, folder, options, runs, [].append if said is None else said.append)
+
+
+def test_steps_run_in_order_and_finished_ones_only_again_when_asked_for(tmp_path):
+    for changed, expected in (
+        ({}, ["first", "prepares", "last"]),
+        ({}, []),
+        ({"only": ["last"], "again": True}, ["last"]),
+    ):
+        runs = Runs()
+        assert go(tmp_path, runs, **changed) == 0
+        assert runs.started == expected
+    (tmp_path / "first.json").unlink()  # nothing is finished without its result
+    runs = Runs()
+    go(tmp_path, runs)
+    assert runs.started == ["first"]
+
+
+def test_a_missed_target_is_a_result_and_an_unusable_input_is_none(tmp_path):
+    runs, said = Runs(first=1, prepares=2), []
+    assert go(tmp_path, runs, said=said) == 1
+    assert runs.started == ["first", "prepares", "last"]  # one that cannot run keeps no other from it
+    known = gpu.recorded(tmp_path)
+    assert [known[s.name]["finished"] for s in STEPS] == [True, False, True]
+    assert "not finished: prepares" in said
+    again = Runs()
+    assert go(tmp_path, again) == 0
+    assert again.started == ["prepares"]
+
+
+def test_a_step_that_writes_nothing_is_not_finished(tmp_path):
+    def call(command, seconds):
+        return 0
+
+    assert go(tmp_path, call, STEPS[:1]) == 1
+    assert not gpu.recorded(tmp_path)["first"]["finished"]
+
+
+def test_time_that_is_up_interrupts_what_resumes_and_starts_nothing_that_would_not_fit(tmp_path):
+    runs, said = Runs(last=None), []
+    assert go(tmp_path, runs, said=said, minutes=0.5) == 3
+    assert runs.started == ["prepares", "last"]  # "first" is expected to take longer, and would be lost
+    assert all(0 < seconds <= 30 for seconds in runs.seconds.values())
+    assert said[-1] == "time was up before: first, last"
+    runs = Runs()
+    assert go(tmp_path, runs) == 0
+    assert runs.started == ["first", "last"]
+
+
+def test_what_a_step_ran_on_is_recorded(tmp_path):
+    go(tmp_path, Runs(), STEPS[:1])
+    found = json.loads((tmp_path / "steps.json").read_text())["steps"]["first"]
+    assert found.keys() >= {"hardware", "versions", "revision", "date", "seconds", "command", "exit_code"}
+    assert found["command"] == "python -m some.first --out first.json"
+
+
+def test_an_interrupted_command_may_put_down_what_it_has():
+    wait = (
+        "import signal, time\ntry:\n    print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n    pass"
+    )
+    assert gpu.called([sys.executable, "-c", wait], 1.0) is None
+    assert gpu.called([sys.executable, "-c", "raise SystemExit(3)"], float("inf")) == 3
+
+
+def test_the_steps_are_listed_without_a_gpu_and_not_run_without_one(tmp_path, capsys, monkeypatch):
+    command = [sys.executable, "-m", "audit.gpu", "--list", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
+    assert all(step.name in done.stdout for step in gpu.STEPS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--out", str(tmp_path / "none")]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
