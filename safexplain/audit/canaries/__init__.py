@@ -3,14 +3,33 @@
 `setting` describes a training; `reference` trains it without noise, to find its target record; `make_canary` makes what
 stands in the record's place in D' (`canary`; inputs of its own by `craft_input`). Models are trained on D and on D',
 side by side (`batched`) or by anybody's function (`trainer`), and scored; `safexplain.verdict.canaries` judges scores.
-`run` goes this way for a setting, `audit_training` for a `DPFineTuner`, `CanaryProbe` for a function; `plot` draws.
+`run` goes this way for a setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function; `plot` draws.
 """
 
-from safexplain.audit.canaries.audit_training import audit_training
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from safexplain.audit.canaries.run import run_canaries, run_once
 from safexplain.audit.canaries.setting import Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import load_finding
 
+if TYPE_CHECKING:
+    from safexplain.audit.canaries.finetuning import audit_training
+
 __all__ = ["CanaryProbe", "Claim", "Setting", "audit_training", "load_finding", "preset", "run_canaries", "run_once"]
+
+
+def __getattr__(name: str) -> Any:
+    """`audit_training` is imported when it is asked for: Opacus takes seconds, which the command would pay."""
+    if name == "audit_training":
+        from safexplain.audit.canaries.finetuning import audit_training
+
+        return audit_training
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,6 +1,8 @@
-"""Canaries for what a `DPFineTuner` would train: its heads side by side, other models one after another.
+"""Canaries for what a `DPFineTuner` would train, through the very code that it trains with.
 
-Record canaries in the closed-form heads of `safexplain.dp`: the very code that `DPFineTuner` trains heads with.
+Closed-form heads are trained side by side on the features of the backbone, other models one after another by a
+`CanaryProbe` whose training function is the tuner's own `fit`. Only the gradient canary of a head goes by
+`run_canaries`.
 """
 
 from __future__ import annotations
@@ -37,42 +39,112 @@ from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
 
-__all__ = ["audit_heads", "audit_training"]
+__all__ = ["audit_training"]
+
 
 AT_ONCE = 2**23
 """Parameters of the heads that are trained together."""
 
 
-def audit_heads(
+def audit_training(
+    tuner: DPFineTuner,
+    scenario: str | None = None,
+    *,
+    runs: int = 1000,
+    every: int | None = None,
+    auxiliary: tuple[Tensor, Tensor] | None = None,
+    method: BoundMethod = "pld",
+    threshold: Threshold = "auto",
+    confidence: float = 0.95,
+    seed: int = 0,
+    workers: int = 1,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> CanaryResult:
+    """Put a tuner's guarantee to the test: train many times, half of the times with one record substituted.
+
+    Args:
+        tuner: whose model, data, plan and options are taken.
+        scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
+            "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
+            what the mechanism gives away, not whether the tuner's code is right. None: crafted for a head, otherwise
+            mislabelled.
+        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
+        every: for the gradient canary of a head, audit after each so many steps too.
+        auxiliary: (x, y) of records that are not trained on, for "natural".
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        threshold: see `run_canaries`.
+        confidence: of the bound.
+        seed: of everything random in the audit.
+        workers: processes, where runs are trained one after another.
+        cache: folder for features and finished runs, from which an interrupted audit goes on.
+        progress: told stage, done and total.
+
+    Raises:
+        ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
+    """
+    claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
+    model = tuner.prepared()
+    if scenario is not None and scenario_of(scenario) == "worst-case":
+        raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
+    if has_closed_form(model, tuner.records, tuner.config):
+        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+        if scenario is not None and scenario_of(scenario) == "gradient":
+            return run_canaries(
+                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
+                seed=seed, device=tuner.device, cache=cache, progress=progress,
+            )  # fmt: skip
+        if every is not None:
+            raise InputError('every: earlier steps are audited with scenario="gradient" alone; leave it out')
+        return _audit_heads(
+            setting, scenario or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
+            seed=seed, progress=progress,
+        )  # fmt: skip
+    if every is not None:
+        raise InputError(
+            "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
+            " out"
+        )
+    probe = CanaryProbe(
+        _train(tuner),
+        _data(tuner),
+        claim=claim,
+        scenario=scenario or "mislabelled",
+        model=model,
+        auxiliary=auxiliary,
+        runs=runs,
+        seed=seed,
+        workers=workers,
+        cache=cache,
+        version=_version(tuner),
+        method=method,
+        threshold=threshold,
+        confidence=confidence,
+    )
+    return probe.run(progress=progress)
+
+
+def _adjacency(tuner: DPFineTuner) -> Any:
+    adjacency = tuner.plan.budget.adjacency
+    return "add_remove" if adjacency == "zero_out" else adjacency
+
+
+def _audit_heads(
     setting: Setting,
     scenario: str,
     *,
     runs: int,
-    method: BoundMethod = "pld",
-    threshold: Threshold | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
-    progress: Progress = silent,
+    method: BoundMethod,
+    threshold: Threshold,
+    confidence: float,
+    seed: int,
+    progress: Progress,
 ) -> CanaryResult:
     """Train heads by `safexplain.dp.heads.closed_form.train_heads` on D and on D', and judge the claim.
 
-    Both z and its canary z' are rows of the data; the heads of D train on all but z', those of D' on all but
-    z. The clipping, the sampling of all records, the noise and the updates are those of `train_heads`. Each head draws
-    batches of its own: in shared ones the canary's coins would be the same for all.
-
-    Args:
-        setting: of a linear head.
-        scenario: "crafted", "mislabelled" or "natural".
-        runs: on D and D' together.
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: fixed beforehand; None, "auto" or "split": chosen on 30 % of the runs.
-        confidence: of the bound.
-        seed: of everything random.
-        progress: told in runs.
-
-    Raises:
-        ConfigurationError: another scenario, or fewer than 4 runs.
-        InputError: as `train_heads`, or no auxiliary records for "natural".
+    Both z and its canary z' are rows of the data; the heads of D train on all but z', those of D' on all but z. The
+    clipping, the sampling of all records, the noise and the updates are those of `train_heads`. Each head draws batches
+    of its own: in shared ones the canary's coins would be the same for all.
     """
     name = scenario_of(scenario)
     check_method(method, setting.claim)
@@ -135,89 +207,6 @@ def _initial(setting: Setting) -> Heads | None:
     theta = setting.initial.view(1, r.outputs, d + r.bias)
     bias = theta[..., d] if r.bias else theta.new_zeros(1, r.outputs)
     return Heads(theta[..., :d], bias)
-
-
-def audit_training(
-    tuner: DPFineTuner,
-    scenario: str | None = None,
-    *,
-    runs: int = 1000,
-    every: int | None = None,
-    auxiliary: tuple[Tensor, Tensor] | None = None,
-    method: BoundMethod = "pld",
-    threshold: Threshold = "auto",
-    confidence: float = 0.95,
-    seed: int = 0,
-    workers: int = 1,
-    cache: str | Path | None = None,
-    progress: Progress = silent,
-) -> CanaryResult:
-    """Put a tuner's guarantee to the test: train many times, half of the times with one record substituted.
-
-    Args:
-        tuner: whose model, data, plan and options are taken.
-        scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
-            "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
-            what the mechanism gives away, not whether the tuner's code is right. None: crafted for a head, otherwise
-            mislabelled.
-        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
-        every: for the gradient canary of a head, audit after each so many steps too.
-        auxiliary: (x, y) of records that are not trained on, for "natural".
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: see `run_canaries`.
-        confidence: of the bound.
-        seed: of everything random in the audit.
-        workers: processes, where runs are trained one after another.
-        cache: folder for features and finished runs, from which an interrupted audit goes on.
-        progress: told stage, done and total.
-
-    Raises:
-        ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
-    """
-    claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
-    model = tuner.prepared()
-    if scenario is not None and scenario_of(scenario) == "worst-case":
-        raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
-    if has_closed_form(model, tuner.records, tuner.config):
-        setting = _head_setting(tuner, model, claim, auxiliary, cache)
-        if scenario is not None and scenario_of(scenario) == "gradient":
-            return run_canaries(
-                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
-                seed=seed, device=tuner.device, cache=cache, progress=progress,
-            )  # fmt: skip
-        if every is not None:
-            raise InputError('every: earlier steps are audited with scenario="gradient" alone; leave it out')
-        return audit_heads(
-            setting, scenario or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
-            seed=seed, progress=progress,
-        )  # fmt: skip
-    if every is not None:
-        raise InputError(
-            "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
-            " out"
-        )
-    probe = CanaryProbe(
-        _train(tuner),
-        _data(tuner),
-        claim=claim,
-        scenario=scenario or "mislabelled",
-        model=model,
-        auxiliary=auxiliary,
-        runs=runs,
-        seed=seed,
-        workers=workers,
-        cache=cache,
-        version=_version(tuner),
-        method=method,
-        threshold=threshold,
-        confidence=confidence,
-    )
-    return probe.run(progress=progress)
-
-
-def _adjacency(tuner: DPFineTuner) -> Any:
-    adjacency = tuner.plan.budget.adjacency
-    return "add_remove" if adjacency == "zero_out" else adjacency
 
 
 def _head_setting(
