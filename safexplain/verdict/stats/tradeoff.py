@@ -1,16 +1,16 @@
-"""Trade-off curves: the least false-negative rate that any attack on a mechanism has at a false-positive rate.
+"""Trade-off curves of a mechanism, and which noise multipliers an attack's error rates refute.
 
-Dong, Roth and Su 2019 (arXiv 1905.02383). From the privacy profile delta(e), that is the hockey-stick divergence of the
-dominating pair under substitution, in either direction (Proposition 2.12 there),
+The curve is the least false-negative rate that any attack has at a false-positive rate (Dong, Roth and Su 2019, arXiv
+1905.02383). From the privacy profile delta(e), that is the hockey-stick divergence of the dominating pair under
+substitution, in either direction (Proposition 2.12 there),
 
     f(alpha) = sup over e >= 0 of max{0, 1 - delta(e) - exp(e) alpha, exp(-e) (1 - delta(e) - alpha)}.
 
 A delta that is too large makes f too small, so an attack that does better than f here does so in truth.
 
-Which noise multipliers do an attack's error rates refute? A bisection over a fixed grid, of which curves are kept.
-
-The family is that of one sampling rate and number of steps: its trade-off curves rise with the noise multiplier, so all
-that are larger than a refuted one are refuted too: epsilon is at least that of the smallest refuted noise.
+The curves of one sampling rate and number of steps, a `Family`, rise with the noise multiplier, so all that are larger
+than a refuted one are refuted too: epsilon is at least that of the smallest refuted noise, which is found by bisection
+over a fixed grid, so that curves can be kept.
 """
 
 from __future__ import annotations
@@ -39,6 +39,21 @@ ORDERS = 400
 
 NEGLIGIBLE = 1e-11
 """Orders whose delta is smaller than this are left out."""
+
+UNITS = 4096
+"""Grid points while the noise multiplier grows by a factor of e."""
+
+LOWEST, HIGHEST = -4 * UNITS, 28 * UNITS
+"""Ends of the grid; their distance is a power of two, so that every bisection visits the same points."""
+
+RESOLUTION = 0.005
+"""Relative distance in epsilon at which the bisection stops."""
+
+SMALLEST_NOISE = 1 / 16
+"""Noise multiplier (twice this for a fixed size) below which curves are not computed: their exponentials overflow."""
+
+UNNOTICEABLE = 1e-7
+"""Mean privacy loss below which a mechanism is taken to have epsilon 0."""
 
 
 class TradeOff(Protocol):
@@ -143,22 +158,6 @@ def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
     intercepts = np.concatenate([1 - profile[::-1], shrink * (1 - profile[1:])])
     crossings = np.maximum.accumulate(np.diff(intercepts) / np.diff(slopes))
     return slopes, intercepts, crossings
-
-
-UNITS = 4096
-"""Grid points while the noise multiplier grows by a factor of e."""
-
-LOWEST, HIGHEST = -4 * UNITS, 28 * UNITS
-"""Ends of the grid; their distance is a power of two, so that every bisection visits the same points."""
-
-RESOLUTION = 0.005
-"""Relative distance in epsilon at which the bisection stops."""
-
-SMALLEST_NOISE = 1 / 16
-"""Noise multiplier (twice this for a fixed size) below which curves are not computed: their exponentials overflow."""
-
-UNNOTICEABLE = 1e-7
-"""Mean privacy loss below which a mechanism is taken to have epsilon 0."""
 
 
 @dataclass(frozen=True)
