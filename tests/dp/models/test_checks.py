@@ -80,8 +80,10 @@ def test_tokens_and_dropout_can_be_checked():
     assert mixes_samples(Words(True), (words, mask))
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if name != "torchvision_resnet18"])
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "ghost") for name in NETS if name != "torchvision_resnet18"), ("mlp", "hooks"), ("vit_tiny", "hooks")],
+)
 def test_prepared_models_pass_and_are_left_as_they_were(name, mode):
     model, (x, _) = prepare(build(name), "all", mode=mode), images(3)
     state, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]

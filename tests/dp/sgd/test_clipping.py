@@ -40,8 +40,11 @@ def contributions(rule: Clipping, layers: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(sizes=st.tuples(SIZES, SIZES, SIZES), seed=st.integers(0, 1000))
+@given(
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    seed=st.integers(0, 1000),
+)
 def test_no_example_contributes_more_than_the_bound(
     rule: Clipping, dtype: torch.dtype, sizes: tuple[float, float, float], seed: int
 ) -> None:
@@ -105,11 +108,11 @@ def test_one_layer_without_a_finite_norm_takes_the_whole_example_out() -> None:
     assert (factors[1] > 0).all()
 
 
-@pytest.mark.parametrize("kind", [FlatClipping, PerLayerClipping, AutoSClipping])
 @pytest.mark.parametrize("wrong", [0, -1.0, None, math.nan, math.inf, "1", True])
-def test_bounds_that_make_no_sense_are_refused(kind: type, wrong: object) -> None:
-    with pytest.raises(ConfigurationError, match="max_grad_norm must be"):
-        kind(wrong)
+def test_bounds_that_make_no_sense_are_refused(wrong: object) -> None:
+    for kind in (FlatClipping, PerLayerClipping, AutoSClipping):
+        with pytest.raises(ConfigurationError, match="max_grad_norm must be"):
+            kind(wrong)
 
 
 def test_gamma_and_given_bounds_are_checked_too() -> None:
@@ -125,8 +128,8 @@ def test_gamma_and_given_bounds_are_checked_too() -> None:
         PerLayerClipping((1.0, 1.0)).factors(torch.ones(5, 3))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_rules_are_frozen_and_hashable(rule: Clipping) -> None:
-    assert len({rule, dataclasses.replace(rule)}) == 1  # type: ignore[type-var]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        rule.max_grad_norm = 2.0  # type: ignore[attr-defined]
+def test_rules_are_frozen_and_hashable() -> None:
+    for rule in RULES:
+        assert len({rule, dataclasses.replace(rule)}) == 1  # type: ignore[type-var]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rule.max_grad_norm = 2.0  # type: ignore[attr-defined]

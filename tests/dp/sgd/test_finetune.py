@@ -289,8 +289,16 @@ def test_a_loss_that_is_a_mean_is_refused():
         tuner(loss=lambda out, y: functional.cross_entropy(out, y)).fit()
 
 
-@pytest.mark.parametrize("y", [torch.arange(60), torch.rand(60), torch.zeros(60, 2).long(), -torch.ones(60).long()])
-@pytest.mark.parametrize("trainable", ["all", "head"])
+@pytest.mark.parametrize(
+    ("y", "trainable"),
+    [
+        (torch.arange(60), "all"),
+        (torch.arange(60), "head"),
+        (torch.rand(60), "all"),
+        (torch.zeros(60, 2).long(), "head"),
+        (-torch.ones(60).long(), "all"),
+    ],
+)
 def test_labels_that_the_model_has_no_output_for_are_refused(y, trainable):
     with pytest.raises(InputError, match=r"class indices \(rows,\) from 0 to 1"):
         tuner(records=(data()[0], y), trainable=trainable).fit()
