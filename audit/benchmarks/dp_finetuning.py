@@ -37,8 +37,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from safexplain.dp import FlatClipping
+from safexplain.dp.models.checks import Mode
 from safexplain.dp.models.prepare import prepare
-from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.config import cross_entropy
 from safexplain.dp.sgd.steps import make_step
 

@@ -18,7 +18,7 @@ from make_figures import SCHEMES, style
 from matplotlib.figure import Figure
 
 from safexplain.audit.canaries.plot import COLORS
-from safexplain.dp.accounting.plot import CURVES
+from safexplain.dp.accounting.calibration import CURVES
 from safexplain.verdict.canaries.claim import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_figure3.json"

@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, epsilons
-from safexplain.dp.accounting.calibration import noise_multiplier, steps_within
+from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
-    from safexplain.dp.accounting.plot import plot_epsilons
     from safexplain.dp.linear.classifier import DPLogisticRegression
     from safexplain.dp.models.prepare import prepare
     from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
@@ -31,7 +30,6 @@ _LATER = {
     "FlatClipping": "sgd.clipping",
     "PerLayerClipping": "sgd.clipping",
     "make_private": "sgd.make_private",
-    "plot_epsilons": "accounting.plot",
     "prepare": "models.prepare",
 }
 """Names that are imported when they are asked for: accounting alone needs neither torch nor Opacus."""

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from safexplain._privacy_loss import epsilon_of
-from safexplain.dp.accounting.plot import CURVES, POINTS
+from safexplain.dp.accounting.calibration import CURVES, POINTS
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.result import CanaryResult
 

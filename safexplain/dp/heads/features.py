@@ -7,7 +7,6 @@ batch, is refused. The weights of the backbone are not covered by the guarantee:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safexplain._digest import model_digest
+from safexplain._digest import digest, model_digest
 from safexplain._files import whole_file
 from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
@@ -230,9 +229,6 @@ def _key(model: nn.Module, head_name: str, x: Tensor) -> str:
     name, head = head_name.rpartition(".")[2], model.get_submodule(head_name)
     setattr(parent, name, nn.Identity())
     try:
-        digest = hashlib.blake2b(model_digest(model), digest_size=16)
+        return digest(model_digest(model), head_name, x)[:32]
     finally:
         setattr(parent, name, head)
-    digest.update(f"{head_name} {x.dtype} {tuple(x.shape)}".encode())
-    digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -1,10 +1,10 @@
-"""What a few rows show of a prepared model and its loss, which its modules alone do not.
+"""What in a model or its loss gives no per-sample gradients, or wrong ones.
 
-A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. Layers that
-reshape samples away, use each other's weights or compute statistics over the batch break one or the other, often
-without an error; so does a loss that mixes samples. `check_rows` is the whole check of a model: does it mix samples
-(`mixes_samples`), what do the hooks get to see, are the gradients right (`wrong_gradients`)? `check_loss` and
-`check_classes` are for the loss and its targets.
+A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. `unsupported`
+reads that from the modules, without running them. Layers that reshape samples away, use each other's weights or
+compute statistics over the batch break it too, often without an error: `check_rows` tries the model on a few rows. Does
+it mix samples (`mixes_samples`), what do the hooks get to see, are the gradients right (`wrong_gradients`)?
+`check_loss` and `check_classes` are for the loss and its targets.
 """
 
 from __future__ import annotations
@@ -14,18 +14,134 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from safexplain.dp.models.parameters import has_rule
-from safexplain.dp.models.prepare import train_mode
-from safexplain.dp.models.unsupported import Mode, hooked_modules
-from safexplain.dp.sgd.records import Inputs
-from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.models.replacements import train_mode, trains
+from safexplain.dp.sgd.records import Inputs, Loss
 from safexplain.errors import ConfigurationError, InputError
+
+Mode = Literal["hooks", "functorch", "ghost"]
+"""How per-sample gradients are had, see `safexplain.dp.sgd.steps`."""
+
+
+def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of all that Opacus will watch: those that hold a trainable parameter themselves.
+
+    Where such a module has no rule, all of it goes through `torch.func.vmap`, and those inside it are not watched.
+    """
+
+    def walk(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if trains(module):
+            yield path, module
+            if not has_rule(module):
+                return
+        for name, child in module.named_children():
+            yield from walk(f"{path}.{name}" if path else name, child)
+
+    yield from walk("", model)
+
+
+def unsupported(model: nn.Module, mode: Mode = "hooks") -> list[str]:
+    """Everything in a model, as far as its modules show it, that gives no per-sample gradients or wrong ones.
+
+    Returns:
+        One line each: name, type, reason, what to do. What only a forward pass shows is found by `check_rows`.
+    """
+    lines = []
+    hooked = list(hooked_modules(model))
+    if not hooked:
+        lines.append("- nothing trains: give trainable=, or let parameters require gradients")
+    for name, module in hooked:
+        for fits, advice in _RULES:
+            if fits(module):
+                lines.append(f"- {name or 'the model'} ({type(module).__name__}): {advice}")
+    if mode == "ghost":
+        lines += _tied(model)
+    return lines
+
+
+def _tied(model: nn.Module) -> list[str]:
+    names: dict[int, list[str]] = {}
+    recurrent = tuple(n + "." for n, m in hooked_modules(model) if has_rule(m) and any(True for _ in m.children()))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and not name.startswith(recurrent):
+            names.setdefault(id(parameter), []).append(name)
+    return [
+        f'- {" = ".join(same)}: mode "ghost" cannot add up the norms of a shared parameter; use mode="hooks"'
+        for same in names.values()
+        if len(same) > 1
+    ]
+
+
+def _own_names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_parameters(recurse=False)}
+
+
+_Fits = Callable[[nn.Module], bool]
+
+_RULES: tuple[tuple[_Fits, str], ...] = (
+    (
+        lambda m: isinstance(m, _BatchNorm),
+        "statistics of the batch in a subclass of BatchNorm; put nn.GroupNorm in its place",
+    ),
+    (
+        lambda m: isinstance(m, _InstanceNorm) and m.track_running_stats,
+        "running statistics are updated from private data without noise; build it with track_running_stats=False",
+    ),
+    (
+        lambda m: any(True for _ in m.buffers()) and not isinstance(m, _NormBase),
+        "it holds a parameter that trains beside buffers, which Opacus refuses; freeze the parameters that it holds"
+        " itself, or move them to a module of their own",
+    ),
+    (
+        lambda m: isinstance(m, (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.MultiheadAttention)),
+        "it takes several inputs, of which Opacus sees one; use nn.LSTM, nn.GRU, nn.RNN (without proj_size),"
+        " nn.MultiheadAttention (without add_bias_kv, add_zero_attn, kdim and vdim) or nn.Linear as they are in torch",
+    ),
+    (
+        lambda m: isinstance(m, (nn.ParameterList, nn.ParameterDict)),
+        "its parameters are used by the module around it, which no hook sees; freeze them",
+    ),
+    (
+        lambda m: isinstance(m, ParametrizationList) or (has_rule(m) and not _own_names(m) <= _usual(m)),
+        "its weight is computed from other parameters (weight_norm, spectral_norm, pruning); remove that first, for"
+        " example torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
+    ),
+    (
+        lambda m: isinstance(m, torch.jit.ScriptModule),
+        "a compiled module cannot be run sample by sample; load the model's Python class and its state_dict",
+    ),
+    (
+        lambda m: isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and (m.max_norm is not None or m.sparse),
+        "max_norm changes the weights in the forward pass without noise, and sparse gradients cannot carry noise; build"
+        " it without",
+    ),
+    (
+        lambda m: isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.scale_grad_by_freq,
+        "scale_grad_by_freq divides by counts in the batch, which mixes samples; build it without",
+    ),
+    (
+        lambda m: not has_rule(m) and any(isinstance(d, _DropoutNd) and d.p > 0 for d in m.modules()),
+        "it holds a parameter that trains itself, so that all of it goes through vmap, where dropout cannot be"
+        " repeated; freeze the parameters that it holds itself, or set dropout to 0",
+    ),
+)
+"""(does it fit a module that Opacus will watch, why and what to do)."""
+
+
+def _usual(module: nn.Module) -> set[str]:
+    """Names of parameters that Opacus' rule for this type knows."""
+    return {"weight", "bias"} if not any(True for _ in module.children()) else _own_names(module)
+
 
 _AXIS = (
     "the first axis of its input is not that of the rows, so that a part of a sample would pass for a sample; keep"

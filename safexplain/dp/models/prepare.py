@@ -10,17 +10,20 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
 from safexplain.dp.models.adapters import LoRALinear, add_lora
+from safexplain.dp.models.checks import Mode, hooked_modules, unsupported
 from safexplain.dp.models.parameters import Trainable, freeze_others, has_rule, select
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
+    has_fixed_statistics,
+    pin,
     put,
     replace_batch_norm,
     replace_composites,
     split_attention_bias,
+    train_mode,
     trains,
     use_plain_types,
 )
-from safexplain.dp.models.unsupported import Mode, hooked_modules, unsupported
 from safexplain.errors import InputError
 
 
@@ -81,8 +84,8 @@ def prepare(
         if not has_rule(module):
             unfuse_attention(module)
     for module in model.modules():
-        if _has_fixed_statistics(module):
-            module.register_forward_pre_hook(_stay_in_eval)
+        if has_fixed_statistics(module):
+            pin(module)
     if replaced:
         warnings.warn(
             f"{len(replaced)} BatchNorm replaced by GroupNorm ({', '.join(replaced[:3])}"
@@ -96,19 +99,6 @@ def prepare(
     return train_mode(model)
 
 
-def train_mode(model: nn.Module) -> nn.Module:
-    """Put a model in training mode, but for frozen modules with running statistics: these stay fixed.
-
-    In training mode a frozen BatchNorm would use statistics of the batch and update its own from private data. Models
-    from `prepare` keep such layers in evaluation mode whatever is called.
-    """
-    model.train()
-    for module in model.modules():
-        if _has_fixed_statistics(module):
-            module.training = False
-    return model
-
-
 def unfuse_attention(model: nn.Module) -> int:
     """Switch timm's attention to plain matrix products, in place: vmap has no rule for fused attention on GPUs
     (Opacus issue 595) and a slow one on CPUs. Outputs are the same up to rounding.
@@ -120,16 +110,3 @@ def unfuse_attention(model: nn.Module) -> int:
     for module in fused:
         module.fused_attn = False  # type: ignore[assignment]
     return len(fused)
-
-
-def _has_fixed_statistics(module: nn.Module) -> bool:
-    return any(True for _ in module.buffers(recurse=False)) and not trains(module, recurse=True)
-
-
-def is_pinned(module: nn.Module) -> bool:
-    """Whether `prepare` keeps this module in evaluation mode."""
-    return _stay_in_eval in module._forward_pre_hooks.values()
-
-
-def _stay_in_eval(module: nn.Module, _: Any) -> None:
-    module.training = False

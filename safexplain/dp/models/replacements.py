@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from opacus.layers import DPGRU, DPLSTM, DPRNN
@@ -297,6 +298,38 @@ def split_attention_bias(model: nn.Module) -> None:
             module.qkv_bias_separate = True  # type: ignore[assignment]
             if type(qkv) is nn.Linear and trains(qkv):
                 qkv.__class__ = FreshLinear
+
+
+def train_mode(model: nn.Module) -> nn.Module:
+    """Put a model in training mode, but for frozen modules with running statistics: these stay fixed.
+
+    In training mode a frozen BatchNorm would use statistics of the batch and update its own from private data. Models
+    from `prepare` keep such layers in evaluation mode whatever is called.
+    """
+    model.train()
+    for module in model.modules():
+        if has_fixed_statistics(module):
+            module.training = False
+    return model
+
+
+def has_fixed_statistics(module: nn.Module) -> bool:
+    """Whether it is frozen and has statistics that training mode would update."""
+    return any(True for _ in module.buffers(recurse=False)) and not trains(module, recurse=True)
+
+
+def pin(module: nn.Module) -> None:
+    """Keep this module in evaluation mode, whatever is called."""
+    module.register_forward_pre_hook(_stay_in_eval)
+
+
+def is_pinned(module: nn.Module) -> bool:
+    """Whether `pin` keeps this module in evaluation mode."""
+    return _stay_in_eval in module._forward_pre_hooks.values()
+
+
+def _stay_in_eval(module: nn.Module, _: Any) -> None:
+    module.training = False
 
 
 def _dimensions(norm: _BatchNorm) -> int:

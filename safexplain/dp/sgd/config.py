@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from safexplain._validate import check_number, whole_number
-from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.models.checks import Mode
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
-from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.sgd.records import Loss
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -18,16 +18,14 @@ from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency
 from safexplain._progress import Progress, shown, silent
 from safexplain.dp.heads.finetune_head import has_closed_form, train_head
-from safexplain.dp.models.checks import check_classes, check_loss, check_rows, outputs_of
+from safexplain.dp.models.checks import Mode, check_classes, check_loss, check_rows, outputs_of
 from safexplain.dp.models.parameters import Trainable, select
-from safexplain.dp.models.prepare import prepare, train_mode
-from safexplain.dp.models.replacements import restore
-from safexplain.dp.models.unsupported import Mode
+from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.replacements import restore, train_mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.config import OptimizerChoice, TrainingConfig, cross_entropy
 from safexplain.dp.sgd.plan import TrainingBudget, plan_training
-from safexplain.dp.sgd.records import InMemory, records_of
-from safexplain.dp.sgd.steps import Loss
+from safexplain.dp.sgd.records import InMemory, Loss, records_of
 from safexplain.dp.sgd.train_loop import train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement

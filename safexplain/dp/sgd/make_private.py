@@ -18,10 +18,8 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 
 from safexplain._digest import weights_digest
 from safexplain._privacy_loss import Adjacency
-from safexplain.dp.models.checks import check_rows
-from safexplain.dp.models.prepare import is_pinned
-from safexplain.dp.models.replacements import trains
-from safexplain.dp.models.unsupported import unsupported
+from safexplain.dp.models.checks import check_rows, unsupported
+from safexplain.dp.models.replacements import is_pinned, trains
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
 from safexplain.dp.sgd.plan import TrainingBudget, TrainingPlan, plan_training

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from safexplain._digest import digest
 from safexplain.errors import InputError
 
 Inputs = Tensor | tuple[Tensor, ...]
 """Inputs of a model, each of shape (rows, ...); a tuple is passed as positional arguments."""
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""Model outputs and targets -> the loss of each example, shape (batch,)."""
 
 Piece = tuple[Inputs, Tensor]
 """Inputs, and targets of shape (rows, ...)."""
@@ -96,11 +99,7 @@ class InMemory:
 
     def digest(self) -> str:
         """SHA-256 of types, shapes and bytes."""
-        found = hashlib.sha256()
-        for tensor in (*(self.x if isinstance(self.x, tuple) else (self.x,)), self.y):
-            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+        return digest(self.x, self.y)
 
 
 class OnDemand:

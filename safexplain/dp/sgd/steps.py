@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -25,15 +25,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from safexplain.dp.models.checks import Mode
 from safexplain.dp.models.layer_rules import GhostHooks
-from safexplain.dp.models.unsupported import Mode
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
-from safexplain.dp.sgd.records import Inputs
+from safexplain.dp.sgd.records import Inputs, Loss
 from safexplain.errors import ConfigurationError, RefusedError
-
-Loss = Callable[[Any, Tensor], Tensor]
-"""Model outputs and targets -> the loss of each example, shape (batch,)."""
 
 
 class PerSampleStep(ABC):

@@ -1,12 +1,15 @@
-"""Calibration: the budget is kept, and not by much."""
+"""Calibration: the budget is kept, and not by much; the figure shows the accountant's numbers."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain.dp import epsilons, noise_multiplier, steps_within
+from safexplain.dp import epsilons, noise_multiplier, plot_epsilons, steps_within
+from safexplain.dp.accounting import group_privacy_epsilon
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
@@ -15,7 +18,7 @@ def test_published_noise_multipliers_come_out(q, sigma):
     assert noise_multiplier(10, q, 500, 1e-5, "substitute") == pytest.approx(sigma, abs=1e-3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     target=st.floats(0.05, 30),
     q=st.floats(0.01, 1),
@@ -67,3 +70,24 @@ def test_impossible_budgets_are_refused(values, message):
 def test_a_budget_is_a_number():
     with pytest.raises(ConfigurationTypeError, match="target_epsilon"):
         noise_multiplier("8", 0.1, 10, 1e-5)
+
+
+def test_the_curves_end_at_the_epsilons_of_the_last_step(tmp_path: Path) -> None:
+    figure = plot_epsilons(2.0, 0.1, 100, 1e-5, path=tmp_path / "epsilons.png")
+    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    spent = epsilons(2.0, 0.1, 100, 1e-5)
+    ends = [curves[name].get_ydata()[-1] for name in ("one record substituted", "one record added or removed")]
+    assert ends == pytest.approx([spent.substitute, spent.add_remove])
+    group = curves["substitution by group privacy (looser)"].get_ydata()[-1]
+    assert group == pytest.approx(group_privacy_epsilon(2.0, 0.1, 100, 1e-5))
+    assert all(list(line.get_xdata()) == sorted(set(line.get_xdata())) for line in curves.values())
+    assert (tmp_path / "epsilons.png").stat().st_size > 10_000
+
+
+def test_group_privacy_can_be_left_out_and_one_step_is_enough() -> None:
+    assert len(plot_epsilons(2.0, 0.1, 1, 1e-5, group_privacy=False).axes[0].get_lines()) == 2
+
+
+def test_a_figure_of_impossible_values_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="sample_rate"):
+        plot_epsilons(2.0, 1.1, 10, 1e-5)

@@ -87,7 +87,6 @@ def test_the_oracle_tells_a_wrong_sigma_and_a_wrong_pair():
     [
         *((0.25, 5.5728, 500, adjacency) for adjacency in NEIGHBORS),
         (0.01, 0.6, 500, "substitute"),
-        (0.01, 0.6, 500, "add_remove"),
         (0.02, 10.0, 200, "substitute"),
     ],
 )
@@ -165,7 +164,7 @@ def test_the_published_dp_runs_of_paper_a_spent_twice_what_they_say():
         assert epsilons(sigma, 0.1, epochs * 10, 1e-5).add_remove == pytest.approx(add_remove, rel=0.03)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(sigma=st.floats(0.5, 50), q=st.floats(0.01, 1), steps=st.integers(1, 300), delta=st.floats(1e-9, 1e-3))
 def test_more_noise_fewer_steps_and_smaller_batches_never_spend_more(sigma, q, steps, delta):
     spent = epsilons(sigma, q, steps, delta)

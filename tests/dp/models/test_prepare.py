@@ -30,10 +30,16 @@ from dp_zoo import (
     watched,
 )
 
+from safexplain.dp.models.checks import hooked_modules, unsupported
 from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear, convolution_gradients
-from safexplain.dp.models.prepare import prepare, train_mode, unfuse_attention
-from safexplain.dp.models.replacements import BatchNormReplacedWarning, PerSampleAttention, group_count, restore
-from safexplain.dp.models.unsupported import hooked_modules, unsupported
+from safexplain.dp.models.prepare import prepare, unfuse_attention
+from safexplain.dp.models.replacements import (
+    BatchNormReplacedWarning,
+    PerSampleAttention,
+    group_count,
+    restore,
+    train_mode,
+)
 from safexplain.errors import InputError
 
 replaced_quietly = pytest.mark.filterwarnings("ignore::safexplain.dp.models.replacements.BatchNormReplacedWarning")
