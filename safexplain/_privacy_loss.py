@@ -54,7 +54,7 @@ Adjacency = Literal["add_remove", "substitute", "zero_out"]
 """One record present or absent; one record's value, label or attributes anything; one record or an empty one."""
 
 Sampling = Literal["poisson", "fixed-size", "full-batch"]
-"""Each record joins each batch by its own coin; a uniform subset of fixed size; every record in every batch."""
+"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch."""
 
 PROTECTS: dict[Adjacency, str] = {
     "add_remove": "whether a record was in the training data",
@@ -137,7 +137,8 @@ class Steps:
             )
         if self.sampling == "full-batch" and self.sample_rate != 1:
             raise ConfigurationError(f'sampling="full-batch" has sample_rate 1, got {self.sample_rate!r}')
-        whole_number("steps", self.steps, 0)
+        steps: object = self.steps
+        whole_number("steps", int(steps) if isinstance(steps, float) and steps.is_integer() else steps, 0)
 
 
 @dataclass(frozen=True)

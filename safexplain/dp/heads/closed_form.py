@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
+from safexplain._validate import whole_number
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import fresh_generator, gaussian
@@ -253,8 +254,7 @@ def _checked(generator: torch.Generator | None, device: torch.device) -> torch.G
 
 
 def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: Tensor | None) -> None:
-    if runs < 1:
-        raise ConfigurationError(f"runs: expected at least 1, got {runs}")
+    whole_number("runs", runs, 1)
     if x.dim() != 2 or not x.numel():
         raise InputError(f"features: expected shape (n, d), got {tuple(x.shape)}")
     if not bool(x.isfinite().all()):

@@ -30,7 +30,7 @@ from safexplain.dp.sgd.records import Inputs, Loss
 from safexplain.errors import ConfigurationError, InputError
 
 Mode = Literal["hooks", "functorch", "ghost"]
-"""How per-sample gradients are had, see `safexplain.dp.sgd.steps`."""
+"""How per-sample gradients are computed, see `safexplain.dp.sgd.steps`."""
 
 
 def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -154,12 +154,12 @@ _BUFFER = "a forward pass changes this buffer from private data without noise; r
 
 
 def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
-    """Raise unless the per-sample gradients of a prepared model can be had and are right, tried on a few rows.
+    """Raise unless the per-sample gradients of a prepared model can be computed and are right, tried on a few rows.
 
     Args:
         model: from `safexplain.dp.models.prepare.prepare`; left as it is.
         x: at least 2 rows, better 3; use rows that may be seen, such as noise or public data.
-        mode: how per-sample gradients will be had.
+        mode: how per-sample gradients will be computed.
 
     Raises:
         InputError: all that was found, one line each.

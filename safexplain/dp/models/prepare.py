@@ -47,7 +47,7 @@ def prepare(
         model: left as it is.
         trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters where there are none.
             None keeps what requires gradients now.
-        mode: how per-sample gradients will be had.
+        mode: how per-sample gradients will be computed.
         batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (pretrained
             models only: frozen statistics of an untrained model normalise nothing).
         groups: groups of each GroupNorm; None chooses for each layer.

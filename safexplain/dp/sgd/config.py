@@ -50,7 +50,7 @@ class TrainingConfig:
         optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
         lr: learning rate of a named optimizer.
         loss: outputs and targets -> the loss of each example.
-        mode: how per-example gradients are got.
+        mode: how per-example gradients are computed.
         piece: most examples in memory at a time.
         seed: makes batches and noise reproducible; None: secret ones.
 

@@ -74,7 +74,7 @@ class DPFineTuner:
         optimizer: "adam", "adamw", "sgd", or a function of the list of parameters.
         lr: learning rate of a named optimizer.
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
-        mode: how per-example gradients are got; "ghost" (least memory) unless clipping is per layer.
+        mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
         piece: most examples in memory at a time, whatever the batch.
         device: where to train; a GPU if there is one.
         pretrained: whether the starting weights have seen other data, which the statement then calls unprotected.

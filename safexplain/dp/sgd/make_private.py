@@ -202,7 +202,7 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 
 
 def _check_model(model: nn.Module, loader: DataLoader[Any]) -> None:
-    """Raise unless the model's per-example gradients can be had and are right."""
+    """Raise unless the model's per-example gradients can be computed and are right."""
     problems = unsupported(model, "hooks")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         problems.append("- DistributedDataParallel sums gradients before they are clipped; use Opacus'"

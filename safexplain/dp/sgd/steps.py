@@ -260,7 +260,7 @@ def make_step(
 
 
 def _check_model(model: nn.Module, params: Sequence[nn.Parameter]) -> None:
-    """Raise unless each example's gradient can be had and the optimizer holds just the trainable parameters."""
+    """Raise unless each example's gradient can be computed and the optimizer holds just the trainable parameters."""
     if narrow := sorted({str(p.dtype) for p in params if p.dtype not in (torch.float32, torch.float64)}):
         raise ConfigurationError(
             f"{', '.join(narrow)} parameters are too coarse for the clip bound to hold: train in model.float()"
