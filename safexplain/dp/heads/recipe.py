@@ -148,7 +148,7 @@ class HeadRecipe:
     def make_update(self, theta: Tensor) -> Update:
         """Steps of `torch.optim`, elementwise, so that heads in one tensor do not meet.
 
-        Its functions are used, not its classes, whose bookkeeping takes up to two thirds of a small head's step.
+        Its functions are used, not its classes, whose bookkeeping would add up to two thirds to a small head's step.
 
         Args:
             theta: changed in place by each step.

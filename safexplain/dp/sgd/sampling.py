@@ -1,6 +1,6 @@
 """What is drawn in DP-SGD: Poisson batches, which nobody is told, and Gaussian noise on sums of clipped gradients.
 
-Both come from the operating system's entropy unless a seed is given. Who knows the seed can take the noise off, and
+Both come from the operating system's entropy unless a seed is given. Whoever knows the seed can take the noise off, and
 knows every batch: the guarantee is void.
 """
 
