@@ -1,0 +1,205 @@
+"""The whole way in Python: what the command runs, with any explainer, and files that say the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain import HardenedIG, HardenedSaliency, Hardening, NormClip, TopKMask
+from safexplain.audit import AuditOptions, Policy, Population, Queries, Recipe, Signals, audit, train_shadows
+from safexplain.audit.run import Pool, audit_pools
+from safexplain.cli import _run
+from safexplain.errors import InputError
+from safexplain.loading.models.load import load_model
+
+RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=5, batch_size=20)
+POLICY = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio"))
+HARDENING = Hardening(clip=NormClip(0.8), mask=TopKMask(0.5))
+
+
+def build(seed):
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.fixture(scope="module")
+def case():
+    """A population, a trained model and its members."""
+    rng = np.random.default_rng(0)
+    population = Population.of(rng.normal(size=(80, 6)), rng.integers(0, 3, 80))
+    shadows = train_shadows(population, RECIPE, build=build, models=1, seed=5)
+    return population, shadows.models[0], shadows.membership[0]
+
+
+@pytest.fixture
+def run(case):
+    """`audit` of the case with few and small everything."""
+    population, model, member = case
+    given = {
+        "build": build,
+        "member": member,
+        "explainer": HardenedSaliency,
+        "hardening": HARDENING,
+        "references": 4,
+        "policy": POLICY,
+        "options": AuditOptions(queries=Queries(repeats=0, near=1)),
+    }
+    return lambda recipe=RECIPE, **changes: audit(model, population, recipe, **{**given, **changes})
+
+
+def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, monkeypatch, capfd):
+    population, model, member = case
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", x=population.x.numpy(), y=population.y.numpy(), member=member)
+    batch = torch.export.Dim("batch")
+    torch.export.save(torch.export.export(model, (population.x[:2],), dynamic_shapes=({0: batch},)), "model.pt2")
+    (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
+    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "4"]
+    command += ["--explainer", "IG", "--option", "n_steps=4", "--output", "logit", "--hardening", HARDENING.to_json()]
+    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--attacks", "Threshold,LikelihoodRatio"]
+    code = _run([*command, "--near-duplicates", "1", "--device", "cpu", "--run-dir", "run", "--json"])
+    told = json.loads(capfd.readouterr().out)
+    by_command = json.loads((tmp_path / "run" / "certificate.json").read_text())
+
+    loaded = load_model("model.pt2")
+    result = audit(
+        loaded.model,
+        population,
+        RECIPE,
+        build=loaded.fresh,
+        member=member,
+        explainer=HardenedIG,
+        hardening=HARDENING,
+        output="logit",
+        arguments={"n_steps": 4},
+        references=4,
+        policy=POLICY,
+        options=AuditOptions(
+            queries=Queries(repeats=1, near=1),
+            title="model.pt2",
+            subject={s["name"]: s["digest"] for s in by_command["subject"]},
+            materials={k: v for k, v in by_command["predicate"]["materials"].items() if k.startswith("data")},
+        ),
+    )
+    result.save(tmp_path / "python")
+    by_python = json.loads((tmp_path / "python" / "certificate.json").read_text())
+    assert by_command["predicate"]["explainer"]["method"] == "IG"
+    for found in (by_command, by_python):
+        found["predicate"].pop("checksum", None)
+        for name in ("command", "date"):
+            found["predicate"]["environment"].pop(name)
+    assert by_python == by_command
+    assert (result.exit_code, result.verdict) == (code, told["verdict"])
+    assert {path.name for path in (tmp_path / "python").iterdir()} == set(result.files.values())
+    assert told["files"] == result.files
+    assert told["compared"]["native"] == json.loads(json.dumps(result.native.to_dict()))
+
+
+class OwnExplainer:
+    """Gradient times input, which knows nothing of this package but the hardening that it is given."""
+
+    def __init__(self, model, *, hardening):
+        self.model, self.hardening = model, hardening
+
+    def attribute(self, x, *, target, scale=1.0):
+        x = x.clone().requires_grad_(True)
+        chosen = self.model(x).gather(1, target[:, None]).sum()
+        return self.hardening(scale * x * torch.autograd.grad(chosen, x)[0])
+
+
+def test_any_class_with_attribute_is_audited_under_its_own_name(run, tmp_path):
+    result = run(explainer=OwnExplainer, arguments={"scale": 2.0})
+    folder = result.save(tmp_path / "run")
+    said = json.loads((folder / "certificate.json").read_text())["predicate"]["explainer"]
+    assert said == {"method": "OwnExplainer", "output": "probability", "softmax": True, "options": {"scale": 2.0}}
+    assert result.utility is not None
+    assert Signals.load(folder / "signals.npz").meta["hardening"] == HARDENING.to_json()
+    assert "hardening" not in Signals.load(folder / "native-signals.npz").meta
+
+
+def test_a_subclass_of_a_hardened_class_is_asked_and_not_its_parent(run):
+    class Twice(HardenedSaliency):
+        def attribute(self, *args, **kwargs):
+            return 2 * super().attribute(*args, **kwargs)
+
+    once, twice = (run(explainer=kind, hardening=Hardening.none()) for kind in (HardenedSaliency, Twice))
+    assert np.allclose(2 * once.signals["native"].values["l1"], twice.signals["native"].values["l1"])
+
+
+def test_an_unhardened_release_is_judged_natively(run, tmp_path):
+    result = run(hardening=Hardening.none())
+    assert result.native is result.result
+    assert [c.name for c in result.configurations] == ["native"]
+    assert "native_signals" not in result.files
+    assert result.to_dict()["compared"] == {}
+
+
+def test_target_and_references_answer_with_keys_of_their_own(run):
+    seen = set()
+
+    class Watched(OwnExplainer):
+        def __init__(self, model, *, hardening):
+            super().__init__(model, hardening=Hardening.none())
+            seen.add(hardening.noise and hardening.noise.key)
+
+    run(explainer=Watched, hardening=Hardening.recommended())
+    assert None in seen  # natively
+    assert len(seen) == 3
+    again = set(seen)
+    run(explainer=Watched, hardening=Hardening.recommended())
+    assert seen == again
+    run(explainer=Watched, hardening=Hardening.recommended(), seed=1)
+    assert len(seen) == 5
+
+
+def test_reference_models_may_be_trained_beforehand(case, run):
+    population, _, _ = case
+    shadows = train_shadows(population, RECIPE, build=build, models=4, seed=0)
+    assert run(recipe=None, shadows=shadows).result.to_dict()["attacks"] == run().result.to_dict()["attacks"]
+
+
+def test_several_pools_are_judged_together(case):
+    population, model, member = case
+    shadows = train_shadows(population, RECIPE, build=build, models=4, seed=0).behind(model, member)
+    result = audit_pools(
+        [Pool(population, shadows), Pool(replace(population, x=population.x + 1), shadows)],
+        explainer=HardenedSaliency,
+        hardening=HARDENING,
+        policy=POLICY,
+        options=AuditOptions(queries=Queries.none()),
+    )
+    assert result.result.sizes["certification"] == 160
+    assert sorted(result.statement["subject"]) == ["target 1", "target 2"]
+
+
+def test_without_references_nothing_is_certified_and_the_notes_say_why(run):
+    result = run(recipe=None)
+    assert result.verdict != "certified"
+    assert any("No reference models" in note for note in result.notes)
+    assert any(note.startswith("Accuracy of the model:") for note in result.notes)
+    assert any("Only 4 reference models" in note for note in run().notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"references": 2}, "expected 0 or at least 4, got 2"),
+        ({"member": np.ones(80)}, "expected member .bool. of shape"),
+        ({"member": np.ones(79, dtype=bool)}, "expected member .bool. of shape"),
+        ({"member": np.ones(80, dtype=bool)}, "needs both sides"),
+        ({"arguments": {"no_such": 1}}, "Saliency cannot explain this model: .*no_such"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(run, changes, says):
+    with pytest.raises(InputError, match=says):
+        run(**changes)
+
+
+def test_a_model_in_training_mode_is_refused(case):
+    population, _, member = case
+    with pytest.raises(InputError, match=r"model\.eval"):
+        audit(build(0), population, member=member, explainer=HardenedSaliency, hardening=HARDENING)
