@@ -49,10 +49,6 @@ PolicyFpr = Annotated[
     float | None, typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]")
 ]
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
-Confidence = Annotated[float | None, typer.Option(help="Of the verdict as a whole.  [default: 0.95]")]
-Released = Annotated[str | None, typer.Option(help="explanation, or explanation+prediction.")]
-ClaimOf = Annotated[str | None, typer.Option(help="whole, or excess: what the explanation adds.")]
-MaxExcess = Annotated[float | None, typer.Option(help="Tolerated excess.  [default: max-tpr - policy-fpr]")]
 Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
 Force = Annotated[bool, typer.Option(help="Certify although these examples were used for other verdicts.")]
 
@@ -61,15 +57,10 @@ def audit_command(
     model: Annotated[Path, typer.Argument(help="torch.export file, or a state_dict with --arch.")],
     data: Annotated[Path | None, typer.Option(help="data.npz (x, y, member), or CSV/parquet with --label.")] = None,
     arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Outputs of --arch, where the file does not tell.")] = None,
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
     label: Annotated[str | None, typer.Option(help="Label column of a table.")] = None,
-    member_column: Annotated[str, typer.Option(help="Membership column of a table.")] = "member",
     members: Annotated[Path | None, typer.Option(help="Training examples: folder of class folders, or table.")] = None,
     non_members: Annotated[Path | None, typer.Option(help="Held-out examples, in the same form.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Resize folder images to this many pixels a side.")] = None,
-    mean: Annotated[str, typer.Option(help="Subtracted from images in [0, 1], as 0.485,0.456,0.406.")] = "",
-    std: Annotated[str, typer.Option(help="What images are then divided by, as 0.229,0.224,0.225.")] = "",
     explainer: Annotated[str, typer.Option(help="Any method of the catalog, as IG or Saliency.")] = "IG",
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25.")] = None,
     output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability",
@@ -77,16 +68,10 @@ def audit_command(
     references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
-    classes: Annotated[str, typer.Option(help="Also explain these classes, as 0,3,7, or all.")] = "",
     near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
-    repeats: Annotated[int, typer.Option(min=0, help="Repeated queries averaged by the attacker.")] = 1,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,
-    confidence: Confidence = None,
-    release: Released = None,
-    claim: ClaimOf = None,
-    max_excess: MaxExcess = None,
     attacks: Attacks = None,
     privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None,
     canaries: Annotated[Path | None, typer.Option(help="canaries.json of an audit of that training.")] = None,
@@ -99,40 +84,21 @@ def audit_command(
     quiet: Quiet = False,
 ) -> int:
     """Attack a model's explanations, native and hardened, and judge what was released."""
-    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
+    judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
     method, arguments = parse_method(explainer, output, option or [])
     chosen, place = parse_hardening(hardening), device_of(device)
     trained = Recipe(seed=seed) if recipe is None else Recipe.from_toml(recipe)
-    also = parse_classes(classes)
-    shift = parse_numbers("--mean", mean), parse_numbers("--std", std)
     folder = choose_folder(run_dir, resume)
     with resumable(folder), shown(quiet or json_) as progress:
-        read = load_data(
-            data,
-            label=label,
-            members=members,
-            non_members=non_members,
-            member_column=member_column,
-            image_size=image_size,
-            mean=shift[0],
-            std=shift[1],
-        )
-        loaded = load_model(
-            model,
-            arch=arch,
-            num_classes=num_classes,
-            trust_pickle=trust_pickle,
-            input_shape=tuple(read.x.shape[1:]),
-        )
-        outputs = check_model_fits(loaded.model, read)
-        notes = check_data(read, num_classes=outputs)
+        read = load_data(data, label=label, members=members, non_members=non_members)
+        loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
+        notes = check_data(read, num_classes=check_model_fits(loaded.model, read))
         if loaded.fresh is None:
             notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
         elif recipe is None and references:
             notes += (_no_recipe(trained),)
         options = AuditOptions(
-            queries=Queries(repeats=repeats, near=near_duplicates, seed=seed),
-            classes=tuple(range(outputs)) if also is None else also,
+            queries=Queries(repeats=1, near=near_duplicates, seed=seed),
             batch_size=batch_size,
             force=force,
             title=model.name,
@@ -170,10 +136,6 @@ def attack_command(
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,
-    confidence: Confidence = None,
-    release: Released = None,
-    claim: ClaimOf = None,
-    max_excess: MaxExcess = None,
     attacks: Attacks = None,
     split: Annotated[
         str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")
@@ -184,7 +146,7 @@ def attack_command(
     quiet: Quiet = False,
 ) -> int:
     """Run the attacks alone, on signals that any pipeline may have written."""
-    judged_by = policy_of(policy, policy_fpr, max_tpr, confidence, release, claim, max_excess, attacks)
+    judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split is certification or selection, got {split!r}")
     loaded = Signals.load(signals)
@@ -209,16 +171,7 @@ def attack_command(
     return result.exit_code
 
 
-def policy_of(
-    file: Path | None,
-    fpr: float | None,
-    max_tpr: float | None,
-    confidence: float | None,
-    release: str | None,
-    claim: str | None,
-    max_excess: float | None,
-    attacks: str | None,
-) -> Policy:
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
     """The policy of the file, or the default one, with the options that were given.
 
     Raises:
@@ -227,10 +180,6 @@ def policy_of(
     given: dict[str, Any] = {
         "fpr": fpr,
         "max_tpr": max_tpr,
-        "confidence": confidence,
-        "release": release,
-        "claim": claim,
-        "max_excess": max_excess,
         "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
     }
     values = {name: value for name, value in given.items() if value is not None}
@@ -282,35 +231,6 @@ def parse_hardening(text: str) -> Hardening:
     if not path.is_file():
         raise ConfigurationError(f"--hardening is recommended, none, JSON, or a JSON file; got {text!r}")
     return Hardening.from_json(path.read_text())
-
-
-def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers separated by commas; nothing gives none.
-
-    Raises:
-        ConfigurationError: something else.
-    """
-    try:
-        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
-        raise ConfigurationError(f"{option} takes numbers separated by commas, got {text!r}") from None
-
-
-def parse_classes(text: str) -> tuple[int, ...] | None:
-    """Class indices separated by commas; nothing gives none, and "all" gives None: every class.
-
-    Raises:
-        ConfigurationError: something else.
-    """
-    if text.strip() == "all":
-        return None
-    try:
-        found = tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
-        raise ConfigurationError(f"--classes takes class indices separated by commas, or all; got {text!r}") from None
-    if min(found, default=0) < 0:
-        raise ConfigurationError(f"--classes takes class indices from 0, got {text!r}")
-    return found
 
 
 def _no_recipe(recipe: Recipe) -> str:

@@ -432,7 +432,7 @@ def test_images_of_many_sizes_need_one_given_and_are_resized_alike(tmp_path):
     text = message(load_data, None, **folders)
     assert "8x8" in text
     assert "16x12" in text
-    assert "--image-size" in text
+    assert "image_size=" in text
     loaded = load_data(None, **folders, image_size=10)
     assert loaded.x.shape == (4, 3, 10, 10)
     np.testing.assert_array_equal(loaded.x[:2], loaded.x[2:])
@@ -468,7 +468,7 @@ def test_folders_of_no_use_are_one_line(tmp_path):
         "none": "does not exist",
     }.items():
         assert expected in message(load_data, None, members=tmp_path / name, non_members=good), name
-    assert "--image-size is 0" in message(load_data, None, members=good, non_members=good, image_size=0)
+    assert "image_size is 0" in message(load_data, None, members=good, non_members=good, image_size=0)
 
 
 def test_missing_pillow_names_the_extra(digits, monkeypatch):
@@ -589,3 +589,19 @@ class Returns(nn.Module):
 )
 def test_a_model_that_does_not_fit_is_one_line(model, expected):
     assert expected in message(check_model_fits, model.eval(), data())
+
+
+def test_mean_and_std_normalise_images_channel_by_channel(tmp_path):
+    x = np.random.default_rng(0).random((24, 3, 4, 4)).astype(np.float32)
+    made = npz(tmp_path / "d.npz", x=x, y=np.arange(24) % 2, member=np.arange(24) % 3 == 0)
+    loaded = load_data(made, mean=(0.4, 0.5, 0.6), std=(0.1, 0.2, 0.3))
+    for channel, (m, s) in enumerate([(0.4, 0.1), (0.5, 0.2), (0.6, 0.3)]):
+        assert np.allclose(loaded.x[:, channel], (x[:, channel] - m) / s, atol=1e-5)
+    assert np.allclose(load_data(made, mean=(0.5,), std=(2.0,)).x, (x - 0.5) / 2, atol=1e-6)
+    for wrong in ({"mean": (0.5,)}, {"mean": (0.5, 0.5), "std": (1.0, 1.0)}, {"mean": (0.5,), "std": (0.0,)}):
+        assert "mean and std normalise images" in message(load_data, made, **wrong)
+
+
+def test_tables_are_not_normalised(tmp_path):
+    made = npz(tmp_path / "d.npz", x=np.zeros((24, 3)), y=np.arange(24) % 2, member=np.arange(24) % 3 == 0)
+    assert "mean and std normalise images" in message(load_data, made, mean=(0.5,), std=(1.0,))

@@ -39,7 +39,7 @@ def load_images(members: Path, non_members: Path, *, image_size: int | None) -> 
     """
     pillow = require("PIL.Image", extra="vision", purpose="reading images")
     if image_size is not None and image_size < 1:
-        raise InputError(f"--image-size is {image_size}; expected a number of pixels, at least 1")
+        raise InputError(f"image_size is {image_size}; expected a number of pixels, at least 1")
     files = {True: _list(members), False: _list(non_members)}
     modes: set[str] = set()
     sizes: dict[bool, dict[tuple[int, int], Path]] = {True: {}, False: {}}
@@ -101,7 +101,7 @@ def _check_sizes(sizes: dict[bool, dict[tuple[int, int], Path]], image_size: int
         (one, first), (other, second) = list(seen.items())[:2]
         raise InputError(
             f"images differ in size ({first} is {one[0]}x{one[1]}, {second} is {other[0]}x{other[1]}); pass "
-            "--image-size to resize all of them"
+            "image_size= in Python (safexplain.loading.data.load_data) to resize all of them"
         )
     if not sizes[True].keys() & sizes[False].keys():
         raise InputError(

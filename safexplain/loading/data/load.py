@@ -94,7 +94,7 @@ def _normalised(data: AuditData, mean: Sequence[float], std: Sequence[float]) ->
     channels = data.x.shape[1] if data.is_image else 0
     if not data.is_image or {len(mean), len(std)} - {1, channels} or min(std, default=0) <= 0:
         raise InputError(
-            f"--mean and --std normalise images, one number or one a channel ({channels}), std above 0;"
+            f"mean and std normalise images, one number or one a channel ({channels}), std above 0;"
             f" got mean {list(mean)}, std {list(std)} for x of shape {data.x.shape}"
         )
     shape = (1, -1, 1, 1)

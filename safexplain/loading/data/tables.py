@@ -70,7 +70,7 @@ def load_tables(
         raise InputError(f"{where} has no column {label!r}; pass --label with one of: {columns}")
     if tables[0][2] is None and (member_column not in frame.columns or member_column == label):
         raise InputError(
-            f"{where} has no member column {member_column!r} (columns: {columns}); pass --member-column, or "
+            f"{where} has no member column {member_column!r} (columns: {columns}); rename it, or pass "
             "two tables with --members and --non-members"
         )
     member = _membership(frame[member_column], where) if tables[0][2] is None else np.concatenate(sides)

@@ -207,8 +207,8 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, 
     problems = [f"{len(found)} {kind}: {_first(found)}" for kind, found in kinds.items() if found]
     if problems:
         raise InputError(
-            f"the weights in {where} do not fit {arch}: {'; '.join(problems)}. Pass the --arch and "
-            "--num-classes that they were trained with; for other options of the constructor use --arch "
+            f"the weights in {where} do not fit {arch}: {'; '.join(problems)}. Pass the --arch that they were "
+            "trained with; for a number of classes or other options of the constructor use --arch "
             "package.module:function"
         )
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
