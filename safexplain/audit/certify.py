@@ -7,7 +7,6 @@ same members.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._digest import sha256
 from safexplain._progress import Progress, silent
 from safexplain.audit import controls
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
-from safexplain.audit.controls import recipe_fit, reference_coverage
 from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
@@ -68,7 +67,7 @@ class Splits:
         trained = ~chosen & (place < policy.selection + training)
         certified = ~chosen & ~trained & np.isfinite(place)
         subject = f"{data}{sorted(signals.targets)}{signals.meta.get('subject', '')}"
-        return cls(chosen, trained, certified, hashlib.sha256(subject.encode()).hexdigest())
+        return cls(chosen, trained, certified, sha256(subject))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,10 +77,8 @@ class Splits:
 
 def _data_digest(signals: Signals) -> str:
     """Of the population where the signals name it, and of who is a member of what."""
-    digest = hashlib.sha256(str(signals.meta.get("population", "")).encode())
-    digest.update(f"{signals.membership.shape}".encode())
-    digest.update(np.packbits(signals.membership[list(signals.targets)]).tobytes())
-    return digest.hexdigest()
+    members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
+    return sha256(f"{signals.meta.get('population', '')}{signals.membership.shape}".encode() + members)
 
 
 def conclude(
@@ -155,27 +152,21 @@ def _pairs(
     name = title(rows[base].name, rows[base].title_signal)
     beside = replace(policy, claim="excess", max_excess=policy.max_excess or 0.5)
     compared = [i for i, r in enumerate(rows) if is_judged(r.role, beside)]
-    upper, lower = policy.risk / 4, policy.risk / max(len(compared), 1) / 4
-    n0 = int((~member).sum())
-    wide, narrow = (
-        (upper_bound_rank(n0, policy.fpr, upper), lower_bound_rank(n0, policy.fpr, upper)),
-        (
-            upper_bound_rank(n0, policy.fpr, lower),
-            lower_bound_rank(n0, policy.fpr, lower),
-        ),
-    )
+    n0, each = int((~member).sum()), policy.risk / max(len(compared), 1)
+
+    def ranks(risk: float) -> tuple[int | None, int]:
+        """Of the upper and of the lower bound; the latter accepts nobody where only a share could be."""
+        rank, share = lower_bound_rank(n0, policy.fpr, risk)
+        return upper_bound_rank(n0, policy.fpr, risk), rank if share == 1.0 else 0
+
+    (wide, narrow), (wide_for_lower, narrow_for_lower) = ranks(policy.risk / 4), ranks(each / 4)
     pairs = []
     for i in compared:
-        for_upper = paired(_accepted(orders[i], member, wide[0]), _accepted(orders[base], member, _sure(wide[1])))
-        for_lower = paired(_accepted(orders[i], member, _sure(narrow[1])), _accepted(orders[base], member, narrow[0]))
+        own, other = orders[i], orders[base]
+        for_upper = paired(_accepted(own, member, wide), _accepted(other, member, narrow))
+        for_lower = paired(_accepted(own, member, narrow_for_lower), _accepted(other, member, wide_for_lower))
         pairs.append(Pair(rows[i].name, rows[i].title_signal, *for_upper, *for_lower))
     return tuple(pairs), name
-
-
-def _sure(ranked: tuple[int, float]) -> int:
-    """A rank that is surely strict enough: nobody is accepted where only a share could be."""
-    rank, share = ranked
-    return rank if share == 1.0 else 0
 
 
 def _accepted(order: NDArray[np.int64], member: NDArray[np.bool_], rank: int | None) -> NDArray[np.bool_]:
@@ -255,8 +246,8 @@ def certify(
         controls.shuffled_membership(
             [o for o, r in zip(orders, rows, strict=True) if r in judged], int(member.sum()), policy, seed
         ),
-        reference_coverage(signals, to, scored),
-        recipe_fit(signals, to, scored),
+        controls.reference_coverage(signals, to, scored),
+        controls.recipe_fit(signals, to, scored),
         *controls.other_source(signals.out_of_distribution, inputs, splits.training, seed),
     )
     references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0

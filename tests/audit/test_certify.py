@@ -20,7 +20,6 @@ from safexplain.audit.attacks.suite import SuiteRow
 from safexplain.audit.certify import Splits
 from safexplain.audit.holdout_uses import Uses
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.evidence import EXIT_CODES
 from safexplain.verdict.judgement import SHOWN_FPRS
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.thresholds import lower_bound, upper_bound
@@ -88,7 +87,7 @@ def test_without_a_leak_a_leak_is_seldom_proven_whatever_the_size(policy, exampl
 # ---------------------------------------------------------------------------------------------------- the verdict
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_large_leak_is_proven(seed):
     result = certify(synthetic(leak=3.0, seed=seed), LOOSE)
     assert result.verdict == "leak"
@@ -102,7 +101,7 @@ def test_a_moderate_leak_is_proven_with_enough_data():
     assert found == ["leak"] * 5
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_enough_data_without_a_leak_is_certified(seed):
     result = certify(synthetic(examples=3000, seed=seed), LOOSE)
     assert result.verdict == "certified"
@@ -110,16 +109,12 @@ def test_enough_data_without_a_leak_is_certified(seed):
     assert result.sentence.startswith("Certified: ")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_little_data_decides_nothing(seed):
     result = certify(synthetic(examples=30, seed=seed), LOOSE)
     assert result.verdict == "inconclusive"
     assert result.exit_code == 3
     assert "too wide to decide" in result.sentence
-
-
-def test_exit_codes_are_those_of_the_command_line():
-    assert EXIT_CODES == {"certified": 0, "leak": 1, "inconclusive": 3}
 
 
 def test_one_leaking_signal_is_enough():
@@ -280,7 +275,7 @@ def named(control, result):
     return next(c for c in result.controls if c.name == control)
 
 
-def test_controls_are_quiet_where_only_training_differs():
+def test_controls_pass_where_only_training_differs():
     signals = synthetic(leak=1.0, examples=2000, models=17)
     inputs = np.random.default_rng(5).normal(size=(2000, 6))
     result = certify(replace(signals, meta={"targets": [0]}), LOOSE, inputs=inputs)
@@ -294,7 +289,7 @@ def test_controls_are_quiet_where_only_training_differs():
     assert result.verdict == "leak"
 
 
-def test_inputs_that_tell_members_apart_fire_the_blind_baseline():
+def test_inputs_that_tell_members_apart_fail_the_blind_baseline():
     signals = replace(synthetic(leak=3.0, examples=1000), meta={"targets": [0]})
     inputs = np.random.default_rng(5).normal(size=(1000, 6)) + 0.7 * signals.membership[0][:, None]
     result = certify(signals, LOOSE, inputs=inputs)
@@ -304,7 +299,7 @@ def test_inputs_that_tell_members_apart_fire_the_blind_baseline():
     assert result.exit_code == 3
 
 
-def test_a_shift_that_every_model_sees_fires_the_null_model():
+def test_a_shift_that_every_model_sees_fails_the_null_model():
     base = synthetic(examples=3000)
     easier = np.where(base.membership[0], 0.5, 1.0)  # the target's members are calmer for every model
     shifted = replace(base, values={k: v * easier for k, v in base.values.items()}, meta={"targets": [0]})
@@ -522,25 +517,6 @@ def test_progress_counts_the_attacks():
 
 
 # -------------------------------------------------------------------------------------------------------- misuse
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"fpr": 0.0},
-        {"fpr": 1.0},
-        {"fpr": True},
-        {"fpr": "0.1"},
-        {"fpr": float("nan")},
-        {"max_tpr": 1.5},
-        {"confidence": 95},
-        {"fpr": 0.1, "max_tpr": 0.05},
-    ],
-    ids=repr,
-)
-def test_a_policy_that_makes_no_sense_is_refused(values):
-    with pytest.raises(ConfigurationError, match="policy: "):
-        Policy(**values)
 
 
 def test_signals_that_cannot_be_judged_are_refused():

@@ -523,7 +523,7 @@ def test_controls_are_shown_with_what_they_found() -> None:
     assert {c.failed for c in found.controls} == {False, None}
 
 
-def test_a_control_that_fires_stands_out_and_decides_nothing() -> None:
+def test_a_control_that_failed_stands_out_and_decides_nothing() -> None:
     failed = Control("blind baseline", True, "a classifier that sees inputs only tells them apart", {"auc": 0.8})
     found = changed(result(1.0), controls=(failed,))
     html = render(report(Configuration("native", "", found), pictures=None))

@@ -208,7 +208,7 @@ def test_progress_counts_the_versions() -> None:
     assert told == [(i + 1, len(VERSIONS)) for i in range(len(VERSIONS))]
 
 
-def test_many_numbers_are_thinned_out_by_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_numbers_are_thinned_out_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("safexplain.audit.root_cause.MOST_NUMBERS", 300 * MODELS * FEATURES)
     fewer = root_cause(planted("norm"), fpr=0.05)
     assert fewer != found("norm")

@@ -147,14 +147,14 @@ def test_infinite_scores_are_ranked_and_nan_is_refused():
 # ------------------------------------------------------------------------------------------------- ties
 
 
-def test_ties_are_broken_by_a_lot_that_the_seed_draws():
+def test_ties_are_broken_at_random_as_the_seed_says():
     scores = np.zeros(200)
     assert np.array_equal(by_score(scores, 1), by_score(scores, 1))
     assert not np.array_equal(by_score(scores, 1), by_score(scores, 2))
     assert not np.array_equal(by_score(scores), np.arange(200)), "the order of the file would decide"
 
 
-def test_a_lot_never_puts_a_lower_score_above_a_higher_one():
+def test_chance_never_puts_a_lower_score_above_a_higher_one():
     scores = np.random.default_rng(0).integers(4, size=500).astype(float)
     assert (np.diff(scores[by_score(scores, 3)]) <= 0).all()
 

@@ -6,12 +6,12 @@ No torch here, so that a gatekeeper can read certificates without it. `read` rea
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safexplain._digest import sha256
 from safexplain._files import whole_file
 from safexplain.errors import InputError
 from safexplain.verdict.certificate.strict_json import canonical
@@ -80,13 +80,13 @@ def statement(
 
 def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
     """Hexadecimal SHA-256 of what was judged, and by what."""
-    return hashlib.sha256(canonical([explainer, hardening, policy])).hexdigest()
+    return sha256(canonical([explainer, hardening, policy]))
 
 
 def checksum(content: Mapping[str, Any]) -> str:
     """SHA-256 of a statement without its checksum. It finds damage and careless edits; a forger computes it again."""
     predicate = {name: value for name, value in content["predicate"].items() if name != "checksum"}
-    return "sha256:" + hashlib.sha256(canonical({**content, "predicate": predicate})).hexdigest()
+    return "sha256:" + sha256(canonical({**content, "predicate": predicate}))
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:

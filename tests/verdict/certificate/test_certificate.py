@@ -246,28 +246,25 @@ def test_no_judged_attack_is_left_out_of_a_comparison(load: Callable[..., Any]) 
         load(made(Judgement(EXCESS.policy, more, 5000, 5000, 16, CONTROLS, EXCESS.pairs, EXCESS.baseline)))
 
 
-@pytest.mark.parametrize("name", ["subject", "predicate", "predicateType", "_type"])
-def test_a_missing_part_is_named(load: Callable[..., Any], name: str) -> None:
-    content = made()
-    del content[name]
-    with pytest.raises(CertificateError, match=name):
-        load(content)
+def test_a_missing_field_is_named(load: Callable[..., Any]) -> None:
+    for name in ("subject", "predicate", "predicateType", "_type"):
+        content = made()
+        del content[name]
+        with pytest.raises(CertificateError, match=name):
+            load(content)
+    for name in made()["predicate"]:
+        content = made()
+        del content["predicate"][name]
+        with pytest.raises(CertificateError, match=name):
+            load(content)
 
 
-@pytest.mark.parametrize("name", sorted(made()["predicate"]))
-def test_a_missing_field_is_named(load: Callable[..., Any], name: str) -> None:
-    content = made()
-    del content["predicate"][name]
-    with pytest.raises(CertificateError, match=name):
-        load(content)
-
-
-@pytest.mark.parametrize("name", sorted(set(CERTIFIED.to_dict())))
-def test_a_missing_field_of_the_audit_is_named(load: Callable[..., Any], name: str) -> None:
-    content = made()
-    del content["predicate"]["audit"][name]
-    with pytest.raises(CertificateError, match=name):
-        load(sealed(content))
+def test_a_missing_field_of_the_audit_is_named(load: Callable[..., Any]) -> None:
+    for name in CERTIFIED.to_dict():
+        content = made()
+        del content["predicate"]["audit"][name]
+        with pytest.raises(CertificateError, match=name):
+            load(sealed(content))
 
 
 # --- what is no certificate ----------------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ def test_another_form_does_not_fit(path: tuple[Any, ...], value: Any) -> None:
     assert not VALIDATOR.is_valid(changed(made(), path, value))
 
 
-@pytest.mark.parametrize("name", sorted(set(audited(CERTIFIED)) - {"judged", "attacks", "splits", "uses"}))
-def test_no_field_of_a_judgement_may_be_missing(name: str) -> None:
-    content = made()
-    del content["predicate"]["audit"][name]
-    assert not VALIDATOR.is_valid(content)
+def test_no_field_of_a_judgement_may_be_missing() -> None:
+    for name in audited(CERTIFIED).keys() - {"judged", "attacks", "splits", "uses"}:
+        content = made()
+        del content["predicate"]["audit"][name]
+        assert not VALIDATOR.is_valid(content), name
