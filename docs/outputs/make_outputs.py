@@ -235,12 +235,12 @@ def _bound_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _broken_trainers(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    powers, accused = [c["power"] for c in found["broken"]], max(c["bug"] for c in found["sound"])
+    powers, mistaken = [c["power"] for c in found["broken"]], max(c["bug"] for c in found["sound"])
     return [
         (
             f"bugs of DP trainers that canaries find ({len(powers)} kinds, 200 to 5,000 runs): least power; a right"
-            " trainer accused of a bug",
-            f"{min(powers):.1%}; {accused:.1%} at most",
+            " trainer taken for a broken one",
+            f"{min(powers):.1%}; {mistaken:.1%} at most",
             "python -m audit.suites.broken_trainers",
         )
     ]
