@@ -34,19 +34,11 @@ from safexplain import (
     ThresholdMask,
     UnitNorm,
 )
-from safexplain.audit import (
-    AuditResult,
-    Policy,
-    Population,
-    Shadows,
-    Signals,
-    certify,
-    collect_signals,
-    side_by_side,
-    utility,
-)
+from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
+from safexplain.audit.signals import side_by_side
 from safexplain.cli.demo import MODELS, POLICY, RECIPE, build, pools
+from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)

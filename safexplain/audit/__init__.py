@@ -14,19 +14,15 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries
 from safexplain.audit.recipe import Recipe
 from safexplain.audit.references.cache import ModelCache
-from safexplain.audit.references.shadows import EstimatorModule, Shadows, train_shadows
+from safexplain.audit.references.shadows import Shadows, train_shadows
 from safexplain.audit.run import AuditOptions, audit
-from safexplain.audit.signals import Signals, side_by_side
-from safexplain.audit.utility import Utility, utility
-from safexplain.verdict.judgement import AttackResult, AuditResult
+from safexplain.audit.signals import Signals
+from safexplain.audit.utility import utility
 from safexplain.verdict.policy import Policy
 
 __all__ = [
-    "AttackResult",
     "AuditOptions",
-    "AuditResult",
     "AuditRun",
-    "EstimatorModule",
     "ModelCache",
     "Policy",
     "Population",
@@ -34,11 +30,9 @@ __all__ = [
     "Recipe",
     "Shadows",
     "Signals",
-    "Utility",
     "audit",
     "certify",
     "collect_signals",
-    "side_by_side",
     "train_shadows",
     "utility",
 ]

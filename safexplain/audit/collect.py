@@ -1,10 +1,8 @@
 """Asking models: every model is asked about every example, and what an attacker would see is kept.
 
-Summaries: numbers computed from one map, which an attack can compare between models.
-
-`l1`, `l2` and `variance` tell how large a map is. The others do not change when the map is multiplied by a positive
-number: they survive clipping to a norm and normalisation, and tell how a map is shaped. Each of these is 0 for a map of
-zeros.
+Of each map that comes back, summaries are kept: numbers that an attack can compare between models. `l1`, `l2` and
+`variance` tell how large a map is. The others do not change when the map is multiplied by a positive number: they
+survive clipping to a norm and normalisation, and tell how a map is shaped. Each of these is 0 for a map of zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How often examples have been used for a verdict. Whoever tries configurations until one is certified certifies luck.
 
-A use is one configuration judged on one certification split. The same configuration again is the same use.
-
-Which verdicts count as uses of the certification examples.
+A use is one configuration judged on one certification split. The same configuration again is the same use, and so is a
+verdict under another policy. Native explanations, which every audit attacks, are none (`uses_of`).
 """
 
 from __future__ import annotations

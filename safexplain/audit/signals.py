@@ -1,6 +1,6 @@
 """Signals: what each model released about each example, and who was a member. Also a file format (.npz).
 
-Several pools of examples, audited apart and judged together.
+Signals of several pools of examples are put side by side, so that their targets are judged together.
 """
 
 from __future__ import annotations

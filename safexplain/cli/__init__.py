@@ -1,5 +1,8 @@
 """The command line: `safexplain audit | attack | canaries | ledger | ...`, and `safexplain-audit` for the first.
 
+`app` lists the commands. They stand in `audit`, `canaries`, `demo`, `ledger` and `verify`, which parse options, call
+the library and give back an exit code; `console` is what they share: tables, the run directory, errors in one line.
+
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
 0 or 1.
 """

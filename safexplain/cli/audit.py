@@ -36,9 +36,8 @@ from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.checks import check_data
+from safexplain.loading.data.checks import check_data, check_model_fits
 from safexplain.loading.data.load import load_data
-from safexplain.loading.model_checks import check_model_fits
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import EstimatorModule, Population, Queries, Shadows, collect_signals
+from safexplain.audit import Population, Queries, Shadows, collect_signals
+from safexplain.audit.references.training import EstimatorModule
 from safexplain.errors import InputError
 
 MEMBER = np.random.default_rng(0).random((3, 40)) < 0.5

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safexplain.audit import Signals, side_by_side
+from safexplain.audit import Signals
+from safexplain.audit.signals import side_by_side
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)

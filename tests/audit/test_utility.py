@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as distributions
 
-from safexplain.audit import Utility, utility
+from safexplain.audit import utility
+from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -16,9 +16,8 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.data.checks import AuditData, check_data
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
-from safexplain.loading.model_checks import check_model_fits
 from safexplain.loading.models.load import load_model
 
 

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from safexplain import Hardening, Probability
 from safexplain._files import whole_file
 from safexplain.audit import (
-    AuditResult,
     ModelCache,
     Policy,
     Population,
@@ -45,6 +44,7 @@ from safexplain.audit import (
     train_shadows,
 )
 from safexplain.explain.wrap import HARDENED
+from safexplain.verdict.judgement import AuditResult
 
 from ...shared.run import Progress, Unusable, code_of, destination, load, parser, provenance, table, write_json
 

@@ -6,13 +6,13 @@ write to cannot run code here.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from safexplain._files import whole_file
 from safexplain.errors import InputError
 
 
@@ -56,13 +56,10 @@ class ModelCache:
         Raises:
             InputError: the disk is full or not writable; what was stored before stays.
         """
-        path = self._path(key)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
-            torch.save({k: v.detach().cpu() for k, v in model.state_dict().items()}, partial)
-            partial.replace(path)
+            with whole_file(self._path(key)) as partial:
+                torch.save({k: v.detach().cpu() for k, v in model.state_dict().items()}, partial)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             raise InputError(
                 f"cannot store a trained model in {self.folder} ({error}); free some space and resume:"
                 " the models stored before are kept"

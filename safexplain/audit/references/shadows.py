@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
-from safexplain.audit.references.training import is_batchable, train_one, train_together
+from safexplain.audit.references.training import fit_estimator, is_batchable, train_one, train_together
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
@@ -117,39 +114,6 @@ def train_shadows(
     )
 
 
-class EstimatorModule(nn.Module):
-    """A scikit-learn classifier as a module: (n, d) inputs -> (n, classes) probabilities, without gradients.
-
-    Explain it by perturbation (`Occlusion`, ...); gradient methods have nothing to differentiate.
-
-    Args:
-        estimator: fitted, with `predict_proba`.
-        classes: number of outputs; classes the estimator has not seen get probability 0.
-    """
-
-    def __init__(self, estimator: Any, classes: int) -> None:
-        super().__init__()
-        if not hasattr(estimator, "predict_proba"):
-            raise ConfigurationError(
-                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
-            )
-        self.estimator = estimator
-        self.classes = classes
-        try:
-            identity = hashlib.sha256(pickle.dumps(estimator)).digest()  # for the model's digest
-        except Exception:  # local classes and the like: apart from all others, but another after a restart
-            identity = os.urandom(32)
-        self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Probabilities of the classes 0 .. classes-1, float32."""
-        out = np.zeros((len(x), self.classes), dtype=np.float32)
-        rows = x.detach().cpu().flatten(1).numpy()
-        if len(rows):
-            out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
-        return torch.from_numpy(out).to(x.device)
-
-
 @dataclass(frozen=True, eq=False)
 class _Job:
     population: Population
@@ -212,15 +176,11 @@ class _Job:
         return models
 
     def by_estimator(self, estimator: Any) -> list[nn.Module]:
-        from sklearn.base import clone
-
         models: list[nn.Module] = []
         x, y = self.population.x.flatten(1).numpy(), self.population.y.numpy()
         for i, row in enumerate(self.member):
-            one = clone(estimator)
-            states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
-            one.set_params(**dict.fromkeys(states, _mixed(self.seed, 0, i) % 2**31))
-            models.append(EstimatorModule(one.fit(x[row], y[row]), self.population.classes).eval())
+            seed = _mixed(self.seed, 0, i) % 2**31
+            models.append(fit_estimator(estimator, x[row], y[row], classes=self.population.classes, seed=seed))
             self.progress("training", i + 1, len(self.member))
         return models
 

@@ -1,20 +1,27 @@
 """Training by a `Recipe`: one model at a time (any module), or many small ones as one batched computation.
 
 Both follow the same random streams and give the same models up to rounding; the plain loop is the oracle of the batched
-one. Batching pays for linear and MLP networks only: grouped convolutions under vmap are slower than the loop.
+one. Batching pays for linear and MLP networks only: grouped convolutions under vmap are slower than the loop. A
+scikit-learn classifier trains by its own `fit`, and becomes a module.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from safexplain.audit.recipe import AugmentationName, Recipe
-from safexplain.errors import InputError
+from safexplain.errors import ConfigurationError, InputError
 
 Tick = Callable[[float], None]
 """Called with the share of the work done, in [0, 1]."""
@@ -142,6 +149,59 @@ def train_together(
                 p.copy_(parameters[name][i])
             _check_finite(model)
     return [model.eval() for model in models]
+
+
+def fit_estimator(
+    estimator: Any, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int
+) -> EstimatorModule:
+    """A clone of a scikit-learn classifier, seeded where it or its steps have `random_state`, and fitted.
+
+    Args:
+        estimator: left as it is.
+        x: (members, d) inputs.
+        y: (members,) labels.
+        classes: outputs of the module.
+        seed: of everything random in it.
+    """
+    from sklearn.base import clone
+
+    one = clone(estimator)
+    states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
+    one.set_params(**dict.fromkeys(states, seed))
+    return EstimatorModule(one.fit(x, y), classes).eval()
+
+
+class EstimatorModule(nn.Module):
+    """A scikit-learn classifier as a module: (n, d) inputs -> (n, classes) probabilities, without gradients.
+
+    Explain it by perturbation (`Occlusion`, ...); gradient methods have nothing to differentiate.
+
+    Args:
+        estimator: fitted, with `predict_proba`.
+        classes: number of outputs; classes the estimator has not seen get probability 0.
+    """
+
+    def __init__(self, estimator: Any, classes: int) -> None:
+        super().__init__()
+        if not hasattr(estimator, "predict_proba"):
+            raise ConfigurationError(
+                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
+            )
+        self.estimator = estimator
+        self.classes = classes
+        try:
+            identity = hashlib.sha256(pickle.dumps(estimator)).digest()  # for the model's digest
+        except Exception:  # local classes and the like: apart from all others, but another after a restart
+            identity = os.urandom(32)
+        self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities of the classes 0 .. classes-1, float32."""
+        out = np.zeros((len(x), self.classes), dtype=np.float32)
+        rows = x.detach().cpu().flatten(1).numpy()
+        if len(rows):
+            out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
+        return torch.from_numpy(out).to(x.device)
 
 
 def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Tensor:

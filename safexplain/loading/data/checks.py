@@ -1,4 +1,4 @@
-"""The data of an audit, and everything that can be wrong with it."""
+"""The data of an audit, and everything that can be wrong with it, by itself and for the model that is to take it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from safexplain.errors import InputError
+from safexplain.loading.files import one_line
 
-__all__ = ["MINIMUM_ROWS", "AuditData", "check_data"]
+__all__ = ["MINIMUM_ROWS", "AuditData", "check_data", "check_model_fits"]
 
 MINIMUM_ROWS = 10
 """Fewest members, and fewest non-members, that an audit takes."""
@@ -144,3 +147,61 @@ def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
 def _name(data: AuditData, label: int) -> str:
     names = data.class_names
     return names[label] if names is not None and label < len(names) else str(label)
+
+
+def check_model_fits(model: nn.Module, data: AuditData) -> int:
+    """Run two rows through the model.
+
+    Args:
+        model: In evaluation mode, on any device.
+        data: Data with at least one row.
+
+    Returns:
+        The number of classes k, from outputs of shape (2, k).
+
+    Raises:
+        InputError: the model does not take such rows, or does not return finite scores for two classes or
+            more.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
+    came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"
+    try:
+        with torch.no_grad():
+            scores = model(x)
+    except Exception as error:  # any error of a stranger's network
+        expected = _expected(model)
+        raise InputError(
+            f"the model does not take {came}{expected}: {one_line(error)}; bring the data into the shape "
+            "that the model was trained on"
+        ) from None
+    if not isinstance(scores, Tensor):
+        raise InputError(
+            f"the model returns a {type(scores).__name__}; expected one tensor of scores (n, classes): wrap "
+            "the model so that its forward returns the scores alone"
+        )
+    shape = tuple(scores.shape)
+    if shape in ((2,), (2, 1)):
+        raise InputError(
+            f"the model returns one score a row (shape {shape} for 2 rows); an audit needs a column for each "
+            "class for now: wrap a two-class model so that it returns torch.stack([-score, score], dim=1)"
+        )
+    if scores.ndim != 2 or shape[0] != 2:
+        raise InputError(f"the model returns shape {shape} for 2 rows; expected (2, classes)")
+    if not bool(torch.isfinite(scores).all()):
+        raise InputError(f"the model returns NaN or infinite scores for {came}; check its weights and the data")
+    return shape[1]
+
+
+def _expected(model: nn.Module) -> str:
+    """What a model takes, as far as it tells: the shape it was exported for, or its first layer."""
+    shape = getattr(model, "input_shape", None)
+    if isinstance(shape, tuple):
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        return f" (it was exported for rows of shape ({sizes}))"
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            return f" (its first layer takes {layer.in_features} features)"
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return f" (its first layer takes {layer.in_channels} channels)"
+    return ""

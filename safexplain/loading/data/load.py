@@ -65,20 +65,19 @@ def load_data(
             `mean` and `std` do not fit.
         MissingExtraError: pandas, pyarrow or Pillow is needed and not installed.
     """
-    data = _load(path, label, members, non_members, member_column, image_size)
+    if members is None and non_members is None:
+        data = _load_file(path, label, member_column)
+    elif path is not None:
+        raise InputError(f"both --data and {_SIDES} are given; pass one or the other")
+    elif members is None or non_members is None:
+        missing = "--members" if members is None else "--non-members"
+        raise InputError(f"{missing} is missing; membership needs both sides: {_SIDES}")
+    else:
+        data = _load_sides(Path(members), Path(non_members), label, member_column, image_size)
     return _normalised(data, mean, std) if mean or std else data
 
 
-def _load(
-    path: str | Path | None,
-    label: str | None,
-    members: Path | None,
-    non_members: Path | None,
-    member_column: str,
-    image_size: int | None,
-) -> AuditData:
-    if members is not None or non_members is not None:
-        return _load_sides(path, label, members, non_members, member_column, image_size)
+def _load_file(path: str | Path | None, label: str | None, member_column: str) -> AuditData:
     if path is None:
         raise InputError(f"no data given; pass --data FILE, or {_SIDES}")
     if Path(path).is_dir():
@@ -131,21 +130,9 @@ def load_records(
 
 
 def _load_sides(
-    path: str | Path | None,
-    label: str | None,
-    members: Path | None,
-    non_members: Path | None,
-    member_column: str,
-    image_size: int | None,
+    members: Path, non_members: Path, label: str | None, member_column: str, image_size: int | None
 ) -> AuditData:
-    if path is not None:
-        raise InputError(f"both --data and {_SIDES} are given; pass one or the other")
-    if members is None or non_members is None:
-        missing = "--members" if members is None else "--non-members"
-        raise InputError(f"{missing} is missing; membership needs both sides: {_SIDES}")
-    members, non_members = Path(members), Path(non_members)
-    folders = [side for side in (members, non_members) if side.is_dir()]
-    if len(folders) == 2:
+    if members.is_dir() and non_members.is_dir():
         return load_images(members, non_members, image_size=image_size)
     sides = [(str(side), read_bytes(side, "data"), side is members) for side in (members, non_members)]
     return load_tables(sides, label=label, member_column=member_column)

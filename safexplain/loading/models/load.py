@@ -1,7 +1,4 @@
-"""A stranger's model file, loaded without running its code, with a way to make untrained twins.
-
-What a model file is, read from its bytes, without loading it.
-"""
+"""A stranger's model file: told by its bytes, loaded without running its code, and tried, with untrained twins."""
 
 from __future__ import annotations
 
@@ -20,11 +17,9 @@ from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line, read_bytes, require, sha256
-from safexplain.loading.model_checks import require_gradients, require_same_outputs
-from safexplain.loading.models.architectures import ARCH_FORMS, builder, current_directory_importable, load_weights
-from safexplain.loading.models.exported import HOW_TO_EXPORT, load_exported
-from safexplain.loading.models.exported_archive import is_exported
-from safexplain.loading.models.reinitialise import reinitialise
+from safexplain.loading.models.architectures import ARCH_FORMS, builder, current_directory_importable
+from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
+from safexplain.loading.models.weights import load_weights, reinitialise
 
 _FORMATS = "a torch.export archive, a state_dict (torch.save or safetensors) or a pickled model"
 _FAMILIAR = re.compile(
@@ -138,7 +133,7 @@ def load_model(
     """Load a model file of any of the formats that can be audited, told apart by content, not by name.
 
     - A `torch.export` archive, exported from a model in evaluation mode with a dynamic batch dimension. It is
-      checked and re-written before it is loaded (`exported_archive.rewrite`), so that no pickle and no code
+      checked and re-written before it is loaded (`exported.rewrite`), so that no pickle and no code
       in it runs.
     - A state_dict (`torch.save` or safetensors; also inside {"state_dict": ...}, {"model_state_dict": ...} or
       {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
@@ -183,7 +178,7 @@ def load_model(
         if arch is not None:
             build = builder(arch, num_classes=num_classes, state=state)
             twin = load_weights(build(0), state, arch=arch, where=where)
-            require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
+            _require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
     else:
         file_format, state = "state_dict", _tensors(content, where)
         if arch is None:
@@ -196,7 +191,7 @@ def load_model(
         model = load_weights(build(0), state, arch=arch, where=where)
 
     model = model.float().cpu().eval()
-    require_gradients(model, shape, where)
+    _require_gradients(model, shape, where)
     unavailable = ""
     if build is None:
         build = partial(reinitialise, model)
@@ -260,3 +255,59 @@ def _agreed(exported: tuple[int | None, ...], given: tuple[int, ...] | None, whe
     if len(given) != len(exported) or any(e not in (None, g) for e, g in zip(exported, given, strict=True)):
         raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {given}")
     return given
+
+
+def _probe(shape: tuple[int | None, ...] | None) -> Tensor | None:
+    """Two random examples of a shape, or None where it is not known."""
+    sizes = [size for size in shape or () if size is not None]
+    if shape is None or len(sizes) != len(shape):
+        return None
+    return torch.rand(2, *sizes, generator=torch.Generator().manual_seed(0))
+
+
+def _require_gradients(model: nn.Module, shape: tuple[int | None, ...] | None, where: str) -> None:
+    """Run two random examples forward and back, where the shape of one is known.
+
+    Raises:
+        InputError: the model fails on them, or no gradient reaches its input.
+    """
+    x = _probe(shape)
+    if x is None:
+        return
+    x.requires_grad_(True)
+    gradient = None
+    try:
+        with torch.enable_grad():
+            output = model(x)
+            if isinstance(output, Tensor) and output.requires_grad:
+                gradient = torch.autograd.grad(output.sum(), x, allow_unused=True)[0]
+    except Exception as error:  # any error of a stranger's network
+        raise InputError(
+            f"the model in {where} fails on a batch of shape {tuple(x.shape)}: {type(error).__name__}: "
+            f"{one_line(error)}"
+        ) from None
+    if gradient is None:
+        raise InputError(
+            f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
+            "argmax, detach() and torch.no_grad() from its forward, and return scores"
+        )
+
+
+def _require_same_outputs(
+    model: nn.Module, twin: nn.Module, shape: tuple[int | None, ...] | None, *, arch: str, where: str
+) -> None:
+    """Compare a model with its weights in a named architecture, where the shape of an example is known.
+
+    Raises:
+        InputError: either fails on two random examples, or they give different scores.
+    """
+    x = _probe(shape)
+    if x is None:
+        return
+    try:
+        with torch.no_grad():
+            same = torch.allclose(model.float().cpu().eval()(x), twin(x), rtol=1e-3, atol=1e-4)
+    except Exception as error:  # any error of a stranger's network
+        raise InputError(f"{arch} or the model in {where} fails on {tuple(x.shape)}: {one_line(error)}") from None
+    if not same:
+        raise InputError(f"{arch} with the weights in {where} predicts other scores than the file; pass its own --arch")

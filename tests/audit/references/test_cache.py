@@ -133,7 +133,7 @@ def test_a_device_that_is_really_full_is_said(tmp_path):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     cache = ModelCache(tmp_path)
-    os.symlink("/dev/full", tmp_path / f"key.{os.getpid()}.partial")
+    os.symlink("/dev/full", tmp_path / f".key.pt.{os.getpid()}.partial")
     with pytest.raises(InputError, match="cannot store a trained model"):
         cache.save("key", net(0))
     assert os.listdir(tmp_path) == []

@@ -15,8 +15,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from safexplain.audit import EstimatorModule, ModelCache, Population, Recipe, Shadows, train_shadows
+from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
 from safexplain.audit.references import shadows
+from safexplain.audit.references.training import EstimatorModule
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)

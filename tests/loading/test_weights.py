@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError
-from safexplain.loading.models.reinitialise import reinitialise, seeded
+from safexplain.loading.models.weights import reinitialise, seeded
 
 
 def exported(model, x):

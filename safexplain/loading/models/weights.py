@@ -1,7 +1,7 @@
-"""The same network with fresh weights, for training reference models when only a trained network is at hand.
+"""Weights of a network: those of a file, put in tensor for tensor, or fresh ones, for training reference models.
 
-What is drawn is PyTorch's default for each layer. A constructor that sets weights in another way (a truncated
-normal, a zero in the last normalisation of each block, public pre-trained weights) leaves no trace in the
+What `reinitialise` draws is PyTorch's default for each layer. A constructor that sets weights in another way (a
+truncated normal, a zero in the last normalisation of each block, public pre-trained weights) leaves no trace in the
 trained network: then `--arch`, which calls the constructor again, is the better choice.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,9 @@ from safexplain.loading.files import one_line
 from safexplain.loading.models.exported import embeddings, inference_operation
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
+
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
+_SHOWN = 3
 
 
 @contextmanager
@@ -147,3 +150,79 @@ def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
             continue
         if torch.equal(trained.detach().cpu(), redrawn[name]):
             raise InputError(f"the weights {name} are not reset by their layer's reset_parameters(); {_PASS_ARCH}")
+
+
+def classes_of(state: Mapping[str, Tensor]) -> int | None:
+    """Outputs of the last 2-D weight of a state_dict; without one, of its last convolution."""
+    weights = [tensor for name, tensor in state.items() if name.endswith("weight")]
+    for ndim in (2, 4):
+        last = [tensor for tensor in weights if tensor.ndim == ndim]
+        if last:
+            return int(last[-1].shape[0])
+    return None
+
+
+def channels_of(state: Mapping[str, Tensor]) -> int | None:
+    """Input channels of the first convolution, where they are not the usual three."""
+    first = next((t for name, t in state.items() if name.endswith("weight") and t.ndim == 4), None)
+    return None if first is None or first.shape[1] == 3 else int(first.shape[1])
+
+
+def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
+    """Put a state_dict into a network, tensor for tensor.
+
+    A prefix common to all names (`module.` of DataParallel, `_orig_mod.` of torch.compile, `model.`, `net.`)
+    is taken off where the network has no such names; `num_batches_tracked`, which old files lack, may be
+    missing.
+
+    Raises:
+        InputError: names or shapes differ (the first few are listed), or the weights are those that the
+            constructor gives, so that a fresh network would not be untrained.
+    """
+    own = network.state_dict()
+    state = without_prefix(state, set(own))
+    missing = [_shape(name, t) for name, t in own.items() if name not in state and "num_batches_tracked" not in name]
+    unexpected = [_shape(name, t) for name, t in state.items() if name not in own]
+    reshaped = [
+        f"{name} (file {tuple(t.shape)}, network {tuple(own[name].shape)})"
+        for name, t in state.items()
+        if name in own and t.shape != own[name].shape
+    ]
+    kinds = {"missing from the file": missing, "not in the network": unexpected, "of another shape": reshaped}
+    problems = [f"{len(found)} {kind}: {_first(found)}" for kind, found in kinds.items() if found]
+    if problems:
+        raise InputError(
+            f"the weights in {where} do not fit {arch}: {'; '.join(problems)}. Pass the --arch that they were "
+            "trained with; for a number of classes or other options of the constructor use --arch "
+            "package.module:function"
+        )
+    trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
+    if trained and all(torch.equal(own[name].to(tensor.dtype), tensor) for name, tensor in trained.items()):
+        raise InputError(
+            f"{arch} returns a network that already has the weights in {where}; it must return an untrained "
+            "one, from which reference models are trained"
+        )
+    try:
+        network.load_state_dict(dict(state), strict=False)
+    except Exception as error:  # what a stranger's load_state_dict hooks may raise
+        raise InputError(f"the weights in {where} cannot be put into {arch}: {one_line(error)}") from None
+    return network
+
+
+def without_prefix(state: Mapping[str, Tensor], expected: set[str]) -> dict[str, Tensor]:
+    """The same tensors, without a known prefix that all names share and that the network does not have."""
+    found = dict(state)
+    while found and not expected & set(found):
+        prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in found)), None)
+        if prefix is None:
+            break
+        found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
+
+
+def _shape(name: str, tensor: Tensor) -> str:
+    return f"{name} {tuple(tensor.shape)}"
+
+
+def _first(found: list[str]) -> str:
+    return ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
