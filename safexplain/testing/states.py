@@ -65,13 +65,11 @@ class Snapshot:
         for name, array, (values, requires_grad, grad, numbers) in self._arrays:
             if not _same_numbers(array, values):
                 found.append(f"{name} were written to")
-            if isinstance(array, Tensor) and array.requires_grad != requires_grad:
+            if not isinstance(array, Tensor):
+                continue
+            if array.requires_grad != requires_grad:
                 found.append(f"{name} had requires_grad={requires_grad} and have {array.requires_grad}")
-            if (
-                isinstance(array, Tensor)
-                and array.is_leaf
-                and not (array.grad is grad and _same_numbers(grad, numbers))
-            ):
+            if array.is_leaf and not (array.grad is grad and _same_numbers(grad, numbers)):
                 found.append(f"{name} have another .grad than before")
         return found
 

@@ -127,7 +127,7 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
     case = "given baselines" if given is not None and not callable(given) else "zeros"
     if case in _checked.get(original, ()) or _trains(model):
         return
-    rows, arguments = _rows(options), options.get("additional_forward_args")
+    rows, arguments = tuple(x.requires_grad_() for x in _rows(options)), options.get("additional_forward_args")
     of_neuron = isinstance(explainer, NeuronAttribution)
     target = _first_output(model, rows, arguments) if of_neuron else options.get("target")
     found, delta = DeepLift(model).attribute(
@@ -165,7 +165,7 @@ def _one_for_each(baselines: Any, batch: int) -> Any:
 
 def _rows(options: Mapping[str, Any]) -> tuple[Tensor, ...]:
     inputs = options["inputs"]
-    return tuple(x.detach().clone().requires_grad_() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    return tuple(x.detach().clone() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
 def _output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What hardened Captum explainers promise beyond the contract that `tests/test_testing.py` runs over every row."""
+"""What hardened Captum explainers promise beyond the contract that `tests/testing` runs over every row."""
 
 import warnings
 

@@ -1,9 +1,9 @@
-"""DeepLift answers where its values add up to the difference from the baseline, and refuses everywhere else."""
+"""A method is itself on a model, or it is refused: DeepLift by the sum of its values, others by ReLU modules."""
 
 import captum.attr
 import pytest
 import torch
-from captum.attr import DeepLift, NoiseTunnel
+from captum.attr import DeepLift, GuidedBackprop, NoiseTunnel
 from explain_nets import NOISY, PlainConv, Sum, TwoInputs, images, quiet
 from torch import nn
 from torch.nn import functional as F
@@ -241,10 +241,11 @@ def forward_calls(model):
     return calls
 
 
-@pytest.mark.parametrize("name", ["HardenedDeepLift", "NoiseTunnel", "LayerDeepLift"])
+@pytest.mark.parametrize("name", ["HardenedDeepLift", "NoiseTunnel", "LayerDeepLift", "GuidedBackprop"])
 def test_a_model_is_looked_at_once(name):
     model = net(nn.ReLU())
-    make, options = WRAPPED.get(name, (lambda m: HardenedDeepLift(m, hardening=NOISY), {"target": 1}))
+    others = {"HardenedDeepLift": lambda m: HardenedDeepLift(m, hardening=NOISY), "GuidedBackprop": GuidedBackprop}
+    make, options = WRAPPED[name] if name in WRAPPED else (others[name], {"target": 1})
     calls, counts = forward_calls(model), []
     explainer = hardened(make(model))
     for _ in range(4):
