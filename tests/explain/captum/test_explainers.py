@@ -73,11 +73,11 @@ def test_nets_of_one_to_three_dimensions_have_captums_map(dimensions, shape):
     assert 0.01 < noise.std() < 0.1
 
 
-@pytest.mark.parametrize("layer", range(4))
 @pytest.mark.parametrize(
-    ("height", "width", "channels"), [(12, 12, 5), (12, 18, 8), (12, 20, 8), (18, 12, 14), (10, 16, 6)]
+    ("layer", "height", "width", "channels"),
+    [(0, 12, 12, 5), (1, 12, 18, 8), (2, 12, 20, 8), (3, 18, 12, 14), (2, 10, 16, 6)],
 )
-def test_a_convolutions_axes_are_never_mistaken_for_channels_last(height, width, channels, layer):
+def test_a_convolutions_axes_are_never_mistaken_for_channels_last(layer, height, width, channels):
     """Shapes such as (2, 8, 8, 14) can be read both ways."""
     model, x = conv_net(3, height, width, channels=channels), torch.randn(2, 3, height, width)
     expected = LayerGradCam(model, model[layer]).attribute(x, target=1)
