@@ -57,7 +57,7 @@ def test_the_right_trainer_is_dp_sgd_record_by_record(sampling):
 def steps_of(trainer, runs=400, canary="label", **differs):
     rng = np.random.default_rng(3)
     made = replace(trainer, **differs) if differs else trainer
-    return np.diff(made.train(*battery.worlds(canary, runs // 2), rng), axis=1)
+    return np.diff(made.train(*battery.datasets(canary, runs // 2), rng), axis=1)
 
 
 @pytest.mark.parametrize("bound", [1.0, 5.0])
