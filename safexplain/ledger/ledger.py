@@ -1,8 +1,4 @@
-"""The ledger: who may still ask. Charges are atomic, and what was answered is never charged twice.
-
-`LedgerReader` is what a ledger tells: accounts, records, copies of them, and whether they add up. `Ledger` adds what
-changes it: charges, answers and grants.
-"""
+"""The ledger: who may still ask. Charges are atomic, and what was answered is never charged twice."""
 
 from __future__ import annotations
 
@@ -25,11 +21,55 @@ from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute
 
 
-class LedgerReader:
-    """The half of `Ledger` that changes nothing."""
+class Ledger:
+    """Records what each principal was told, and refuses what would take one past its privacy budget.
 
-    _storage: Storage
-    _settings: Settings
+    Every principal has a budget (epsilon, delta) for each period; all principals together may have one for ever. Both
+    hold for whatever the principals ask, see `safexplain.ledger.composition`. The guarantee of a principal is about
+    what the ledger returned to it; if several may collude, the total is what protects against them. It is usable from
+    threads, after fork, and can be pickled: each process opens a connection of its own when it needs one. Its time
+    never goes back: a clock that is set back renews no budget, one that is set forward renews it early but once.
+
+    Args:
+        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
+        epsilon: budget of each principal and period. Stored when the ledger is made; None: as stored.
+        delta: the same; 0 if never given. Gaussian releases need it above 0.
+        period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
+        total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
+        total_delta: the same; `delta` if never given.
+        timeout: seconds to wait for others who write.
+        clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
+
+    Raises:
+        ConfigurationError: a value out of range, or other than what is stored.
+        LedgerError: the database is locked, read-only, damaged or written by a newer safexplain.
+        InputError: the folder does not exist.
+        MissingExtraError: PostgreSQL without psycopg.
+
+    Example:
+        >>> import tempfile
+        >>> ledger = Ledger(f"sqlite:///{tempfile.mkdtemp()}/ledger.db", epsilon=1.0, delta=1e-6)
+        >>> _ = ledger.charge("clinic-7", epsilon=0.1)
+        >>> ledger.spent("clinic-7")
+        0.1
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        period: str | None = None,
+        total_epsilon: float | None = None,
+        total_delta: float | None = None,
+        timeout: float = 10.0,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        given = Settings(epsilon, delta, period, total_epsilon, total_delta)
+        self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
+        self._storage = open_storage(url, timeout, clock)
+        self._settings = prepare(self._storage, given)
 
     def spent(self, principal: str) -> float:
         """Epsilon that a principal has spent in the current period, at the delta of its budget."""
@@ -99,60 +139,6 @@ class LedgerReader:
         with self._storage.transaction() as execute:
             self._storage.lock(execute)
             return verify(execute)
-
-    def _balances(self, execute: Execute, principal: str) -> Balances:
-        return Balances.open(execute, self._settings, principal, self._storage.now())
-
-
-class Ledger(LedgerReader):
-    """Records what each principal was told, and refuses what would take one past its privacy budget.
-
-    Every principal has a budget (epsilon, delta) for each period; all principals together may have one for ever. Both
-    hold for whatever the principals ask, see `safexplain.ledger.composition`. The guarantee of a principal is about
-    what the ledger returned to it; if several may collude, the total is what protects against them. It is usable from
-    threads, after fork, and can be pickled: each process opens a connection of its own when it needs one. Its time
-    never goes back: a clock that is set back renews no budget, one that is set forward renews it early but once.
-
-    Args:
-        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
-        epsilon: budget of each principal and period. Stored when the ledger is made; None: as stored.
-        delta: the same; 0 if never given. Gaussian releases need it above 0.
-        period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
-        total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
-        total_delta: the same; `delta` if never given.
-        timeout: seconds to wait for others who write.
-        clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
-
-    Raises:
-        ConfigurationError: a value out of range, or other than what is stored.
-        LedgerError: the database is locked, read-only, damaged or written by a newer safexplain.
-        InputError: the folder does not exist.
-        MissingExtraError: PostgreSQL without psycopg.
-
-    Example:
-        >>> import tempfile
-        >>> ledger = Ledger(f"sqlite:///{tempfile.mkdtemp()}/ledger.db", epsilon=1.0, delta=1e-6)
-        >>> _ = ledger.charge("clinic-7", epsilon=0.1)
-        >>> ledger.spent("clinic-7")
-        0.1
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        period: str | None = None,
-        total_epsilon: float | None = None,
-        total_delta: float | None = None,
-        timeout: float = 10.0,
-        clock: Callable[[], int] | None = None,
-    ) -> None:
-        given = Settings(epsilon, delta, period, total_epsilon, total_delta)
-        self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
-        self._storage = open_storage(url, timeout, clock)
-        self._settings = prepare(self._storage, given)
 
     def charge(
         self,
@@ -294,6 +280,9 @@ class Ledger(LedgerReader):
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
+
+    def _balances(self, execute: Execute, principal: str) -> Balances:
+        return Balances.open(execute, self._settings, principal, self._storage.now())
 
     def _locked_balances(self, execute: Execute, principal: str) -> Balances:
         now = self._storage.lock(execute)  # before accounts are read, one of which another may just be opening
