@@ -34,3 +34,27 @@ def ledger(found: dict[str, Any]) -> str:
         markdown((f"{processes} processes", "charges a second", "longest wait"), rates),
         markdown((f"{found['records']:,} records", "ms"), times),
     ))  # fmt: skip
+
+
+def hardening(found: dict[str, Any]) -> str:
+    """Time and memory of hardening one batch."""
+    rows = []
+    for name, r in found["results"].items():
+        low, high = r["ms_quartiles"]
+        rows.append((
+            name, f"{r['ms_median']:.1f} ({low:.0f} to {high:.0f})", f"{r['ratio_to_naive_median']:.1f}",
+            f"{r['memory']['multiple']:.1f}",
+        ))  # fmt: skip
+    shape = " x ".join(map(str, found["batch"]))
+    return markdown((f"{shape}, one core", "ms (quartiles)", "over naive", "peak memory / attribution"), rows)
+
+
+def overhead(found: dict[str, Any]) -> str:
+    """What hardening adds to each explainer."""
+    rows = []
+    for name, r in found["results"].items():
+        low, high = r["ratio_quartiles"]
+        peak = f"{r['native_peak_mib']:.0f} / {r['hardened_peak_mib']:.0f}" if "native_peak_mib" in r else ""
+        rows.append((name, f"{r['native_ms']:.0f}", f"{r['ratio_median']:.3f} ({low:.2f} to {high:.2f})", peak))
+    header = ("method", "native ms", "hardened / native (median, quartiles)", "peak MiB, native / hardened")
+    return markdown(header, rows)

@@ -9,10 +9,13 @@ from ..benchmarks import tables as benchmark_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
+from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
+from ..suites.paper_d import tables as paper_d_tables
 from ..suites.recommended.suite import BEYOND, JOINT, worst_scalars
 from ..suites.third_party import suite as third_party_suite
+from ..suites.verdict_errors import tables as verdict_tables
 
 
 def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
@@ -296,6 +299,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_head": ("dp_head", dp_head),
     "recourse_search": ("recourse_search", benchmark_tables.search),
     "ledger_speed": ("ledger_speed", benchmark_tables.ledger),
+    "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
+    "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
+    **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
+    **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
+    **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
 }

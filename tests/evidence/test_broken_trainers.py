@@ -119,7 +119,7 @@ def test_each_bug_is_found(case):
 
 
 @pytest.mark.parametrize("case", battery.SOUND.values(), ids=battery.SOUND)
-def test_a_right_trainer_is_not_accused_of_a_bug(case):
+def test_no_bug_is_reported_in_a_right_trainer(case):
     assert case.audit(0).verdict != battery.BUG
 
 

@@ -375,7 +375,7 @@ def difference(compared: dict[str, Any]) -> str:
 def conclude(results: dict[str, Any]) -> dict[str, Any]:
     """What the cells say together, in numbers and sentences."""
     cells = {f"{task} {name}": c for task, r in results.items() for name, c in r["cells"].items()}
-    found: dict[str, Any] = {"verdicts": {}, "paired": {}, "controls_failed": {}, "sentences": []}
+    found: dict[str, Any] = {"verdicts": {}, "paired": {}, "controls_fired": {}, "sentences": []}
     for hardening in HARDENINGS:
         mine = {k: c for k, c in cells.items() if k.endswith(hardening)}
         found["verdicts"][hardening] = tally(c["verdict"] for c in mine.values())
@@ -394,7 +394,7 @@ def conclude(results: dict[str, Any]) -> dict[str, Any]:
         found["sentences"].append(highest_sentence(hardening, mine))
     for k, c in cells.items():
         if names := [x["name"] for x in c["controls"] if failed(x)]:
-            found["controls_failed"][k] = names
+            found["controls_fired"][k] = names
     return found
 
 

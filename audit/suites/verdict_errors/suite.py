@@ -439,7 +439,7 @@ def whole_audits(setting: str, first: int, audits: int) -> list[dict[str, Any]]:
         without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
         failed = [c.name for c in judgement.controls if c.failed]
         both = {"verdict": judgement.verdict, "without_controls": without.verdict}
-        made.append({**both, "failed": failed, "seconds": time.perf_counter() - began})
+        made.append({**both, "fired": failed, "seconds": time.perf_counter() - began})
     return made
 
 
@@ -454,7 +454,7 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "verdicts": {v: share(sum(m["verdict"] == v for m in made), n) for v in ("leak", "certified", "inconclusive")},
         "leak_without_controls": share(sum(m["without_controls"] == "leak" for m in made), n),
-        "failed": {c: share(sum(c in m["failed"] for m in made), n) for c in CONTROLS},
+        "fired": {c: share(sum(c in m["fired"] for m in made), n) for c in CONTROLS},
     }
 
 
@@ -562,7 +562,7 @@ def whole_table(through: dict[str, Any]) -> str:
     header = ("through certify", "audits", "leak", "certified", "inconclusive", "leak without controls", *CONTROLS)
     lines = []
     for setting, found in through.items():
-        rates = [*found["verdicts"].values(), found["leak_without_controls"], *found["failed"].values()]
+        rates = [*found["verdicts"].values(), found["leak_without_controls"], *found["fired"].values()]
         lines.append((setting, rates[0]["of"], *(f"{r['rate']:.1%}" for r in rates)))
     return "\n" + table(header, lines)
 
@@ -585,7 +585,7 @@ def failures(rows: list[Any], excess: list[Any], through: dict[str, Any], audits
             missed.append(
                 f"certify proves leaks where there are none ({setting}): {through[setting]['verdicts']['leak']}"
             )
-        for control, rate in through[setting]["failed"].items():
+        for control, rate in through[setting]["fired"].items():
             if rate["low"] > 0.01 and not setting.startswith("shift"):
                 missed.append(f"the control {control} fails where nothing is wrong ({setting}): {rate}")
     return missed
