@@ -32,8 +32,8 @@ test-slow: $(VENV)/.installed  ## the slow tests
 test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-gpu: $(VENV)/.installed  ## everything that only a GPU shows, resumable (python -m audit.gpu --list)
-	$(BIN)/python -m audit.gpu
+gpu:  ## everything that only a GPU shows, resumable; installs nothing (python -m audit.gpu --list)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m audit.gpu
 
 check: $(VENV)/.installed  ## lint, format, types, dependency direction, docs
 	$(BIN)/ruff check .
