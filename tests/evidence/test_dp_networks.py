@@ -25,6 +25,7 @@ from audit.suites.dp_attacks import networks as dp_networks
 from audit.suites.dp_attacks import suite as dp_attacks
 from audit.suites.third_party import suite as third_party
 from safexplain import Hardening
+from safexplain._progress import silent
 from safexplain.audit import Population, Shadows, collect_signals
 from safexplain.audit.collect import SUMMARIES
 
@@ -52,7 +53,7 @@ def pool():
 
 def tuned(pool, epsilon, size=SIZE, seed=0, **options):
     budget = dp_heads.Budget.of(epsilon, size)
-    given = {"seed": seed, "device": CPU, "checkpoint": None, "progress": lambda moment: None} | options
+    given = {"seed": seed, "device": CPU, "checkpoint": None, "progress": silent} | options
     members = torch.from_numpy(pool.membership[0])
     return dp_nets.fine_tuned(small(), size, pool.x[members], pool.y[members], budget, **given)
 
@@ -136,8 +137,8 @@ def test_an_interrupted_run_goes_on_from_models_and_checkpoint_and_ends_the_same
     fine_tuned, started = dp_networks.fine_tuned, []
 
     def interrupted(start, size, x, y, budget, **given):
-        def stop(moment):
-            if moment.step == 5 and len(started) == 2:
+        def stop(stage, done, total, note=""):
+            if done == 5 and len(started) == 2:
                 raise KeyboardInterrupt
 
         started.append(given["seed"])
@@ -152,7 +153,9 @@ def test_an_interrupted_run_goes_on_from_models_and_checkpoint_and_ends_the_same
 
     def counted(start, size, x, y, budget, **given):
         told = steps.setdefault(given["seed"], [])
-        return fine_tuned(start, size, x, y, budget, **given | {"progress": lambda moment: told.append(moment.step)})
+        return fine_tuned(
+            start, size, x, y, budget, **given | {"progress": lambda _, done, total, note="": told.append(done)}
+        )
 
     monkeypatch.setattr(dp_networks, "fine_tuned", counted)
     again = dp_networks.run(SIZE, (0.5, math.inf), options)
@@ -203,7 +206,7 @@ def test_all_of_the_mobilenet_trains():
     budget = dp_heads.Budget.of(8.0, replace(SIZE, epochs=0.2))
     model = dp_nets.fine_tuned(
         start, replace(dp_networks.QUICK, epochs=0.2), x, y, budget, seed=0, device=CPU, checkpoint=None,
-        progress=lambda moment: None,
+        progress=silent,
     ).model  # fmt: skip
     assert all(torch.equal(start.state_dict()[name], tensor) for name, tensor in before.items())
     assert not any(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -218,7 +221,7 @@ def test_a_vision_transformer_trains_and_is_explained():
     x, y = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     model = dp_nets.fine_tuned(
         start, size, x, y, dp_heads.Budget.of(8.0, size), seed=0, device=CPU, checkpoint=None,
-        progress=lambda moment: None,
+        progress=silent,
     ).model  # fmt: skip
     other = copy.deepcopy(start)
     other.load_state_dict(model.state_dict())
