@@ -228,3 +228,10 @@ def test_a_verdict_is_read_without_torch():
 def test_nothing_a_python_user_needs_lives_in_the_command_line():
     outside = [m for m in sources() if part(m) not in ("cli",) and re.search(r"safexplain\.cli\b", sources()[m])]
     assert [m for m in outside if part(m) != "__init__"] == []
+
+
+def test_the_guide_for_contributors_names_what_exists():
+    guide = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:safexplain|audit|tests|docs)/[\w./]*|[A-Z]+\.md)`", guide)
+    assert len(named) > 20
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
