@@ -237,17 +237,7 @@ def group_privacy_epsilon(
 
     A substitution is a removal and an addition: (e, d) under add/remove gives (2 e, (1 + exp(e)) d) under substitution
     (Dwork and Roth 2014, Theorem 2.2). `epsilons(...).substitute` is the better bound. Doubling epsilon at the same
-    delta is no bound at all.
-
-    Args:
-        noise_multiplier: as for `epsilons`.
-        sample_rate: as for `epsilons`.
-        steps: as for `epsilons`.
-        delta: as for `epsilons`.
-        sampling: as for `epsilons`.
-
-    Raises:
-        ConfigurationError: as for `epsilons`.
+    delta is no bound at all. Arguments and errors as for `epsilons`.
     """
     check_delta(delta)
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)

@@ -97,18 +97,7 @@ def steps_within(
 ) -> int:
     """The most steps, up to ten million, that spend at most `target_epsilon`; 0 if one step spends more.
 
-    Beyond 10,000 steps it is found to one part in 5,000, downwards.
-
-    Args:
-        target_epsilon: the budget, above 0.
-        noise_multiplier: as for `epsilons`.
-        sample_rate: as for `epsilons`.
-        delta: as for `epsilons`.
-        adjacency: under which the budget is meant.
-        sampling: as for `epsilons`.
-
-    Raises:
-        ConfigurationError: a value out of range, or shuffled batches.
+    Beyond 10,000 steps it is found to one part in 5,000, downwards. Arguments and errors as for `noise_multiplier`.
     """
     check_delta(delta)
     check_adjacency(adjacency)
@@ -139,19 +128,10 @@ def plot_epsilons(
     group_privacy: bool = True,
     path: str | Path | None = None,
 ) -> Figure:
-    """A figure of what is spent after each step.
+    """A figure of what is spent after each step; arguments and errors as for `epsilons`.
 
-    Args:
-        noise_multiplier: as for `epsilons`.
-        sample_rate: as for `epsilons`.
-        steps: the last step shown.
-        delta: as for `epsilons`.
-        sampling: as for `epsilons`.
-        group_privacy: whether to show what add/remove accounting would say of a substitution.
-        path: file to save to; the ending chooses the format.
-
-    Raises:
-        ConfigurationError: as for `epsilons`.
+    `group_privacy` shows also what add/remove accounting would say of a substitution. The ending of `path`, the file to
+    save to, chooses the format.
     """
     from matplotlib.figure import Figure
 

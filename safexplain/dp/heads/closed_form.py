@@ -55,33 +55,15 @@ class Rows:
         return Rows(x, self.labels[index], self.norms[index])
 
 
-def head_step(
-    theta: Tensor,
-    batch: Rows,
-    weight: Tensor | None,
-    noise: Tensor | None,
-    clipping: Clipping | None,
-    expected_batch_size: float,
-) -> Tensor:
-    """The noisy mean gradient of one step: (sum of clipped gradients + noise) / expected batch size.
+def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
+    """Sum over the batch of the clipped gradients of each example's cross-entropy, like theta.
 
     Args:
         theta: (runs, outputs, columns).
-        batch: the examples; none at all is allowed and gives noise only.
+        batch: the examples; none at all is allowed.
         weight: (runs, b), or (1, b) for all runs: 1 for examples in the run's batch, otherwise 0; None: 1.
-        noise: like theta, of standard deviation noise multiplier times clipping bound; None: none, not private.
         clipping: of each example's gradient; None: none, not private.
-        expected_batch_size: a public constant, whatever the number of examples.
-
-    Returns:
-        A gradient like theta.
     """
-    total = clipped_sum(theta, batch, weight, clipping)
-    return (total if noise is None else total.add_(noise)).div_(expected_batch_size)
-
-
-def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-    """Sum over the batch of the clipped gradients of each example's cross-entropy; arguments as in `head_step`."""
     runs, outputs, columns = theta.shape
     common = batch.x.dim() == 2
     flat = theta.reshape(runs * outputs, columns)
@@ -178,19 +160,25 @@ def train_heads(
     _check_data(x, labels, recipe.classes, runs, membership)
     rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
     std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
-    generator = _checked(generator, x.device)
+    generator = generator or fresh_generator(x.device)
+    if generator.device.type != x.device.type:
+        raise InputError(f"the generator is on {generator.device}, the features are on {x.device}; make it there")
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)
     theta = _start(initial, runs, recipe, rows.x)
     noisy = bool(std.any())
-    for block in _blocks(runs, runs if shared_batches else _width(recipe.sample_rate, rows.x)):
+    width = runs if shared_batches else _width(recipe.sample_rate, rows.x)
+    for first in range(0, runs, width):
+        block = slice(first, min(first + width, runs))
         part, batches_of = theta[block], common_batches if shared_batches else own_batches
         update = recipe.make_update(part)
         batches = batches_of(recipe.sample_rate, members[block], recipe.steps, generator)
         for step, (index, weight) in enumerate(batches, 1):
             batch = rows if index is None else rows.take(index)
-            noise = _noise(std[block], part, generator, float_safe) if noisy else None
-            update(head_step(part, batch, weight, noise, recipe.clipping, recipe.expected_batch_size))
+            total = clipped_sum(part, batch, weight, recipe.clipping)
+            if noisy:
+                total += gaussian(part, 1.0, generator, float_safe=float_safe).mul_(std[block, None, None])
+            update(total.div_(recipe.expected_batch_size))
             if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
                 progress("training with DP", done, runs * recipe.steps)
@@ -199,11 +187,6 @@ def train_heads(
     d = x.shape[1]
     bias = theta[..., d] if recipe.bias else torch.zeros_like(theta[..., 0])
     return Heads(theta[..., :d].contiguous(), bias.contiguous())
-
-
-def _noise(std: Tensor, like: Tensor, generator: torch.Generator, float_safe: bool) -> Tensor:
-    """Gaussian, of one standard deviation for each run."""
-    return gaussian(like, 1.0, generator, float_safe=float_safe).mul_(std[:, None, None])
 
 
 def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:
@@ -218,10 +201,6 @@ def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: Head
             raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
         return torch.zeros(runs)
     return sigma.expand(runs) * recipe.clipping.bound
-
-
-def _blocks(runs: int, width: int) -> list[slice]:
-    return [slice(first, min(first + width, runs)) for first in range(0, runs, width)]
 
 
 def _width(sample_rate: float, x: Tensor) -> int:
@@ -243,14 +222,6 @@ def _start(initial: Heads | None, runs: int, recipe: HeadRecipe, x: Tensor) -> T
         if recipe.bias:
             theta[..., -1] = initial.bias.to(x)
     return theta
-
-
-def _checked(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    if generator is None:
-        return fresh_generator(device)
-    if generator.device.type != device.type:
-        raise InputError(f"the generator is on {generator.device}, the features are on {device}; make it there")
-    return generator
 
 
 def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: Tensor | None) -> None:

@@ -129,7 +129,6 @@ def features(
     x: Tensor,
     *,
     batch_size: int = 256,
-    device: torch.device | str | None = None,
     cache: str | Path | None = None,
     progress: Progress = silent,
 ) -> Tensor:
@@ -143,7 +142,6 @@ def features(
         head_name: of an `nn.Linear` in `model.named_modules()`.
         x: (n, ...) inputs, preprocessed.
         batch_size: rows at a time.
-        device: where to compute; None: where the model is. The model stays there.
         cache: folder of .npy files, made when missing; None: none.
         progress: called after every batch.
 
@@ -157,7 +155,6 @@ def features(
     linear_head(model, head_name)
     if batch_size < 1 or not len(x):
         raise InputError(f"expected at least one row and a batch size of at least 1, got {len(x)} and {batch_size}")
-    model = model if device is None else model.to(device)
     store = None if cache is None else FeatureStore(Path(cache), _key(model, head_name, x))
     if store and (known := store.whole(len(x))) is not None:
         return known

@@ -119,16 +119,7 @@ def train_head(
 ) -> None:
     """Train the head in place, from its present weights; arguments and errors as for `head_problem`.
 
-    Args:
-        model: as there.
-        records: as there.
-        plan: as there.
-        config: as there.
-        cache: as there.
-        progress: told how far the head is.
-
-    Raises:
-        InputError: also for labels that the head has no output for.
+    Labels that the head has no output for are an InputError too; `progress` is told how far the head is.
     """
     problem = head_problem(model, records, plan, config, cache=cache)
     head, device = problem.layer, problem.x.device

@@ -30,12 +30,9 @@ class LoRALinear(nn.Linear):
         base: the layer; its parameters are used, not copied, and frozen.
         rank: inner size of the product.
         alpha: the product is multiplied by alpha / rank.
-        generator: draws A; None is torch's global one, as everywhere in `torch.nn.init`.
     """
 
-    def __init__(
-        self, base: nn.Linear, rank: int = 8, alpha: float = 16.0, *, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, base: nn.Linear, rank: int = 8, alpha: float = 16.0) -> None:
         super(nn.Linear, self).__init__()
         self.in_features, self.out_features, self.scale = base.in_features, base.out_features, alpha / rank
         self.weight, self.bias = base.weight.requires_grad_(False), base.bias
@@ -43,7 +40,7 @@ class LoRALinear(nn.Linear):
             self.bias.requires_grad_(False)
         self.lora_a = _unset(base.weight, base.in_features, rank, bias=False)
         self.lora_b = _unset(base.weight, rank, base.out_features, bias=False)
-        nn.init.kaiming_uniform_(self.lora_a.weight, a=math.sqrt(5), generator=generator)
+        nn.init.kaiming_uniform_(self.lora_a.weight, a=math.sqrt(5))
         nn.init.zeros_(self.lora_b.weight)
         self.train(base.training)
 
@@ -61,14 +58,7 @@ class LoRALinear(nn.Linear):
         return plain.requires_grad_(False).train(self.training)
 
 
-def add_lora(
-    model: nn.Module,
-    rank: int = 8,
-    alpha: float = 16.0,
-    targets: Sequence[str] = TARGETS,
-    *,
-    generator: torch.Generator | None = None,
-) -> list[str]:
+def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> list[str]:
     """Put adapters beside linear layers, in place.
 
     Args:
@@ -76,7 +66,6 @@ def add_lora(
         rank: inner size of an adapter; at least 1.
         alpha: scale of an adapter's output, divided by the rank.
         targets: last parts of the layers' names, or glob patterns of whole names.
-        generator: draws the adapters; None is torch's global one.
 
     Returns:
         The names of the adapters' parameters, the only ones that LoRA trains beside the head.
@@ -109,7 +98,7 @@ def add_lora(
             " Give targets= as names or glob patterns"
         )
     for name, parent, child in found:
-        setattr(parent, name, LoRALinear(child, rank, alpha, generator=generator))
+        setattr(parent, name, LoRALinear(child, rank, alpha))
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()

@@ -33,7 +33,6 @@ def prepare(
     *,
     mode: Mode = "hooks",
     batch_norm: Literal["replace", "freeze"] = "replace",
-    groups: int | None = None,
     lora: dict[str, Any] | None = None,
 ) -> nn.Module:
     """A copy of a model that can be trained with differential privacy, in training mode.
@@ -50,7 +49,6 @@ def prepare(
         mode: how per-sample gradients will be computed.
         batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (pretrained
             models only: frozen statistics of an untrained model normalise nothing).
-        groups: groups of each GroupNorm; None chooses for each layer.
         lora: arguments of `safexplain.dp.models.adapters.add_lora`.
 
     Raises:
@@ -72,7 +70,7 @@ def prepare(
         for name, original in originals.items():
             if not trains(model.get_submodule(name), recurse=True):
                 model = put(model, name, original.requires_grad_(False))
-    model, replaced = replace_batch_norm(model, freeze=batch_norm == "freeze", groups=groups)
+    model, replaced = replace_batch_norm(model, freeze=batch_norm == "freeze")
     use_plain_types(model)
     split_attention_bias(model)
     for module in model.modules():
@@ -99,14 +97,10 @@ def prepare(
     return train_mode(model)
 
 
-def unfuse_attention(model: nn.Module) -> int:
+def unfuse_attention(model: nn.Module) -> None:
     """Switch timm's attention to plain matrix products, in place: vmap has no rule for fused attention on GPUs
     (Opacus issue 595) and a slow one on CPUs. Outputs are the same up to rounding.
-
-    Returns:
-        How many modules were switched.
     """
-    fused = [module for module in model.modules() if getattr(module, "fused_attn", False)]
-    for module in fused:
-        module.fused_attn = False  # type: ignore[assignment]
-    return len(fused)
+    for module in model.modules():
+        if getattr(module, "fused_attn", False):
+            module.fused_attn = False  # type: ignore[assignment]

@@ -170,9 +170,7 @@ def group_count(features: int, dimensions: int) -> int:
     return groups if groups < features else max(1, groups // 2)
 
 
-def replace_batch_norm(
-    model: nn.Module, *, freeze: bool = False, groups: int | None = None
-) -> tuple[nn.Module, list[str]]:
+def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Module, list[str]]:
     """BatchNorm -> GroupNorm with the same weights, bias and eps, where it would use statistics of the batch.
 
     That is where it trains; where it keeps no running statistics; and where it has neither parameters nor statistics
@@ -181,7 +179,6 @@ def replace_batch_norm(
     Args:
         model: changed in place.
         freeze: freeze layers that have running statistics instead of replacing them.
-        groups: number of groups; None is `group_count`.
 
     Returns:
         The model and the names of the replaced layers.
@@ -196,8 +193,8 @@ def replace_batch_norm(
         untouched = not old.affine and old.num_batches_tracked is not None and int(old.num_batches_tracked) == 0
         if not trains(old) and has_statistics and not untouched:
             continue
-        features = old.num_features
-        new = FreshGroupNorm(groups or group_count(features, _dimensions(old)), features, old.eps, affine=old.affine)
+        features, dimensions = old.num_features, 1 if isinstance(old, nn.BatchNorm1d) else 2
+        new = FreshGroupNorm(group_count(features, dimensions), features, old.eps, affine=old.affine)
         if old.affine:
             new.weight, new.bias = old.weight, old.bias
         extra = OrderedDict(old.named_children())
@@ -330,10 +327,6 @@ def is_pinned(module: nn.Module) -> bool:
 
 def _stay_in_eval(module: nn.Module, _: Any) -> None:
     module.training = False
-
-
-def _dimensions(norm: _BatchNorm) -> int:
-    return 1 if isinstance(norm, nn.BatchNorm1d) else 2
 
 
 def _is_known(norm: _BatchNorm) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import time
 import warnings
 from contextlib import ExitStack
 from copy import copy
@@ -40,15 +38,11 @@ class DPFineTuned:
         statement: the guarantee; for certificates and model cards.
         skipped: examples whose gradient was not finite and did not count. Like the losses, it is not covered by the
             guarantee: keep it to yourself.
-        seconds: of this call.
-        peak_memory: bytes on the GPU, or of the whole process on the CPU.
     """
 
     model: nn.Module
     statement: PrivacyStatement
     skipped: int
-    seconds: float
-    peak_memory: int
 
 
 class DPFineTuner:
@@ -150,15 +144,12 @@ class DPFineTuner:
             PrivacyWarning: layers were replaced, the budget ends before the steps that were asked for, or gradients
                 were not finite.
         """
-        began = time.monotonic()
         if self.plan.steps < self.plan.wanted:
             _warn(
                 f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.wanted} steps"
                 f" with noise multiplier {self.plan.noise_multiplier:g}: training stops there"
             )
         model = self.prepared()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
         with ExitStack() as stack:
             progress = self.progress or stack.enter_context(shown())
             skipped = self._train(model, progress)
@@ -166,13 +157,7 @@ class DPFineTuner:
             _warn(f"{skipped} gradients of single examples were not finite and did not count; look at the data")
         model = restore(model)
         model.requires_grad_(True).eval()
-        memory = (
-            torch.cuda.max_memory_allocated(self.device)
-            if self.device.type == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        )
-        statement = replace(self.statement, weights=weights_digest(model))
-        return DPFineTuned(model, statement, skipped, time.monotonic() - began, memory)
+        return DPFineTuned(model, replace(self.statement, weights=weights_digest(model)), skipped)
 
     def again(self, data: Any, *, seed: int) -> DPFineTuner:
         """The same training, plan and start on other data of the same size, without checkpoint and silent.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,6 @@ from safexplain.errors import InputError
 STAGE = "training with DP"
 CHECKS = 50
 """Times in a training that weights are looked at for NaN, and progress is told."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of each batch this process computes.
-
-    Args:
-        rank: of this process.
-        processes: how many there are.
-    """
-
-    rank: int = 0
-    processes: int = 1
 
 
 def train_network(
@@ -74,8 +60,10 @@ def train_network(
     """
     device = next(model.parameters()).device
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    share = Share(torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else Share()
+    rank, processes = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
     sampler = PoissonSampler.from_seed(config.seed)
+    if distributed:
+        sampler = shared_sampler(sampler, device)
     optimizer = config.make_optimizer([p for p in model.parameters() if p.requires_grad])
     step = make_step(
         model,
@@ -93,63 +81,35 @@ def train_network(
         start, step.optimizer.skipped = saver.resume()
         if distributed:
             _check_same_start(start, device)
-        if share.rank:
-            saver.path = None
-        train_loop(
-            step,
-            model,
-            records,
-            plan,
-            shared_sampler(sampler, device) if distributed else sampler,
-            start=start,
-            piece=config.piece,
-            share=share,
-            seed=config.seed,
-            saver=saver,
-            progress=silent if share.rank else progress,
-        )
+        if rank:
+            saver.path, progress = None, silent
+
+        @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
+        def rows(t: int) -> NDArray[np.int64]:
+            return share_of(sampler.batch(t, plan.records, plan.sample_rate), rank, processes)
+
+        _take_steps(step, model, records, plan, config, rows, start, saver, progress)
     finally:
         step.close()
     return step.optimizer.skipped
 
 
-def train_loop(
+def _take_steps(
     step: PerSampleStep,
     model: nn.Module,
     records: Records,
     plan: TrainingPlan,
-    sampler: PoissonSampler,
-    *,
+    config: TrainingConfig,
+    rows: Callable[[int], NDArray[np.int64]],
     start: int,
-    piece: int,
-    share: Share,
-    seed: int | None,
     saver: Saver,
     progress: Progress,
 ) -> None:
-    """Take the steps from `start` to the end of the plan.
+    """Take the steps from `start` to the end of the plan; `rows` gives this process's part of a step's batch.
 
-    Args:
-        step: accumulates and steps.
-        model: in training mode.
-        records: all of the data.
-        plan: how many steps, which sample rate.
-        sampler: chooses the batches.
-        start: steps that were taken before.
-        piece: most rows at a time.
-        share: of this process.
-        seed: makes noise and dropout reproducible; None leaves them to their generators.
-        saver: keeps the state now and then, at the end, and when interrupted between two steps.
-        progress: told steps, epsilon and the mean loss of the last batch, which no guarantee covers.
-
-    Raises:
-        InputError: the weights became NaN or infinite.
+    Progress is told steps, epsilon and the mean loss of the last batch, which no guarantee covers.
     """
-    device = next(model.parameters()).device
-
-    @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
-    def rows(t: int) -> NDArray[np.int64]:
-        return share_of(sampler.batch(t, plan.records, plan.sample_rate), share.rank, share.processes)
+    device, piece, seed = next(model.parameters()).device, config.piece, config.seed
 
     def wanted() -> Iterator[list[int]]:
         for t in range(start, plan.steps):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import safexplain.dp.heads.closed_form as head
-from safexplain.dp.heads.closed_form import Heads, Rows, clipped_sum, head_step, train_heads
+from safexplain.dp.heads.closed_form import Heads, Rows, clipped_sum, train_heads
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
@@ -264,20 +264,20 @@ def test_each_run_has_its_own_noise_multiplier():
 def test_an_empty_batch_takes_the_noise_step():
     x, y = data(n=3)
     theta = torch.zeros(2, CLASSES, D + 1, dtype=torch.float64)
-    noise = torch.randn(theta.shape, generator=seeded(), dtype=torch.float64)
     for index in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
-        found = head_step(theta, Rows.of(x, y, bias=True).take(index), None, noise.clone(), RULES[0], 2)
-        assert torch.equal(found, noise / 2)
+        found = clipped_sum(theta, Rows.of(x, y, bias=True).take(index), None, RULES[0])
+        assert torch.equal(found, torch.zeros_like(theta))
 
 
 def test_the_divisor_is_the_expected_size_and_not_the_drawn_one():
     x, y = data()
     theta, rows = torch.zeros(1, CLASSES, D + 1, dtype=torch.float64), Rows.of(x, y, bias=True)
+    made_by = recipe(steps=1, sample_rate=1.0, expected_batch_size=8, lr=1.0, clipping=RULES[0])
     for count in (1, 10, N):
-        batch = rows.take(torch.arange(count))
-        total = clipped_sum(theta, batch, None, RULES[0])
-        found = head_step(theta, batch, None, None, RULES[0], 8)
-        assert torch.allclose(found, total / 8)
+        total = clipped_sum(theta, rows.take(torch.arange(count)), None, RULES[0])
+        members = (torch.arange(N) < count)[None]
+        found = train_heads(x, y, made_by, noise_multiplier=0.0, membership=members)
+        assert torch.allclose(torch.cat([found.weight, found.bias[..., None]], -1), -total / 8)
 
 
 def test_runs_are_independent_of_each_other():

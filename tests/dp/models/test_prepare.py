@@ -128,7 +128,6 @@ def test_groups_of_a_single_number_are_never_made():
     assert opacus(x).abs().max() < 1e-3  # what its rule of gcd(32, 16) groups gives
     assert [group_count(n, 2) for n in (1, 2, 7, 8, 32, 48, 64, 512)] == [1, 1, 1, 4, 16, 16, 32, 32]
     assert group_count(512, 1) == 1
-    assert prepare(conv_net(), groups=2)[1].num_groups == 2
 
 
 @replaced_quietly
@@ -329,10 +328,10 @@ def test_attention_without_fusion_gives_the_same_output():
     model, (x, _) = build("vit_tiny").eval(), images()
     with torch.no_grad():
         before = model(x)
-        assert unfuse_attention(model) == 2
+        assert all(block.attn.fused_attn for block in model.blocks)
+        unfuse_attention(model)
         assert not any(block.attn.fused_attn for block in model.blocks)
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
-        assert unfuse_attention(model) == 0
 
 
 def test_attention_is_unfused_only_where_vmap_runs_through_it():

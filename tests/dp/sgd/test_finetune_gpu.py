@@ -52,7 +52,6 @@ def test_the_budget_is_kept_and_a_seed_repeats_the_noise(trainable: str) -> None
             trainable=trainable,
         ).fit()
         assert done.statement.epsilons.substitute <= 4.0
-        assert done.peak_memory > 0
         ends.append(torch.cat([p.detach().flatten() for p in done.model.parameters()]))
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
