@@ -9,7 +9,7 @@ For a linear head the residuals p - y of two inputs under one label agree in sig
 inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
 features have one sign, corners of the box that share few features with x do best. The descent starts from both.
 
-A crafted input lies within each feature's range, or within a norm, so that it could be a record. The gradient of a
+A crafted input lies within each feature's range in the data, so that it could be a record. The gradient of a
 linear head is the outer product of the residual p - y and (x, 1), so the cosine of two gradients is
 that of the residuals times that of the (x, 1), and no gradient has to be formed.
 """
@@ -21,15 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from safexplain._validate import check_number
 from safexplain.audit.canaries.batched.networks import LinearHead, residual
 from safexplain.audit.canaries.canary import Model
-from safexplain.errors import InputError
 
-__all__ = ["Ball", "Bounds", "Box", "Similarity", "Target", "craft_input", "loss", "region"]
-
-Bounds = tuple[Tensor, Tensor] | float | None
-"""Lower and upper end of each feature, the largest 2-norm of an input, or None for the ranges of the data."""
+__all__ = ["Box", "Similarity", "Target", "craft_input", "loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,47 +50,6 @@ class Box:
         """
         w = weights.view(-1, *[1] * x.dim()) / 2
         return torch.where(x * self.low - w * self.low**2 <= x * self.high - w * self.high**2, self.low, self.high)
-
-
-@dataclass(frozen=True, eq=False)
-class Ball:
-    """Inputs of 2-norm at most `radius`."""
-
-    radius: float
-    numbers: int
-
-    @property
-    def width(self) -> Tensor:
-        """Of each feature, in an input on the sphere: twice the root mean square."""
-        return torch.tensor(2 * self.radius / self.numbers**0.5)
-
-    def project(self, x: Tensor) -> Tensor:
-        """(n, ...) to the nearest inputs inside."""
-        norms = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, *[1] * (x.dim() - 1))
-        inside: Tensor = x * (self.radius / norms).clamp(max=1.0)
-        return inside
-
-    def corners(self, x: Tensor, weights: Tensor) -> Tensor:
-        """The one that is opposite to x."""
-        return self.project(-x[None] * (self.radius / torch.linalg.vector_norm(x)))
-
-
-def region(bounds: Bounds, x: Tensor) -> Box | Ball:
-    """The region that bounds stand for, with data x (n, ...).
-
-    Raises:
-        InputError: bounds of another shape, not finite, or empty.
-    """
-    if bounds is None:
-        return Box(x.amin(0), x.amax(0))
-    if not isinstance(bounds, tuple):
-        return Ball(check_number("bounds", bounds, above=0.0), x[0].numel())
-    if len(bounds) != 2:
-        raise InputError(f"bounds: expected (low, high), one number for the norm, or None, got {len(bounds)} values")
-    low, high = (torch.as_tensor(b).to(x).expand(x.shape[1:]) for b in bounds)
-    if not bool((low <= high).all()) or not bool((low.isfinite() & high.isfinite()).all()):
-        raise InputError("bounds: expected finite ends with low <= high for every feature")
-    return Box(low, high)
 
 
 _NUMBERS = 2**24
@@ -165,8 +119,12 @@ class Target:
 
 
 _SCALES = 64
+_STEPS = 200
+"""Of Adam."""
 _RATE = 0.02
 """Of Adam, in widths of a feature."""
+_STARTS = 4
+"""Inputs that are descended from."""
 
 
 def loss(found: Similarity, norm: float) -> Tensor:
@@ -174,7 +132,7 @@ def loss(found: Similarity, norm: float) -> Tensor:
     return found.cosine + (found.norm / norm - 1).square()
 
 
-def craft_input(target: Target, within: Box | Ball, records: Tensor, *, norm: float, steps: int, starts: int) -> Tensor:
+def craft_input(target: Target, within: Box, records: Tensor, *, norm: float) -> Tensor:
     """The input with the least loss that projected Adam reaches, from the best of many inputs.
 
     Args:
@@ -182,20 +140,18 @@ def craft_input(target: Target, within: Box | Ball, records: Tensor, *, norm: fl
         within: the inputs that are allowed.
         records: (k, ...) inputs of the data, also tried as starts.
         norm: of the gradient that is wanted.
-        steps: of Adam.
-        starts: how many of the inputs are descended from.
 
     Returns:
         The input, of the shape of one record.
     """
     tried = _candidates(target.x, within, records)
     losses = loss(target.to_all(tried, target.label.expand(len(tried))), norm)
-    chosen = losses.topk(min(starts, len(tried)), largest=False).indices
+    chosen = losses.topk(min(_STARTS, len(tried)), largest=False).indices
     best, least = tried[chosen], losses[chosen]
     x, width = best.clone(), within.width.to(best)
     move = torch.zeros_like(x)  # of one step, in widths
     adam = torch.optim.Adam([move], eps=1e-12)
-    for step in range(1, steps + 1):
+    for step in range(1, _STEPS + 1):
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             now = loss(target.to(leaf, target.label.expand(len(leaf))), norm)
@@ -203,19 +159,19 @@ def craft_input(target: Target, within: Box | Ball, records: Tensor, *, norm: fl
         better = now.detach() < least
         least = torch.where(better, now.detach(), least)
         best = torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best)
-        adam.param_groups[0]["lr"] = _RATE * (1 - step / (steps + 1))
+        adam.param_groups[0]["lr"] = _RATE * (1 - step / (_STEPS + 1))
         adam.step()
         x = within.project(x + width * move)
         move.zero_()
     return best[least.argmin()]
 
 
-def _candidates(x: Tensor, within: Box | Ball, records: Tensor) -> Tensor:
+def _candidates(x: Tensor, within: Box, records: Tensor) -> Tensor:
     """(k, ...): inputs from 0 to the opposite of x, corners at several scales, records, and the mirror image of x."""
     scales = torch.logspace(-2, 3, _SCALES, dtype=x.dtype, device=x.device)
     weights = torch.logspace(-2, 2, 16, dtype=x.dtype, device=x.device) * x.abs().mean() / within.width.to(x).mean()
     corners = within.corners(x, weights)
-    mirrored = [within.low + within.high - x] if isinstance(within, Box) else []
+    mirrored = (within.low + within.high - x)[None]
     shape = [-1, *[1] * x.dim()]
-    found = [-scales.view(shape) * x, *(corners * c for c in (1.0, 0.5, 0.25, 0.125)), records]
-    return within.project(torch.cat([*found, *(m[None] for m in mirrored)]))
+    found = [-scales.view(shape) * x, *(corners * c for c in (1.0, 0.5, 0.25, 0.125)), records, mirrored]
+    return within.project(torch.cat(found))

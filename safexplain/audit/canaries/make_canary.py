@@ -17,7 +17,7 @@ from safexplain.audit.canaries.canary import (
     check_records,
     check_target,
 )
-from safexplain.audit.canaries.craft_input import Bounds, Target, craft_input, region
+from safexplain.audit.canaries.craft_input import Box, Target, craft_input
 from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
@@ -36,10 +36,6 @@ def make_canary(
     reference: Reference,
     *,
     auxiliary: tuple[Tensor, Tensor] | None = None,
-    classes: int | None = None,
-    bounds: Bounds = None,
-    steps: int = 200,
-    starts: int = 4,
     generator: torch.Generator | None = None,
 ) -> Canary:
     """The canary of a scenario for the reference's target record z.
@@ -47,7 +43,7 @@ def make_canary(
     | scenario | z' |
     |---|---|
     | gradient | no record: gradients +C and -C at the parameter that moves least |
-    | crafted | an input within `bounds`, under z's label, made so that its gradient opposes z's |
+    | crafted | an input within the ranges of `x`, under z's label, made so that its gradient opposes z's |
     | mislabelled | z's input under the label whose gradient opposes z's most |
     | natural | the auxiliary record whose gradient opposes z's most |
 
@@ -58,23 +54,19 @@ def make_canary(
         y: (n,) labels.
         reference: of the same data; `dataclasses.replace(reference, target=...)` for another target.
         auxiliary: records (x, y) that are not in the data, for "natural".
-        classes: labels that "mislabelled" may give are below it; None: all of the network's.
-        bounds: of the crafted input: (low, high) of each feature, the largest 2-norm, or None for the ranges of `x`.
-        steps: of the descent of "crafted".
-        starts: how many inputs that descent starts from.
         generator: of the records that "crafted" tries as starts, on the device of `x`; None: the first ones.
 
     Returns:
         The canary, with the cosine and the norms of the two gradients under the reference model if it is a record.
 
     Raises:
-        ConfigurationError: an unknown scenario, or one that is not crafted.
+        ConfigurationError: a scenario that has none.
         InputError: data that cannot be used, or no auxiliary records for "natural".
     """
-    if scenario == "worst-case":
-        raise ConfigurationError('scenario "worst-case" has no data and no model: see `worst_case`, nothing is crafted')
-    if scenario not in get_args(ScenarioName):
-        raise ConfigurationError(f"scenario: expected one of {', '.join(get_args(ScenarioName))}; got {scenario!r}")
+    if scenario not in ("gradient", *get_args(RecordScenario)):
+        raise ConfigurationError(
+            f"scenario: expected gradient, {', '.join(get_args(RecordScenario))}; got {scenario!r}"
+        )
     check_records("data", network, x, y)
     check_target(reference.target, len(x))
     if len(reference.theta) != network.parameters:
@@ -87,25 +79,20 @@ def make_canary(
     x = at_least_single(x)
     target = Target(network, reference.theta, x[reference.target], int(y[reference.target]))
     if scenario == "mislabelled":
-        return _mislabelled(target, reference.target, network.classes if classes is None else classes)
+        return _mislabelled(target, reference.target)
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
         raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; make it on their embeddings")
-    if steps < 0 or starts < 1:
-        raise ConfigurationError(f"expected steps of at least 0 and starts of at least 1, got {steps} and {starts}")
     order = torch.arange(len(x)) if generator is None else torch.randperm(len(x), generator=generator, device=x.device)
     norm = max(target.norm, reference.bound or 0.0)
-    tried = x[order[:_RECORDS]]
-    made = craft_input(target, region(bounds, x), tried, norm=norm, steps=steps, starts=starts)
+    made = craft_input(target, Box(x.amin(0), x.amax(0)), x[order[:_RECORDS]], norm=norm)
     return _record("crafted", target, reference.target, made, target.y)
 
 
-def _mislabelled(target: Target, row: int, classes: int) -> RecordCanary:
+def _mislabelled(target: Target, row: int) -> RecordCanary:
     """Algorithm 4, all labels at once."""
-    if not 2 <= classes <= target.network.classes:
-        raise ConfigurationError(f"classes: expected 2 to {target.network.classes}, the network's, got {classes}")
-    others = torch.tensor([c for c in range(classes) if c != target.y], device=target.x.device)
+    others = torch.tensor([c for c in range(target.network.classes) if c != target.y], device=target.x.device)
     found = target.to_all(target.x.expand(len(others), *target.x.shape), others)
     return _record("mislabelled", target, row, target.x, int(others[found.cosine.argmin()]))
 

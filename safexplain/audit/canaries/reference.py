@@ -14,7 +14,7 @@ from torch import Tensor
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import Network
-from safexplain.audit.canaries.canary import Model, at_least_single, check_data, check_target
+from safexplain.audit.canaries.canary import Model, at_least_single, check_data
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
 from safexplain.errors import ConfigurationError, InputError
@@ -22,7 +22,7 @@ from safexplain.errors import ConfigurationError, InputError
 __all__ = ["Reference", "reference", "true_class_probability"]
 
 _LOOKS = 100
-"""How often the confidence is read in a training, unless told."""
+"""How often, about, the confidence is read in a training."""
 _ROWS = 2**14
 """Records whose confidence is read together."""
 
@@ -33,8 +33,7 @@ class Reference:
 
     Args:
         theta: (P,) parameters at the end of the training without clipping.
-        target: row of the record whose true class had the least probability, on average over that training; or the one
-            that was asked for.
+        target: row of the record whose true class had the least probability, on average over that training.
         confidence: (n,) that average for each record.
         bound: clipping bound C of the recipe; None: it does not clip.
         movement: (P,) sum over the steps of the clipped training of how far each parameter moved, its absolute value;
@@ -73,8 +72,6 @@ def reference(
     *,
     generator: torch.Generator,
     initial: Tensor | None = None,
-    target: int | None = None,
-    every: int | None = None,
     movement: bool | None = None,
     progress: Progress = silent,
 ) -> Reference:
@@ -89,8 +86,6 @@ def reference(
         recipe: of the training that is audited.
         generator: of sampling and initialisation, on the device of `x`.
         initial: (P,) where training starts; None: as the network says.
-        target: a row to take as the target; None: the one that the training is least sure of.
-        every: read the confidence at every such step; None: about 100 times.
         movement: whether to run the clipped training, which only a gradient canary needs; None: if the recipe clips.
         progress: told about both trainings.
 
@@ -99,32 +94,28 @@ def reference(
         ConfigurationError: `movement` of a recipe without clipping, or a value out of range.
     """
     check_data(network, x, y)
-    if target is not None:
-        check_target(target, len(x))
     if movement is None:
         movement = recipe.clipping is not None
     elif movement and recipe.clipping is None:
         raise ConfigurationError("movement is that of a clipped training: give the recipe a clipping")
     if generator.device.type != x.device.type:
         raise InputError(f"the generator is on {generator.device}, the data are on {x.device}; make it there")
-    every = max(1, recipe.steps // _LOOKS) if every is None else every
-    if not 1 <= every <= recipe.steps:
-        raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
     x, y = at_least_single(x), y.long()
     start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
     if start.shape[1] != network.parameters:
         raise InputError(f"initial: expected {network.parameters} parameters, got {start.shape[1]}")
     rows = Rows.of(x, y, bias=network.bias)
 
-    confidence, looks, theta = torch.zeros(len(x), dtype=torch.float64, device=x.device), 0, start
+    every, theta = max(1, recipe.steps // _LOOKS), start
+    confidence = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
         progress("reference", step, recipe.steps)
         if step % every == 0:
             confidence += true_class_probability(network, theta, x, y)
-            looks += 1
-    confidence /= looks
-    least = int(confidence.argmin()) if target is None else target
-    found = Reference(theta[0], least, confidence, None if recipe.clipping is None else recipe.clipping.bound)
+    confidence /= recipe.steps // every
+    found = Reference(
+        theta[0], int(confidence.argmin()), confidence, None if recipe.clipping is None else recipe.clipping.bound
+    )
     if not bool(theta.isfinite().all()):
         raise InputError("the parameters of the reference training are no longer finite; lower the learning rate")
     return _moved(network, rows, recipe, start, found, generator, progress) if movement else found

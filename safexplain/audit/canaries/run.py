@@ -189,9 +189,8 @@ def canary_for(setting: Setting, scenario: ScenarioName, *, seed: int = 0, progr
         movement=scenario == "gradient",
     )  # fmt: skip
     made = make_canary(
-        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary,
-        classes=setting.recipe.classes, generator=generator,
-    )  # fmt: skip
+        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, generator=generator
+    )
     progress("crafting", 1, 1)
     return made
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from safexplain.audit.canaries import reference as module
 from safexplain.audit.canaries.batched.networks import MLP, LinearHead
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
@@ -64,7 +65,7 @@ def test_the_target_is_the_record_that_the_training_is_least_sure_of(network, op
     x, y = data()
     recipe = replace(RECIPE, optimizer=optimizer, momentum=0.0 if optimizer == "adam" else 0.5)
     start = network.initial(1, seeded(), x.device, x.dtype)[0]
-    found = reference(network, x, y, recipe, generator=seeded(), initial=start, every=1)
+    found = reference(network, x, y, recipe, generator=seeded(), initial=start)
     path = slow_training(network, x, y, start, optimizer=optimizer)[1:]
     confidence = torch.stack([(-slow_losses(network, theta, x, y)).exp() for theta in path]).mean(0)
     torch.testing.assert_close(found.confidence, confidence)
@@ -95,28 +96,21 @@ def test_the_drift_is_of_the_batches_that_the_movement_is_of():
     assert found.drift.shape == (STEPS + 1,)
 
 
-def test_confidence_is_read_at_every_step_that_is_asked_for():
+def test_confidence_is_read_at_equal_distances(monkeypatch):
+    monkeypatch.setattr(module, "_LOOKS", 2)
     x, y = data()
     network = LinearHead(D, CLASSES)
     path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64))
-    found = reference(network, x, y, RECIPE, generator=seeded(), every=5)
-    expected = torch.stack([(-slow_losses(network, path[t], x, y)).exp() for t in (5, 10)]).mean(0)
+    found = reference(network, x, y, RECIPE, generator=seeded())
+    expected = torch.stack([(-slow_losses(network, path[t], x, y)).exp() for t in (6, 12)]).mean(0)
     torch.testing.assert_close(found.confidence, expected)
 
 
-def test_a_target_that_is_asked_for_is_taken_and_left_out():
-    x, y = data()
-    network = LinearHead(D, CLASSES)
-    found = reference(network, x, y, RECIPE, generator=seeded(), target=3)
-    path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64), clip=0.7, left_out=3)
-    torch.testing.assert_close(found.movement, torch.stack(path).diff(dim=0).abs().sum(0))
-    assert found.target == 3
-
-
-def test_one_logit_gives_the_confidence_of_both_classes():
+def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
+    monkeypatch.setattr(module, "_LOOKS", 1)
     x, y = data()
     recipe = replace(RECIPE, classes=2, one_logit=True)
-    found = reference(LinearHead(D, 2, one_logit=True), x, y % 2, recipe, generator=seeded(), every=STEPS)
+    found = reference(LinearHead(D, 2, one_logit=True), x, y % 2, recipe, generator=seeded())
     p = (x @ found.theta[:D] + found.theta[D]).sigmoid()
     torch.testing.assert_close(found.confidence, torch.where(y % 2 == 1, p, 1 - p))
 
@@ -231,8 +225,6 @@ def test_data_that_cannot_be_used_are_refused(what, says):
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"target": N}, InputError, "row from 0 to 13"),
-        ({"every": 0}, ConfigurationError, "1 to 12"),
         ({"initial": torch.zeros(3)}, InputError, "expected 15 parameters, got 3"),
         ({"recipe": replace(RECIPE, clipping=None), "movement": True}, ConfigurationError, "give the recipe"),
         ({"recipe": replace(RECIPE, lr=1e300, clipping=None, l2=1e9)}, InputError, "lower the learning rate"),

@@ -97,15 +97,11 @@ def make_record(
     network = ModuleNetwork(model, classes)
     generator = torch.Generator(x.device).manual_seed(seed)
     confidence = true_class_probability(network, network.theta[None], x, y)
-    if target is not None:
-        check_target(target, len(x))
     at = int(confidence.argmin()) if target is None else target
     found = make_canary(
-        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, classes=classes,
-        generator=generator,
-    )  # fmt: skip
-    if not isinstance(found, RecordCanary):
-        raise ConfigurationError(f"scenario {scenario!r} has no record canary")
+        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, generator=generator
+    )
+    assert isinstance(found, RecordCanary)
     return found
 
 
