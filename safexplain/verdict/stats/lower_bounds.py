@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +20,7 @@ from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
 from safexplain.verdict.stats.bound_methods import METHODS, BoundMethod, ErrorCounts, Method
 from safexplain.verdict.stats.roc import check_confidence, upper_limits
-from safexplain.verdict.stats.tradeoff import Family
+from safexplain.verdict.stats.tradeoff import Claimed, Family
 
 Array = NDArray[np.float64]
 
@@ -82,32 +83,13 @@ def epsilon_from_errors(
 
 
 def epsilon_ceiling(
-    negatives: int,
-    positives: int,
-    delta: float,
-    method: BoundMethod = "pld",
-    *,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
+    negatives: int, positives: int, delta: float, method: BoundMethod = "pld", **claimed: Unpack[Claimed]
 ) -> float:
     """The bound of an attack without any error: the most that so many counted runs can show.
 
     Arguments and errors are those of `epsilon_from_errors`, without the errors counted.
     """
-    return epsilon_from_errors(
-        0,
-        negatives,
-        0,
-        positives,
-        delta,
-        method,
-        confidence=confidence,
-        sample_rate=sample_rate,
-        steps=steps,
-        sampling=sampling,
-    )
+    return epsilon_from_errors(0, negatives, 0, positives, delta, method, **claimed)
 
 
 def checked_method(name: str, delta: float, confidence: float) -> Method:
@@ -202,7 +184,7 @@ def bound_epsilon(
         confidence: of the bound.
         sample_rate: q of the claimed mechanism ("pld").
         steps: of the claimed mechanism ("pld").
-        sampling: of the claimed mechanism ("pld"); None for "poisson", or a full batch where the sample rate is 1.
+        sampling: of the claimed mechanism ("pld"), as in `epsilon_from_errors`.
         seed: of the random part.
 
     Raises:
@@ -236,11 +218,8 @@ def epsilon_lower_bound(
     method: BoundMethod = "pld",
     *,
     threshold: float | None = None,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
     seed: int = 0,
+    **claimed: Unpack[Claimed],
 ) -> float:
     """The number of `bound_epsilon`, with the same arguments and errors.
 
@@ -251,18 +230,7 @@ def epsilon_lower_bound(
         >>> round(epsilon_lower_bound(a, b, 1e-5, threshold=0.0), 1)
         9.4
     """
-    return bound_epsilon(
-        scores_d,
-        scores_d_prime,
-        delta,
-        method,
-        threshold=threshold,
-        confidence=confidence,
-        sample_rate=sample_rate,
-        steps=steps,
-        sampling=sampling,
-        seed=seed,
-    ).epsilon
+    return bound_epsilon(scores_d, scores_d_prime, delta, method, threshold=threshold, seed=seed, **claimed).epsilon
 
 
 def _scores(name: str, scores: ArrayLike) -> Array:

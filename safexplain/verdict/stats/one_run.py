@@ -7,7 +7,7 @@ several numbers is no bound, unless each has its part of 1 - confidence.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 from scipy.optimize import brentq
@@ -16,7 +16,7 @@ from scipy.stats import binom
 from safexplain._privacy_loss import SMALLEST_DELTA, Sampling
 from safexplain.errors import InputError
 from safexplain.verdict.stats.roc import check_confidence
-from safexplain.verdict.stats.tradeoff import Family, TradeOff, smallest_refuted
+from safexplain.verdict.stats.tradeoff import Claimed, Family, TradeOff, smallest_refuted
 
 OneRunMethod = Literal["f-dp", "steinke"]
 
@@ -68,31 +68,13 @@ def one_run_lower_bound(
 
 
 def one_run_ceiling(
-    guesses: int,
-    canaries: int,
-    delta: float,
-    method: OneRunMethod = "f-dp",
-    *,
-    confidence: float = 0.95,
-    sample_rate: float = 1.0,
-    steps: int = 1,
-    sampling: Sampling | None = None,
+    guesses: int, canaries: int, delta: float, method: OneRunMethod = "f-dp", **claimed: Unpack[Claimed]
 ) -> float:
     """The bound when all guesses are right: the most that so many guesses can show.
 
     Arguments and errors are those of `one_run_lower_bound`, without the right guesses.
     """
-    return one_run_lower_bound(
-        guesses,
-        guesses,
-        canaries,
-        delta,
-        method,
-        confidence=confidence,
-        sample_rate=sample_rate,
-        steps=steps,
-        sampling=sampling,
-    )
+    return one_run_lower_bound(guesses, guesses, canaries, delta, method, **claimed)
 
 
 def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
@@ -191,6 +191,15 @@ class Family:
     def at(self, point: int) -> Steps:
         """The member at a point of the grid."""
         return Steps(math.exp(point / UNITS), self.sample_rate, self.steps, self.sampling or "poisson")
+
+
+class Claimed(TypedDict, total=False):
+    """Keyword arguments of a bound that are passed on: its confidence, and the claimed mechanism, a `Family`."""
+
+    confidence: float
+    sample_rate: float
+    steps: int
+    sampling: Sampling | None
 
 
 @dataclass(frozen=True)
