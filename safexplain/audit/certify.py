@@ -22,8 +22,8 @@ from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import Control, Evidence, Pair, is_judged, paired, title
-from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
+from safexplain.verdict.evidence import Control, Pair, is_judged, paired, title
+from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranks_of, upper_bound_rank
@@ -116,15 +116,16 @@ def conclude(
     for row, s, order, counts in zip(rows, scores, orders, judged, strict=True):
         curve, by_rank = roc(s, member), member[order]
         upper, lower = found_above(by_rank, r.upper_bound_rank), found_above(by_rank, r.lower_bound_rank)
-        evidence = Evidence(row.name, row.title_signal, row.role, max(upper, lower), lower)
         rates = tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs)
-        results.append(AttackResult(evidence, curve, rates))
+        results.append(
+            AttackResult(row.name, row.title_signal, row.role, max(upper, lower), lower, curve=curve, rates=rates)
+        )
         if counts:
             ordered.append(by_rank)
     pairs, baseline = _pairs(rows, orders, member, policy)
-    judgement = Judgement(
+    return AuditResult(
         policy,
-        tuple(a.evidence for a in results),
+        tuple(results),
         int(member.sum()),
         int((~member).sum()),
         references,
@@ -134,8 +135,9 @@ def conclude(
         split,
         uses,
         forced,
+        orders=tuple(ordered),
+        sizes=sizes or {"certification": len(member)},
     )
-    return AuditResult(judgement, tuple(results), tuple(ordered), sizes or {"certification": len(member)})
 
 
 def _pairs(

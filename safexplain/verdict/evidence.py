@@ -56,7 +56,7 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return _written(self)
+        return _written(self, Evidence)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
@@ -90,7 +90,7 @@ class Pair:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return _written(self)
+        return _written(self, Pair)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Pair:
@@ -130,7 +130,7 @@ class Control:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**_written(self), "numbers": dict(self.numbers)}
+        return {**_written(self, Control), "numbers": dict(self.numbers)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Control:
@@ -162,8 +162,8 @@ def count_in(content: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _written(of: Evidence | Pair | Control) -> dict[str, Any]:
-    return {KEYS.get(f.name, f.name): getattr(of, f.name) for f in fields(of)}
+def _written(of: Any, kind: type[Evidence | Pair | Control]) -> dict[str, Any]:
+    return {KEYS.get(f.name, f.name): getattr(of, f.name) for f in fields(kind)}
 
 
 def _counts(of: type[Evidence | Pair], content: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ rates, and what a larger sample would decide.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,6 @@ from safexplain.verdict.evidence import (
     Control,
     Evidence,
     Pair,
-    Role,
     Verdict,
     code,
     count_in,
@@ -267,8 +266,8 @@ class Judgement:
             "controls": [c.to_dict() for c in self.controls],
         }
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Judgement:
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Judgement:
         """From what `to_dict` wrote; derived fields are not read.
 
         Raises:
@@ -278,7 +277,7 @@ class Judgement:
             if not isinstance(forced := content["forced"], bool):
                 raise InputError(f"{UNREADABLE}: forced is true or false, got {forced!r:.60}")
             counts = [count_in(content, k) for k in ("members", "non_members", "references")]
-            return cls(
+            return Judgement(
                 Policy.from_dict(content["policy"]),
                 tuple(Evidence.from_dict(e) for e in content["evidence"]),
                 counts[0],
@@ -302,33 +301,17 @@ SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True, eq=False)
-class AttackResult:
-    """What one attack found.
+class AttackResult(Evidence):
+    """What one attack found: its counts, which the verdict uses, and what is shown beside them.
 
     Args:
-        evidence: the counts that the verdict uses.
+        attack, signal, role, upper_bound_count, lower_bound_count: see `Evidence`.
         curve: its ROC over the scored examples.
         rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
     """
 
-    evidence: Evidence
     curve: RocCurve
     rates: tuple[RateAtFpr, ...]
-
-    @property
-    def attack(self) -> str:
-        """Name of the attack."""
-        return self.evidence.attack
-
-    @property
-    def signal(self) -> str:
-        """Name of what it reads."""
-        return self.evidence.signal
-
-    @property
-    def role(self) -> Role:
-        """What kind of release it reads."""
-        return self.evidence.role
 
     @property
     def auc(self) -> float:
@@ -343,14 +326,14 @@ class AttackResult:
     @property
     def code(self) -> str:
         """Name as the JSON has it."""
-        return code(self.evidence)
+        return code(self)
 
     def at(self, fpr: float) -> RateAtFpr:
         """The rate at one of the reported false-positive rates."""
         return next(r for r in self.rates if r.fpr == fpr)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+    def shown(self) -> dict[str, Any]:
+        """Its curve and rates as plain JSON types."""
         low, high = auc_interval(self.curve)
         return {
             "attack": self.attack,
@@ -368,50 +351,23 @@ class AttackResult:
 
 
 @dataclass(frozen=True, eq=False)
-class AuditResult:
+class AuditResult(Judgement):
     """All attacks under one policy, and what follows.
 
     Args:
-        judgement: counts, controls and the verdict.
-        attacks: in the order of the suite.
+        evidence: the attacks, in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
         sizes: examples in each split.
     """
 
-    judgement: Judgement
-    attacks: tuple[AttackResult, ...]
-    orders: tuple[NDArray[np.bool_], ...]
-    sizes: dict[str, int]
+    evidence: tuple[AttackResult, ...]
+    orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
+    sizes: dict[str, int] = field(kw_only=True)
 
     @property
-    def policy(self) -> Policy:
-        """What counts as a leak."""
-        return self.judgement.policy
-
-    @property
-    def members(self) -> int:
-        """Members scored."""
-        return self.judgement.members
-
-    @property
-    def non_members(self) -> int:
-        """Non-members scored."""
-        return self.judgement.non_members
-
-    @property
-    def references(self) -> int:
-        """Models that stood in for the target."""
-        return self.judgement.references
-
-    @property
-    def uses(self) -> int | None:
-        """Which configuration this is that was judged on these examples; None: not counted."""
-        return self.judgement.uses
-
-    @property
-    def controls(self) -> tuple[Control, ...]:
-        """Checks that only training tells members from non-members."""
-        return self.judgement.controls
+    def attacks(self) -> tuple[AttackResult, ...]:
+        """All attacks, judged or not."""
+        return self.evidence
 
     @property
     def judged(self) -> tuple[AttackResult, ...]:
@@ -419,33 +375,15 @@ class AuditResult:
         return tuple(a for a in self.attacks if is_judged(a.role, self.policy))
 
     @property
-    def judged_confidence(self) -> float:
-        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
-        return 1 - self.judgement.ranks.lower_risk
-
-    def bounds(self, attack: AttackResult) -> tuple[float, float]:
-        """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
-        return self.judgement.bounds(attack.evidence)
-
-    def proven(self, attack: AttackResult) -> bool:
-        """Whether this attack alone proves a leak."""
-        return self.judgement.proven(attack.evidence)
-
-    @property
     def strongest(self) -> AttackResult:
         """The judged attack that decides."""
-        best = self.judgement.strongest
-        return next(a for a in self.attacks if a.evidence is best)
+        best = super().strongest
+        return next(a for a in self.attacks if a is best)
 
     @property
-    def verdict(self) -> Verdict:
-        """Certified, leak or inconclusive."""
-        return self.judgement.verdict
-
-    @property
-    def exit_code(self) -> int:
-        """0 certified, 1 leak, 3 inconclusive."""
-        return self.judgement.exit_code
+    def judged_confidence(self) -> float:
+        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
+        return 1 - self.ranks.lower_risk
 
     @cached_property
     def could_certify(self) -> float:
@@ -455,15 +393,15 @@ class AuditResult:
     @cached_property
     def needed(self) -> Needed | None:
         """A sample that would probably decide; None if the verdict is there or none would."""
-        if self.verdict != "inconclusive" or self.judgement.failed or self.policy.claim == "excess" or not self.orders:
+        if self.verdict != "inconclusive" or self.failed or self.policy.claim == "excess" or not self.orders:
             return None
         return needed(self.policy, list(self.orders))
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words."""
-        text = self.judgement.sentence
-        if self.verdict != "inconclusive" or self.judgement.failed or self.judgement.split != "certification":
+        """The verdict in plain words, and what a larger sample would decide."""
+        text = super().sentence
+        if self.verdict != "inconclusive" or self.failed or self.split != "certification":
             return text
         if self.needed is not None and self.references:
             n = self.needed
@@ -477,13 +415,12 @@ class AuditResult:
         """Plain JSON types."""
         n = self.needed
         return {
-            **self.judgement.to_dict(),
-            "sentence": self.sentence,
+            **super().to_dict(),
             "judged": [
                 {"attack": a.attack, "signal": a.signal, "low": self.bounds(a)[0], "high": self.bounds(a)[1]}
                 for a in self.judged
             ],
-            "attacks": [a.to_dict() for a in self.attacks],
+            "attacks": [a.shown() for a in self.attacks],
             "could_certify": self.could_certify,
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
             "splits": dict(self.sizes),

@@ -163,8 +163,8 @@ def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     assert "likelihood ratio of the predicted label" in passing.sentence
     leaking = certify(with_label(synthetic(leak=3.0, examples=6000)), excess)
     assert leaking.verdict == "leak"
-    alone = leaking.judgement.pairs[0]
-    low, high = leaking.judgement.excess(alone)
+    alone = leaking.pairs[0]
+    low, high = leaking.excess(alone)
     by_hand = {a.code: a.at(0.05).tpr for a in leaking.attacks}
     difference = by_hand[f"{alone.attack} on {alone.signal}"] - by_hand["LabelLikelihoodRatio on label"]
     assert low < difference < high
@@ -202,7 +202,7 @@ def test_the_bounds_count_members_above_thresholds_at_ranks():
     result = certify(signals, LOOSE)
     assert len(result.judged) == 6
     assert result.judged_confidence == pytest.approx(1 - 0.05 / 6)
-    ranks = result.judgement.ranks
+    ranks = result.ranks
     scores, member = -signals.values["l1"][0], signals.membership[0]
     (attack,) = [a for a in result.judged if a.code == "Threshold on l1"]
     low = lower_bound(slow_count(scores, member, ranks.lower_bound_rank), result.members, 0.05 / 6 / 2)
@@ -480,7 +480,7 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
     result = certify(replace(leaking, values={**leaking.values, "label": wrong * 1.0}, attributions=maps), LOOSE)
     assert len(result.attacks) == 20
     blind = ("attributions:sign", "attributions:rank")  # all entries of these maps are equal
-    result = replace(result, attacks=tuple(a for a in result.attacks if a.signal not in blind))
+    result = replace(result, evidence=tuple(a for a in result.attacks if a.signal not in blind))
     assert {a.title: round(a.auc, 2) for a in result.attacks if a.auc < 0.7} == {}
 
 

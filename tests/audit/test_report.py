@@ -62,7 +62,7 @@ EXCESS = replace(POLICY, claim="excess", max_excess=0.3)
 
 def changed(found: AuditResult, **changes: object) -> AuditResult:
     """The same with another judgement."""
-    return replace(found, judgement=replace(found.judgement, **changes))  # type: ignore[arg-type]
+    return replace(found, **changes)  # type: ignore[arg-type]
 
 
 def native(leak: float = 1.0) -> Configuration:
@@ -263,23 +263,20 @@ def test_the_strongest_attacks_come_first_and_the_weak_ones_are_folded_away_but_
 
 def only_two(found: AuditResult) -> AuditResult:
     kept = found.judged[:2]
-    judgement = replace(found.judgement, evidence=tuple(a.evidence for a in kept), pairs=(), baseline="")
-    return replace(found, judgement=judgement, attacks=kept, orders=found.orders[:2])
+    return replace(found, evidence=kept, orders=found.orders[:2], pairs=(), baseline="")
 
 
 def test_excess_is_the_paired_difference_to_the_label_alone_with_the_judgements_bounds() -> None:
     found = result(1.0)
     rates = {a.code: a.at(0.1).tpr for a in found.attacks}
     (table,) = excess_tables([native()])
-    assert {row.title for row in (*table.shown, *table.folded)} == {
-        f"{p.attack} on {p.signal}" for p in found.judgement.pairs
-    }
+    assert {row.title for row in (*table.shown, *table.folded)} == {f"{p.attack} on {p.signal}" for p in found.pairs}
     rows = Page(render(report(native(), pictures=None))).rows
-    for pair in found.judgement.pairs:
+    for pair in found.pairs:
         code = f"{pair.attack} on {pair.signal}"
         difference = rates[code] - rates["LabelLikelihoodRatio on label"]
         assert excess_over_baseline(found, pair.attack, pair.signal) == pytest.approx(difference)
-        low, high = found.judgement.excess(pair)
+        low, high = found.excess(pair)
         numbers = [f"{100 * difference:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}"]
         assert [r for r in rows if code in r and all(n.replace("-", "−") in r for n in numbers)], (code, numbers)
     alone = changed(found, pairs=(), baseline="")
@@ -298,7 +295,7 @@ def test_under_the_claim_excess_the_limit_is_that_of_the_excess() -> None:
     (table,) = excess_tables([configuration])
     words = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
     for row in (*table.shown, *table.folded):
-        low, high = found.judgement.decisive[row.title]
+        low, high = found.decisive[row.title]
         kind = "above" if low > 0.3 else "below" if high <= 0.3 else "open"
         assert (row.tone, row.says) == (kind, words[kind])
     whole = Page(render(report(native(), pictures=None))).text
@@ -542,7 +539,7 @@ def test_uses_of_the_examples_are_stated_and_more_than_one_is_a_warning(
     uses: int | None, shown: str, warns: int
 ) -> None:
     calm = result(0.0)
-    found = replace(calm, judgement=replace(calm.judgement, uses=uses, forced=True))
+    found = replace(calm, uses=uses, forced=True)
     html = render(report(Configuration("custom", "", found), pictures=None))
     facts = html[html.index('<dl class="facts"') : html.index("</dl>")]
     assert facts.count('class="warns"') == warns
@@ -676,7 +673,7 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 def test_unusable_parts_are_refused_with_the_reason() -> None:
     found = result(1.0)
     beside = tuple(a for a in found.attacks if a.role in ("label", "loss"))
-    unjudged = replace(changed(found, evidence=tuple(a.evidence for a in beside), pairs=()), attacks=beside, orders=())
+    unjudged = replace(found, evidence=beside, pairs=(), orders=())
     with pytest.raises(InputError, match="at least one audited configuration"):
         report(configurations=())
     with pytest.raises(InputError, match="no attack on the explanation"):

@@ -382,7 +382,7 @@ def compared(excess, *, cliff, strength=0.3, audits=150, n=600):
             mine[member] += edge - distributions.norm.isf(strength + excess)
         scores = [mine, base]
         orders = [by_score(s, number) for s in scores]
-        judgement = conclude(ROWS, scores, orders, member, EXCESS).judgement
+        judgement = conclude(ROWS, scores, orders, member, EXCESS)
         bounds.append(judgement.excess(judgement.pairs[0]))
     return np.array(bounds)
 

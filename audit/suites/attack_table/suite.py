@@ -239,13 +239,13 @@ def measure(task: Task, size: Size, shadows: Shadows, explainer: str, name: str,
 def summary(result: AuditResult) -> dict[str, Any]:
     """What `written` says, the verdict on the excess over the label, and how far each attack is above the label."""
     label = next(a for a in result.attacks if a.role == "label").at(POLICY.fpr).tpr
-    pairs = {(p.attack, p.signal): result.judgement.excess(p) for p in result.judgement.pairs}
+    pairs = {(p.attack, p.signal): result.excess(p) for p in result.pairs}
     cell = written(result)
     for a, plain in zip(result.attacks, cell["attacks"], strict=True):
         beside = pairs.get((a.attack, a.signal))
         plain["over_label"] = a.at(POLICY.fpr).tpr - label
         plain["over_label_bounds"] = beside and list(beside)
-    excess = replace(result.judgement, policy=replace(POLICY, claim="excess"))
+    excess = replace(result, policy=replace(POLICY, claim="excess"))
     return cell | {
         "splits": result.sizes,
         "verdict_on_excess": excess.verdict,

@@ -435,7 +435,7 @@ def whole_audits(setting: str, first: int, audits: int) -> list[dict[str, Any]]:
     made = []
     for number in range(first, first + audits):
         began = time.perf_counter()
-        judgement = certify(signals_of(setting, number), Policy(), seed=number).judgement
+        judgement = certify(signals_of(setting, number), Policy(), seed=number)
         without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
         failed = [c.name for c in judgement.controls if c.failed]
         both = {"verdict": judgement.verdict, "without_controls": without.verdict}

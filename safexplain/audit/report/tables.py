@@ -220,7 +220,7 @@ def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable,
 
 def standing(result: AuditResult, code: str) -> Standing:
     """How a judged attack stands to the policy's limit."""
-    bounds = result.judgement.decisive.get(code)
+    bounds = result.decisive.get(code)
     if bounds is None:
         return "beside"
     limit = result.policy.limit
@@ -350,7 +350,7 @@ class UtilityRow:
 
 def excess_tables(configurations: Sequence[Configuration]) -> tuple[ExcessTable, ...]:
     """One table for each configuration that has a baseline, the audited one first."""
-    return tuple(_excess(c) for c in reversed(configurations) if c.result.judgement.pairs)
+    return tuple(_excess(c) for c in reversed(configurations) if c.result.pairs)
 
 
 def excess_over_baseline(result: AuditResult, attack: str, signal: str) -> float:
@@ -385,14 +385,14 @@ def utility_rows(configurations: Sequence[Configuration]) -> tuple[UtilityRow, .
 
 
 def _baseline_rate(result: AuditResult) -> float:
-    baseline = next(a for a in result.attacks if a.title == result.judgement.baseline)
+    baseline = next(a for a in result.attacks if a.title == result.baseline)
     return baseline.at(result.policy.fpr).tpr
 
 
 def _excess(configuration: Configuration) -> ExcessTable:
     result = configuration.result
-    judgement, policy = result.judgement, result.policy
-    bounds = {p: judgement.excess(p) for p in judgement.pairs}
+    policy = result.policy
+    bounds = {p: result.excess(p) for p in result.pairs}
     limit = policy.limit if policy.claim == "excess" else None
     scale = Scale.differences(min(low for low, _ in bounds.values()), max(high for _, high in bounds.values()), limit)
     best = result.strongest
@@ -401,7 +401,7 @@ def _excess(configuration: Configuration) -> ExcessTable:
     first = len(rows) if len(rows) <= FIRST + 1 else FIRST
     return ExcessTable(
         configuration,
-        judgement.baseline,
+        result.baseline,
         words.percent(_baseline_rate(result)),
         scale.axis(),
         rows[:first],

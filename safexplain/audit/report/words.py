@@ -254,7 +254,7 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
     """What the sample was, could decide, would need to be, and how often it was used."""
     result = configuration.result
     references = f"{result.references:,} reference model{'' if result.references == 1 else 's'}"
-    rest = {k: n for k, n in result.sizes.items() if n and k != result.judgement.split}
+    rest = {k: n for k, n in result.sizes.items() if n and k != result.split}
     aside = "".join(f"; {n:,} examples for {name} set aside" for name, n in rest.items() if name != "certification")
     found = [
         Fact(
@@ -279,14 +279,14 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
 def controls(configurations: Sequence[Configuration]) -> tuple[Controls, ...]:
     """Those of the audited configuration, and of the others if one of theirs failed."""
     audited = configurations[-1]
-    shown = [audited, *(c for c in configurations[:-1] if c.result.judgement.failed)]
+    shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
     return tuple(Controls(c, tuple(_card(x) for x in c.result.controls)) for c in shown if c.result.controls)
 
 
 def _needed(result: AuditResult) -> list[Fact]:
-    if result.judgement.failed:
+    if result.failed:
         return [Fact("Would decide", "no sample", "as long as a control fails, no number of examples decides", True)]
-    if result.policy.claim == "excess" or not result.references or result.judgement.split != "certification":
+    if result.policy.claim == "excess" or not result.references or result.split != "certification":
         return []
     n = result.needed
     if n is None:
@@ -304,7 +304,7 @@ def _needed(result: AuditResult) -> list[Fact]:
 
 
 def _uses(result: AuditResult, native: bool) -> Fact:
-    if result.judgement.split != "certification":
+    if result.split != "certification":
         return Fact(
             "Uses of these examples", "selection split", "to be looked at as often as one likes; nothing is decided"
         )

@@ -525,5 +525,5 @@ def test_a_certificate_is_refused_to_recourse_that_leaks(overfitted, tmp_path):
     policy = Policy(fpr=0.2, max_tpr=0.3, suite=suite)
     result = certify(Signals.load(tmp_path / "signals.npz"), policy)
     assert result.verdict == "leak"
-    assert result.judgement.strongest.attack == "DirectionLRT"
+    assert result.strongest.attack == "DirectionLRT"
     assert not [c.name for c in result.controls if c.failed]

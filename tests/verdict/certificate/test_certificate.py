@@ -91,7 +91,7 @@ def test_an_audit_of_signals_writes_what_is_read(load: Callable[..., Any]) -> No
         signals = Signals(membership, {"l1": np.exp(rng.normal(size=membership.shape) - shift * membership)})
         result = certify(signals, policy)
         found = load(made(audit=json.loads(json.dumps(result.to_dict()))))
-        assert found.judgement == result.judgement
+        assert found.judgement == Judgement.from_dict(result.to_dict())
         assert found.verdict == result.verdict
 
 
