@@ -49,24 +49,19 @@ PolicyFpr = Annotated[
 ]
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
 Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
-Force = Annotated[bool, typer.Option(help="Certify although these examples were used for other verdicts.")]
 
 
 def audit_command(
     model: Annotated[Path, typer.Argument(help="torch.export file, or a state_dict with --arch.")],
-    data: Annotated[Path | None, typer.Option(help="data.npz (x, y, member), or CSV/parquet with --label.")] = None,
+    data: Annotated[Path, typer.Option(help="data.npz, a table (columns label, member), or a folder of images.")],
     arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
-    label: Annotated[str | None, typer.Option(help="Label column of a table.")] = None,
-    members: Annotated[Path | None, typer.Option(help="Training examples: folder of class folders, or table.")] = None,
-    non_members: Annotated[Path | None, typer.Option(help="Held-out examples, in the same form.")] = None,
     explainer: Annotated[str, typer.Option(help="Any method of the catalog, as IG or Saliency.")] = "IG",
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25.")] = None,
     output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability",
     hardening: Annotated[str, typer.Option(help="recommended, none, JSON, or a JSON file.")] = "recommended",
     references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples an explanation call.")] = 256,
     near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
@@ -74,7 +69,6 @@ def audit_command(
     attacks: Attacks = None,
     privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None,
     canaries: Annotated[Path | None, typer.Option(help="canaries.json of an audit of that training.")] = None,
-    force: Force = False,
     seed: Seed = 0,
     device: Device = "auto",
     run_dir: RunDir = None,
@@ -89,7 +83,7 @@ def audit_command(
     trained = Recipe(seed=seed) if recipe is None else Recipe.from_toml(recipe)
     folder = choose_folder(run_dir, resume)
     with resumable(folder), shown(quiet or json_) as progress:
-        read = load_data(data, label=label, members=members, non_members=non_members)
+        read = load_data(data)
         loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
         notes = check_data(read, num_classes=check_model_fits(loaded.model, read))
         if loaded.fresh is None:
@@ -98,8 +92,6 @@ def audit_command(
             notes += (_no_recipe(trained),)
         options = AuditOptions(
             queries=Queries(repeats=1, near=near_duplicates, seed=seed),
-            batch_size=batch_size,
-            force=force,
             title=model.name,
             subject={model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(loaded.model.to(place)).hex()}},
             materials={f"data {read.source} sha256": read.sha256},
@@ -139,7 +131,6 @@ def attack_command(
     split: Annotated[
         str, typer.Option(help="certification, or selection: for choosing, nothing is decided there.")
     ] = "certification",
-    force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
     quiet: Quiet = False,
@@ -154,7 +145,7 @@ def attack_command(
             loaded,
             judged_by,
             split="selection" if split == "selection" else "certification",
-            uses=uses_of(loaded.meta, force),
+            uses=uses_of(loaded.meta, force=False),
             seed=seed,
             progress=progress,
         )

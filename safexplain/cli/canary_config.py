@@ -205,7 +205,7 @@ def _clipping(training: Training) -> Clipping:
 
 
 def _records(path: Path, label: str) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:
-    x, y, names = load_records(path, label=label or None)
+    x, y, names = load_records(path, label=label or "label")
     return torch.from_numpy(x), torch.from_numpy(y), names
 
 

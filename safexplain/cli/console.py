@@ -224,9 +224,11 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except torch.cuda.OutOfMemoryError:
-        return _fail("out of GPU memory; try a smaller --batch-size, or --device cpu", USAGE)
+        return _fail("out of GPU memory; try --device cpu, or in Python a smaller AuditOptions(batch_size=...)", USAGE)
     except MemoryError:
-        return _fail("out of memory; try a smaller --batch-size or fewer --references", USAGE)
+        return _fail(
+            "out of memory; try fewer --references, or in Python a smaller AuditOptions(batch_size=...)", USAGE
+        )
     except OSError as error:
         return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", USAGE)
     except Exception as error:

@@ -213,11 +213,6 @@ def test_an_exported_model_is_audited_natively_and_hardened(
     second = json.loads(cli(*command, *other, "--run-dir", tmp_path / "second", "--json")[1])
     assert second["uses"] == 2
     assert second["verdict"] != "certified"
-    forced, out, _ = cli(
-        *command, *other, "--run-dir", tmp_path / "third", "--force", "--json", "--attacks", "Threshold"
-    )
-    assert forced in (1, 3)
-    assert (json.loads(out)["uses"], json.loads(out)["forced"]) == (2, True)
 
 
 def test_a_state_dict_with_its_architecture_and_an_unhardened_release(

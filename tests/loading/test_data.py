@@ -42,7 +42,7 @@ def rows(n=40, width=4, classes=3):
 
 def data(**changes):
     made = rows()
-    base = AuditData(made["x"], made["y"].astype(np.int64), made["member"], None, None, False, "0" * 64, "rows.npz")
+    base = AuditData(made["x"], made["y"].astype(np.int64), made["member"], None, None, "0" * 64, "rows.npz")
     return dataclasses.replace(base, **changes)
 
 
@@ -72,7 +72,7 @@ def digits(tmp_path_factory):
     root = tmp_path_factory.mktemp("digits")
     images, labels = load_digits(return_X_y=True)
     for i in range(60):
-        folder = root / ("in" if i // 10 % 2 == 0 else "out") / str(labels[i])
+        folder = root / ("members" if i // 10 % 2 == 0 else "non-members") / str(labels[i])
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((images[i].reshape(8, 8) * 15).astype(np.uint8)).save(folder / f"{i:03}.png")
     return root
@@ -89,7 +89,7 @@ def test_arrays_come_back_as_they_were_saved(tmp_path):
     np.testing.assert_array_equal(loaded.y, made["y"])
     np.testing.assert_array_equal(loaded.member, made["member"])
     assert (loaded.x.dtype, loaded.y.dtype, loaded.member.dtype) == (np.float32, np.int64, np.bool_)
-    assert (loaded.class_names, loaded.feature_names, loaded.is_image) == (None, None, False)
+    assert (loaded.class_names, loaded.feature_names) == (None, None)
     assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert loaded.source == str(path)
     assert check_data(loaded, num_classes=3) == ()
@@ -99,7 +99,6 @@ def test_eight_bit_images_are_scaled_and_channels_come_second(tmp_path):
     made = rows(12)
     pixels = np.random.default_rng(0).integers(0, 256, size=(12, 6, 5, 3), dtype=np.uint8)
     loaded = load_data(npz(tmp_path / "d.npz", **{**made, "x": pixels}))
-    assert loaded.is_image
     np.testing.assert_allclose(loaded.x, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
 
 
@@ -132,7 +131,6 @@ def test_an_eight_bit_table_is_not_scaled(tmp_path):
     table = np.full((12, 5), 200, dtype=np.uint8)
     loaded = load_data(npz(tmp_path / "d.npz", **{**rows(12), "x": table}))
     assert loaded.x.max() == 200
-    assert not loaded.is_image
 
 
 def test_labels_that_are_names_are_numbered_in_sorted_order(tmp_path):
@@ -217,8 +215,7 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
         assert expected in message(load_data, tmp_path / name, label="b"), name
     assert "does not exist" in message(load_data, tmp_path / "none.npz")
-    assert "--members" in message(load_data, tmp_path)
-    assert "no data given" in message(load_data, None)
+    assert "is a directory without members" in message(load_data, tmp_path)
 
     def refuse(self):
         raise PermissionError(13, "Permission denied")
@@ -239,22 +236,8 @@ def test_a_table_of_numbers_comes_back_column_for_column(suffix, cancer, tmp_pat
     assert loaded.feature_names == tuple(features.feature_names)
     np.testing.assert_array_equal(loaded.y, features.target)
     np.testing.assert_array_equal(loaded.member, cancer["member"] == 1)
-    assert (loaded.class_names, loaded.is_image) == (None, False)
+    assert loaded.class_names is None
     assert check_data(loaded, num_classes=2) == ()
-
-
-def test_two_tables_are_the_same_data_as_one_with_a_member_column(suffix, cancer, tmp_path):
-    inside, outside = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
-    for path, value in ((inside, 1), (outside, 0)):
-        part = cancer[cancer["member"] == value].drop(columns="member")
-        part = part[sorted(part.columns)] if value == 0 else part  # another order of columns
-        part.to_csv(path, index=False) if suffix == "csv" else part.to_parquet(path)
-    loaded = load_data(None, label="target", members=inside, non_members=outside)
-    order = np.argsort(1 - cancer["member"].to_numpy(), kind="stable")
-    np.testing.assert_allclose(loaded.x, load_breast_cancer().data[order], rtol=1e-6)
-    np.testing.assert_array_equal(loaded.member, cancer["member"].to_numpy()[order] == 1)
-    both = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in (inside, outside))
-    assert loaded.sha256 == hashlib.sha256(both.encode()).hexdigest()
 
 
 def table(path, **columns):
@@ -278,21 +261,13 @@ def test_text_becomes_one_column_a_value_and_true_false_one_column(tmp_path):
     assert loaded.y.tolist() == [1, 0, 1]
 
 
-def test_one_encoding_serves_members_and_non_members(tmp_path):
-    inside = table(tmp_path / "in.csv", job=["a", "b"], label=[0, 1])
-    outside = table(tmp_path / "out.csv", job=["c", "a"], label=[0, 1])
-    loaded = load_data(None, label="label", members=inside, non_members=outside)
-    assert loaded.feature_names == ("job=a", "job=b", "job=c")
-    assert loaded.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
-
-
 @pytest.mark.parametrize(
     "spelling",
     [[1, 0], ["true", "false"], ["True", "False"], ["YES", "no"], ["in", "out"], [" In", "Out "], [1.0, 0.0]],
 )
 def test_membership_is_read_in_the_usual_spellings(spelling, tmp_path):
-    path = table(tmp_path / "t.csv", a=[1, 2], y=[0, 1], seen=spelling)
-    assert load_data(path, label="y", member_column="seen").member.tolist() == [True, False]
+    path = table(tmp_path / "t.csv", a=[1, 2], label=[0, 1], member=spelling)
+    assert load_data(path).member.tolist() == [True, False]
 
 
 def test_missing_numbers_are_kept_for_the_check_that_names_them(tmp_path):
@@ -315,8 +290,7 @@ def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "label", "expected"),
     [
-        ({}, None, "name its label column with --label (columns: a, y, member)"),
-        ({}, "z", "has no column 'z'; pass --label with one of: a, y, member"),
+        ({}, "z", "has no label column 'z' (columns: a, y, member)"),
         ({"member": None}, "y", "has no member column 'member'"),
         ({"member": [1, 2]}, "y", "holds '2'; expected 0/1"),
         ({"y": [0.5, 1]}, "y", "expected whole class numbers"),
@@ -343,16 +317,6 @@ def test_dates_are_refused_by_column(pyarrow, tmp_path):
     assert "column 'when'" in message(load_data, tmp_path / "t.parquet", label="y")
 
 
-def test_two_tables_must_have_the_same_columns_and_no_second_membership(tmp_path):
-    one = table(tmp_path / "a.csv", a=[1, 2], y=[0, 1])
-    two = table(tmp_path / "b.csv", b=[1, 2], y=[0, 1])
-    three = table(tmp_path / "c.csv", a=[1, 2], y=[0, 1], member=[1, 0])
-    assert "in one only: a, b" in message(load_data, None, label="y", members=one, non_members=two)
-    assert "has a column 'member'" in message(load_data, None, label="y", members=one, non_members=three)
-    assert "--non-members is missing" in message(load_data, None, label="y", members=one)
-    assert "pass one or the other" in message(load_data, one, label="y", members=one, non_members=two)
-
-
 @pytest.mark.parametrize(("library", "start"), [("pandas", b"a,y\n1,2\n"), ("pyarrow", b"PAR1...")])
 def test_a_missing_table_library_names_the_extra(library, start, tmp_path, monkeypatch):
     (tmp_path / "t").write_bytes(start)
@@ -375,7 +339,7 @@ def test_a_library_that_is_installed_but_broken_is_not_called_missing(tmp_path, 
 
 
 def test_folders_of_digits_are_the_digits(digits):
-    loaded = load_data(None, members=digits / "in", non_members=digits / "out")
+    loaded = load_data(digits)
     images, labels = load_digits(return_X_y=True)
     order = sorted(range(60), key=lambda i: (i // 10 % 2, str(labels[i]), i))
     assert loaded.x.shape == (60, 1, 8, 8)
@@ -383,21 +347,25 @@ def test_folders_of_digits_are_the_digits(digits):
     np.testing.assert_array_equal(loaded.y, labels[order])
     np.testing.assert_array_equal(loaded.member, [i // 10 % 2 == 0 for i in order])
     assert loaded.class_names == tuple("0123456789")
-    assert loaded.is_image
     assert check_data(loaded, num_classes=10) == ()
 
 
 def test_the_digest_of_folders_follows_content_names_and_side(digits, tmp_path):
     import shutil
 
-    one = load_data(None, members=digits / "in", non_members=digits / "out").sha256
-    shutil.copytree(digits, tmp_path / "copy")
+    one = load_data(digits).sha256
     copy = tmp_path / "copy"
-    assert load_data(None, members=copy / "in", non_members=copy / "out").sha256 == one
-    assert load_data(None, members=copy / "out", non_members=copy / "in").sha256 != one
-    first = next((copy / "in").rglob("*.png"))
+    shutil.copytree(digits, copy)
+    assert load_data(copy).sha256 == one
+    first = next((copy / "members").rglob("*.png"))
     first.rename(first.with_name("renamed.png"))
-    assert load_data(None, members=copy / "in", non_members=copy / "out").sha256 != one
+    renamed = load_data(copy).sha256
+    assert renamed != one
+    first.with_name("renamed.png").rename(first)
+    (copy / "members").rename(copy / "others")
+    (copy / "non-members").rename(copy / "members")
+    (copy / "others").rename(copy / "non-members")
+    assert load_data(copy).sha256 not in (one, renamed)
 
 
 def image(path, size=(8, 8), mode="RGB", value=128):
@@ -407,56 +375,44 @@ def image(path, size=(8, 8), mode="RGB", value=128):
 
 
 def test_classes_are_matched_by_name_over_both_folders(tmp_path):
-    for side, name in (("in", "cat"), ("in", "dog"), ("out", "ape"), ("out", "dog")):
+    for side, name in (("members", "cat"), ("members", "dog"), ("non-members", "ape"), ("non-members", "dog")):
         image(tmp_path / side / name / "1.png")
-    loaded = load_data(None, members=tmp_path / "in", non_members=tmp_path / "out")
+    loaded = load_data(tmp_path)
     assert loaded.class_names == ("ape", "cat", "dog")
     assert loaded.y.tolist() == [1, 2, 0, 2]
 
 
 def test_members_and_non_members_go_through_one_transform(tmp_path):
-    image(tmp_path / "in" / "a" / "1.png", mode="L")
-    image(tmp_path / "out" / "a" / "1.png", mode="RGB")
-    loaded = load_data(None, members=tmp_path / "in", non_members=tmp_path / "out")
+    image(tmp_path / "members" / "a" / "1.png", mode="L")
+    image(tmp_path / "non-members" / "a" / "1.png", mode="RGB")
+    loaded = load_data(tmp_path)
     assert loaded.x.shape == (2, 3, 8, 8)
     np.testing.assert_allclose(loaded.x[0], 128 / 255, rtol=1e-6)
     np.testing.assert_allclose(loaded.x[1, :, 0, 0], [128 / 255, 0, 1], rtol=1e-6)
 
 
-def test_images_of_many_sizes_need_one_given_and_are_resized_alike(tmp_path):
-    for side in ("in", "out"):
+def test_images_of_many_sizes_are_refused(tmp_path):
+    for side in ("members", "non-members"):
         image(tmp_path / side / "a" / "1.png", size=(8, 8))
         image(tmp_path / side / "a" / "2.png", size=(16, 12))
-    folders = {"members": tmp_path / "in", "non_members": tmp_path / "out"}
-    text = message(load_data, None, **folders)
+    text = message(load_data, tmp_path)
     assert "8x8" in text
     assert "16x12" in text
-    assert "image_size=" in text
-    loaded = load_data(None, **folders, image_size=10)
-    assert loaded.x.shape == (4, 3, 10, 10)
-    np.testing.assert_array_equal(loaded.x[:2], loaded.x[2:])
-
-
-def test_sizes_that_differ_by_side_are_refused_since_resizing_would_tell_them_apart(tmp_path):
-    image(tmp_path / "in" / "a" / "1.png", size=(8, 8))
-    image(tmp_path / "out" / "a" / "1.png", size=(16, 16))
-    text = message(load_data, None, members=tmp_path / "in", non_members=tmp_path / "out", image_size=8)
-    assert "leave its mark on one side" in text
+    assert "resize members and non-members alike" in text
 
 
 def test_folders_of_no_use_are_one_line(tmp_path):
-    good = tmp_path / "good"
-    image(good / "a" / "1.png")
-    (tmp_path / "empty" / "a").mkdir(parents=True)
-    image(tmp_path / "flat" / "1.png")
-    image(tmp_path / "deep" / "a" / "b" / "1.png")
-    image(tmp_path / "sixteen" / "a" / "1.png", mode="I;16")
-    (tmp_path / "broken" / "a").mkdir(parents=True)
-    (tmp_path / "broken" / "a" / "1.png").write_bytes(b"no image")
-    (tmp_path / "cut" / "a").mkdir(parents=True)
+    image(tmp_path / "one side" / "members" / "a" / "1.png")
+    (tmp_path / "empty" / "members" / "a").mkdir(parents=True)
+    image(tmp_path / "flat" / "members" / "1.png")
+    image(tmp_path / "deep" / "members" / "a" / "b" / "1.png")
+    image(tmp_path / "sixteen" / "members" / "a" / "1.png", mode="I;16")
+    (tmp_path / "broken" / "members" / "a").mkdir(parents=True)
+    (tmp_path / "broken" / "members" / "a" / "1.png").write_bytes(b"no image")
+    (tmp_path / "cut" / "members" / "a").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "whole.png")
-    (tmp_path / "cut" / "a" / "1.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-80])
+    (tmp_path / "cut" / "members" / "a" / "1.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-80])
     for name, expected in {
         "empty": "holds no images",
         "flat": "does not lie in a class folder",
@@ -464,16 +420,17 @@ def test_folders_of_no_use_are_one_line(tmp_path):
         "sixteen": "more than 8 bits",
         "broken": "cannot be read",
         "cut": "cannot be read",
-        "none": "does not exist",
+        "one side": "without non-members",
     }.items():
-        assert expected in message(load_data, None, members=tmp_path / name, non_members=good), name
-    assert "image_size is 0" in message(load_data, None, members=good, non_members=good, image_size=0)
+        if name != "one side":
+            image(tmp_path / name / "non-members" / "a" / "1.png")
+        assert expected in message(load_data, tmp_path / name), name
 
 
 def test_missing_pillow_names_the_extra(digits, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[vision\]"'):
-        load_data(None, members=digits / "in", non_members=digits / "out")
+        load_data(digits)
 
 
 # Checks
@@ -588,19 +545,3 @@ class Returns(nn.Module):
 )
 def test_a_model_that_does_not_fit_is_one_line(model, expected):
     assert expected in message(check_model_fits, model.eval(), data())
-
-
-def test_mean_and_std_normalise_images_channel_by_channel(tmp_path):
-    x = np.random.default_rng(0).random((24, 3, 4, 4)).astype(np.float32)
-    made = npz(tmp_path / "d.npz", x=x, y=np.arange(24) % 2, member=np.arange(24) % 3 == 0)
-    loaded = load_data(made, mean=(0.4, 0.5, 0.6), std=(0.1, 0.2, 0.3))
-    for channel, (m, s) in enumerate([(0.4, 0.1), (0.5, 0.2), (0.6, 0.3)]):
-        assert np.allclose(loaded.x[:, channel], (x[:, channel] - m) / s, atol=1e-5)
-    assert np.allclose(load_data(made, mean=(0.5,), std=(2.0,)).x, (x - 0.5) / 2, atol=1e-6)
-    for wrong in ({"mean": (0.5,)}, {"mean": (0.5, 0.5), "std": (1.0, 1.0)}, {"mean": (0.5,), "std": (0.0,)}):
-        assert "mean and std normalise images" in message(load_data, made, **wrong)
-
-
-def test_tables_are_not_normalised(tmp_path):
-    made = npz(tmp_path / "d.npz", x=np.zeros((24, 3)), y=np.arange(24) % 2, member=np.arange(24) % 3 == 0)
-    assert "mean and std normalise images" in message(load_data, made, mean=(0.5,), std=(1.0,))

@@ -1,6 +1,6 @@
 """Data of an audit, from the files that people have. `load` tells formats apart by content;
 
-    load -> images (folders) or tables (CSV, Parquet) -> AuditData -> checks (by itself, and for a model)
+    load -> images (a folder) or tables (CSV, Parquet) -> AuditData -> checks (by itself, and for a model)
 
 Members and non-members go through the same code with the same decisions.
 """

@@ -30,7 +30,6 @@ class AuditData:
         member: bool (n,), true where the model was trained on the row.
         class_names: Name of each class, where the labels were names.
         feature_names: Name of each column of a table.
-        is_image: Whether `x` holds images.
         sha256: Hexadecimal SHA-256 of the file; of several files, of their digests in a fixed order.
         source: Where the data came from.
     """
@@ -40,7 +39,6 @@ class AuditData:
     member: NDArray[np.bool_]
     class_names: tuple[str, ...] | None
     feature_names: tuple[str, ...] | None
-    is_image: bool
     sha256: str
     source: str
 

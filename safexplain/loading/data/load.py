@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +14,14 @@ from numpy.typing import NDArray
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import load_tables, whole_numbers
+from safexplain.loading.data.tables import load_table, whole_numbers
 from safexplain.loading.files import one_line, read_bytes, sha256
 
 __all__ = ["load_data", "load_records"]
 
-_SIDES = "--members PATH and --non-members PATH"
 
-
-def load_data(
-    path: str | Path | None,
-    *,
-    label: str | None = None,
-    members: Path | None = None,
-    non_members: Path | None = None,
-    member_column: str = "member",
-    image_size: int | None = None,
-    mean: Sequence[float] = (),
-    std: Sequence[float] = (),
-) -> AuditData:
-    """Load the data of an audit. Nothing is standardised but images by `mean` and `std`: the rest must come as the
-    model expects it.
+def load_data(path: str | Path, *, label: str = "label") -> AuditData:
+    """Load the data of an audit. Nothing is standardised: it must come as the model expects it.
 
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `class_names` and
       `feature_names`. Arrays of Python objects, which are pickles, are refused. Images are brought to (n,
@@ -44,65 +29,29 @@ def load_data(
       becomes the second (where both are 1 or 3 long, `x` is taken to have its channels second already). 8-bit
       images, of three or four axes, are divided by 255; with three axes they get a channel axis. Nothing else
       is changed.
-    - Two folders, `members` and `non_members`, with images as `class/image.png`; see `load_images`.
-    - A CSV or Parquet table with a `label` column and a member column, or two such tables, `members` and
-      `non_members`, without a member column; see `load_tables`.
+    - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
+    - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
 
     Files are told apart by content, not by name.
 
     Args:
-        path: The file; None where `members` and `non_members` are given.
-        label: Name of the label column of tables.
-        members: Folder or table of the rows that the model was trained on.
-        non_members: Folder or table of rows that it was not trained on.
-        member_column: Name of the member column of a table: 0/1, true/false, yes/no, in/out.
-        image_size: Height and width to which folders of images are resized.
-        mean: Of each channel, or of all, subtracted from images.
-        std: What images are then divided by.
+        path: The file or folder.
+        label: Name of the label column of a table.
 
     Raises:
-        InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use, or
-            `mean` and `std` do not fit.
+        InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use.
         MissingExtraError: pandas, pyarrow or Pillow is needed and not installed.
     """
-    if members is None and non_members is None:
-        data = _load_file(path, label, member_column)
-    elif path is not None:
-        raise InputError(f"both --data and {_SIDES} are given; pass one or the other")
-    elif members is None or non_members is None:
-        missing = "--members" if members is None else "--non-members"
-        raise InputError(f"{missing} is missing; membership needs both sides: {_SIDES}")
-    else:
-        data = _load_sides(Path(members), Path(non_members), label, member_column, image_size)
-    return _normalised(data, mean, std) if mean or std else data
-
-
-def _load_file(path: str | Path | None, label: str | None, member_column: str) -> AuditData:
-    if path is None:
-        raise InputError(f"no data given; pass --data FILE, or {_SIDES}")
     if Path(path).is_dir():
-        raise InputError(f"{path} is a directory; for folders of images pass {_SIDES}")
+        return load_images(Path(path))
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return _load_npz(raw, str(path))
-    return load_tables([(str(path), raw, None)], label=label, member_column=member_column)
-
-
-def _normalised(data: AuditData, mean: Sequence[float], std: Sequence[float]) -> AuditData:
-    """Images as (x - mean) / std per channel, members and non-members alike."""
-    channels = data.x.shape[1] if data.is_image else 0
-    if not data.is_image or {len(mean), len(std)} - {1, channels} or min(std, default=0) <= 0:
-        raise InputError(
-            f"mean and std normalise images, one number or one a channel ({channels}), std above 0;"
-            f" got mean {list(mean)}, std {list(std)} for x of shape {data.x.shape}"
-        )
-    shape = (1, -1, 1, 1)
-    x = (data.x - np.array(mean).reshape(shape)) / np.array(std).reshape(shape)
-    return replace(data, x=x.astype(np.float32))
+    return load_table(raw, str(path), label=label, member_column="member")
 
 
 def load_records(
-    path: str | Path, *, label: str | None = None
+    path: str | Path, *, label: str = "label"
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
     """Load examples whose membership is not in question, in the forms of `load_data` but for the member column.
 
@@ -119,29 +68,20 @@ def load_records(
     """
     raw = read_bytes(path, "data")
     if raw[:4] != b"PK\x03\x04":
-        table = load_tables([(str(path), raw, True)], label=label, member_column="")
+        table = load_table(raw, str(path), label=label, member_column=None)
         return table.x, table.y, table.class_names
     arrays = _read_npz(raw, str(path))
     _require(arrays, ("x", "y"), str(path))
-    x, (y, names) = _as_features(arrays["x"], str(path))[0], _as_labels(arrays["y"], str(path))
+    x, (y, names) = _as_features(arrays["x"], str(path)), _as_labels(arrays["y"], str(path))
     if len(x) != len(y):
         raise InputError(f"{path} has {len(x)} rows in x and {len(y)} labels in y; give one label a row")
     return x, y, names
 
 
-def _load_sides(
-    members: Path, non_members: Path, label: str | None, member_column: str, image_size: int | None
-) -> AuditData:
-    if members.is_dir() and non_members.is_dir():
-        return load_images(members, non_members, image_size=image_size)
-    sides = [(str(side), read_bytes(side, "data"), side is members) for side in (members, non_members)]
-    return load_tables(sides, label=label, member_column=member_column)
-
-
 def _load_npz(raw: bytes, where: str) -> AuditData:
     arrays = _read_npz(raw, where)
     _require(arrays, ("x", "y", "member"), where)
-    x, is_image = _as_features(arrays["x"], where)
+    x = _as_features(arrays["x"], where)
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
@@ -149,7 +89,7 @@ def _load_npz(raw: bytes, where: str) -> AuditData:
     if features is not None and (x.ndim != 2 or len(features) != x.shape[1]):
         raise InputError(f"{where} has {len(features)} feature_names for x of shape {x.shape}; give one a column")
     member = _as_member(arrays["member"], where)
-    return AuditData(x, y, member, class_names, features, is_image, sha256(raw), where)
+    return AuditData(x, y, member, class_names, features, sha256(raw), where)
 
 
 def _read_npz(raw: bytes, where: str) -> dict[str, NDArray[Any]]:
@@ -185,7 +125,7 @@ def _require(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], where: str
         )
 
 
-def _as_features(x: NDArray[Any], where: str) -> tuple[NDArray[np.float32], bool]:
+def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
     if x.dtype.kind not in "biuf":
         raise InputError(f"x of {where} has dtype {x.dtype}; expected numbers")
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
@@ -196,7 +136,7 @@ def _as_features(x: NDArray[Any], where: str) -> tuple[NDArray[np.float32], bool
         values = np.ascontiguousarray(x, dtype=np.float32)
     if x.dtype == np.uint8 and x.ndim == 4:
         values = values / np.float32(255)
-    return values, x.ndim == 4
+    return values
 
 
 def _as_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:

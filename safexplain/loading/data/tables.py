@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,8 @@ _MEMBER = {
 _MOST_CATEGORIES = 256
 
 
-def load_tables(
-    tables: Sequence[tuple[str, bytes, bool | None]], *, label: str | None, member_column: str
-) -> AuditData:
-    """Stack tables and encode their columns.
+def load_table(raw: bytes, where: str, *, label: str, member_column: str | None) -> AuditData:
+    """Read a table and encode its columns.
 
     Numeric columns stay as they are, without standardising: they must come as the model expects them.
     True/false columns become 0/1, and text columns one 0/1 column for each of their values (`column=value`,
@@ -37,48 +34,29 @@ def load_tables(
     their sorted names.
 
     Args:
-        tables: For each table where it is, its bytes (CSV or Parquet), and whether all its rows are members
-            (None: its member column tells).
+        raw: CSV or Parquet.
+        where: Its path, for messages.
         label: Name of the label column.
-        member_column: Name of the member column: 0/1, true/false, yes/no, in/out.
+        member_column: Name of the member column: 0/1, true/false, yes/no, in/out. None: all rows are members.
 
     Raises:
-        InputError: a table cannot be read, lacks a column, or holds one that is neither numbers nor
+        InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
             categories.
         MissingExtraError: pandas or pyarrow is not installed.
     """
     pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
-    where = " and ".join(name for name, _, _ in tables)
-    frames, sides = [], []
-    for name, raw, is_member in tables:
-        frame = _read(pandas, raw, name)
-        if is_member is not None and member_column in frame.columns:
-            raise InputError(
-                f"{name} has a column {member_column!r}, but --members and --non-members tell membership "
-                "already; remove the column, or pass one file with --data"
-            )
-        frames.append(frame)
-        sides.append(np.full(len(frame), bool(is_member)))
-    if len(frames) == 2 and set(frames[0].columns) != set(frames[1].columns):
-        odd = sorted(set(frames[0].columns) ^ set(frames[1].columns))
-        raise InputError(f"{where} must have the same columns; these are in one only: {', '.join(odd[:5])}")
-    frame = pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    frame = _read(pandas, raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
-    if label is None:
-        raise InputError(f"{where} is a table: name its label column with --label (columns: {columns})")
-    if label not in frame.columns:
-        raise InputError(f"{where} has no column {label!r}; pass --label with one of: {columns}")
-    if tables[0][2] is None and (member_column not in frame.columns or member_column == label):
-        raise InputError(
-            f"{where} has no member column {member_column!r} (columns: {columns}); rename it, or pass "
-            "two tables with --members and --non-members"
-        )
-    member = _membership(frame[member_column], where) if tables[0][2] is None else np.concatenate(sides)
+    for kind, name in (("label", label), ("member", member_column)):
+        if name is not None and name not in frame.columns:
+            raise InputError(f"{where} has no {kind} column {name!r} (columns: {columns}); rename it")
+    member = np.ones(len(frame), dtype=np.bool_)
+    if member_column is not None:
+        member = _membership(frame[member_column], where)
     y, class_names = _labels(pandas, frame[label], where)
-    x, names = _features(pandas, frame.drop(columns=[label, member_column], errors="ignore"), where)
-    digests = [sha256(raw) for _, raw, _ in tables]
-    digest = digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
-    return AuditData(x, y, member, class_names, names, False, digest, where)
+    features = frame.drop(columns=[name for name in (label, member_column) if name is not None])
+    x, names = _features(pandas, features, where)
+    return AuditData(x, y, member, class_names, names, sha256(raw), where)
 
 
 def _read(pandas: Any, raw: bytes, where: str) -> Any:
