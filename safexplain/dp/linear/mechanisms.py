@@ -101,14 +101,11 @@ def stability(regularization: float, adjacency: Adjacency) -> float:
 
 
 def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """v: the minimiser of J, certified to be within tau. It is private data: `stability` says what noise hides it.
+    """v: the minimiser (p,) of J, certified to be within tau. It is private: `stability` says what noise hides it.
 
     Args:
         signed: (n, p) features of norm at most 1, the constant column included, times the labels +1 and -1.
         regularization: L.
-
-    Returns:
-        (p,) weights.
 
     Raises:
         RefusedError: the solver cannot certify its result; nothing is released.
@@ -148,9 +145,6 @@ class PerturbedOutput:
             dimension: number of weights, the intercept included.
             adjacency: under which the budget is meant.
             logit_noise: see above.
-
-        Raises:
-            ConfigurationError: a value out of range.
         """
         check_adjacency(adjacency)
         check_number("epsilon", epsilon, above=0.0)
@@ -161,15 +155,7 @@ class PerturbedOutput:
 
     @classmethod
     def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> PerturbedOutput:
-        """The Gaussian mechanism with a noise multiplier, and the regularization that `logit_noise` calls for.
-
-        Args:
-            noise_multiplier: sigma, for one step of the full-batch Gaussian mechanism.
-            logit_noise: standard deviation of h on each coordinate.
-
-        Raises:
-            ConfigurationError: a value out of range.
-        """
+        """The mechanism of sigma, with the regularization for h to have standard deviation `logit_noise`."""
         check_number("noise_multiplier", noise_multiplier, above=0.0)
         check_number("logit_noise", logit_noise, above=0.0)
         return cls(noise_multiplier * stability(1.0, "add_remove") / logit_noise, noise_multiplier=noise_multiplier)
@@ -228,20 +214,12 @@ class PerturbedObjective:
         """The least noise for an epsilon, with the regularization that it calls for.
 
         In directions in which the records say nothing, the minimiser is -b/L, of standard deviation about
-        sqrt(dimension) / (beta L) a coordinate: L is chosen so that this is `logit_noise`.
-
-        Args:
-            epsilon: the budget, above 0.
-            dimension: number of weights, the intercept included.
-            adjacency: under which the budget is meant.
-            logit_noise: standard deviation of the noise on the logit of a record with features of norm 1.
-
-        Raises:
-            ConfigurationError: a value out of range.
+        sqrt(dimension) / (beta L) a coordinate: L is chosen so that this is `logit_noise`. Arguments as for
+        `PerturbedOutput.radial`.
         """
         check_adjacency(adjacency)
-        for name, value in (("epsilon", epsilon), ("logit_noise", logit_noise)):
-            check_number(name, value, above=0.0)
+        check_number("epsilon", epsilon, above=0.0)
+        check_number("logit_noise", logit_noise, above=0.0)
         scale = math.sqrt(dimension) / logit_noise
         budget, k = (1 - SOLVER_SHARE) * epsilon, _changed(adjacency)
 
@@ -256,20 +234,7 @@ class PerturbedObjective:
 def perturbed_minimiser(
     signed: NDArray[np.float64], mechanism: PerturbedObjective, rng: np.random.Generator, runs: int = 1
 ) -> NDArray[np.float64]:
-    """Weights released by objective perturbation, several independent runs at once.
-
-    Args:
-        signed: (n, p) features of norm at most 1, the constant column included, times the labels +1 and -1.
-        mechanism: the parameters.
-        rng: source of the noise.
-        runs: number of independent runs on the same data; each of them spends the whole budget.
-
-    Returns:
-        (runs, p) weights.
-
-    Raises:
-        RefusedError: the solver cannot certify its result; nothing is released.
-    """
+    """Weights released by objective perturbation; arguments, shapes and errors as for `perturbed_output`."""
     shape = (runs, signed.shape[1])
     linear = radial_noise(mechanism.noise_rate, shape, rng)
     minimiser = minimise(signed, linear, mechanism.regularization, mechanism.solver_error)

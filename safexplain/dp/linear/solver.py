@@ -33,18 +33,8 @@ def solve(signed: NDArray[np.float64], regularization: float, solver_error: floa
 
     Whether it refuses for want of precision follows from the shape of `signed` and from L, not from its values: at the
     minimiser L |w| is at most n, and L/2 |w|^2 at most the objective at 0, n log 2. That 500 iterations suffice is no
-    theorem (some tens do, whatever was tried), so an error must not be shown to who is protected from.
-
-    Args:
-        signed: (n, p) rows u_i of norm at most 1.
-        regularization: L.
-        solver_error: largest distance from the minimiser.
-
-    Returns:
-        (p,).
-
-    Raises:
-        RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
+    theorem (some tens do, whatever was tried), so an error must not be shown to who is protected from. Arguments and
+    errors as for `minimise`; the result is (p,).
     """
     records, p = signed.shape
     longest = largest_weight(records, regularization) + solver_error
@@ -80,85 +70,31 @@ def minimise(
     Raises:
         RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
     """
-    if signed.shape[1] <= LARGEST_HESSIAN:
-        return minimise_by_hessians(signed, linear, regularization, solver_error)
-    return np.stack([minimise_by_products(signed, b, regularization, solver_error) for b in linear])
-
-
-def minimise_by_hessians(
-    signed: NDArray[np.float64], linear: NDArray[np.float64], regularization: float, solver_error: float
-) -> NDArray[np.float64]:
-    """As `minimise`, each step solved with the Hessian.
-
-    Args:
-        signed: (n, p) rows u_i of norm at most 1.
-        linear: (runs, p) rows b.
-        regularization: L.
-        solver_error: largest distance from the minimiser.
-
-    Returns:
-        (runs, p).
-
-    Raises:
-        RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
-    """
-    weights = np.zeros_like(linear)
-    identity = regularization * np.eye(linear.shape[1])
+    weights, by_hessian = np.zeros_like(linear), signed.shape[1] <= LARGEST_HESSIAN
     for _ in range(MOST_ITERATIONS):
-        gradient, hessian = regularization * weights + linear, np.zeros((*linear.shape, linear.shape[1]))
+        gradient, hessian, curvature = regularization * weights + linear, 0.0, []
         for start in range(0, len(signed), BLOCK):
             rows = signed[start : start + BLOCK]
             miss = expit(-(weights @ rows.T))
             gradient -= miss @ rows
-            hessian += (rows.T * (miss * (1 - miss))[:, None, :]) @ rows
+            if by_hessian:
+                hessian = hessian + (rows.T * (miss * (1 - miss))[:, None, :]) @ rows
+            else:
+                curvature.append(miss * (1 - miss))
         residual = np.linalg.norm(gradient, axis=1) + rounding_bound(len(signed), weights, linear, regularization)
         if (residual <= regularization * solver_error).all():
             return weights
-        step = np.linalg.solve(hessian + identity, gradient[:, :, None])[:, :, 0]
+        if by_hessian:
+            whole = hessian + regularization * np.eye(linear.shape[1])
+            step = np.linalg.solve(whole, gradient[:, :, None])[:, :, 0]
+        else:
+            each = zip(np.concatenate(curvature, axis=1), gradient, strict=True)
+            step = np.stack([_conjugate_gradients(signed, c, regularization, g) for c, g in each])
         weights = weights - step * _part_of_step(signed, linear, regularization, weights, gradient, step)[:, None]
     raise RefusedError(
         f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, and the proof needs"
         f" {regularization * solver_error:.2g}. With very many records the rounding of sums alone exceeds it: use"
         ' mechanism="noisy-gd"'
-    )
-
-
-def minimise_by_products(
-    signed: NDArray[np.float64], linear: NDArray[np.float64], regularization: float, solver_error: float
-) -> NDArray[np.float64]:
-    """As `minimise_by_hessians`, with the same damping and certificate, and each step by conjugate gradients.
-
-    Args:
-        signed: (n, p) rows u_i of norm at most 1.
-        linear: (p,) linear term b.
-        regularization: L.
-        solver_error: largest distance from the minimiser.
-
-    Returns:
-        (p,).
-
-    Raises:
-        RefusedError: no certificate after 500 iterations.
-    """
-    weights = np.zeros(signed.shape[1])
-    residual = math.inf
-    for _ in range(MOST_ITERATIONS):
-        gradient, curvature = regularization * weights + linear, np.empty(len(signed))
-        for start in range(0, len(signed), BLOCK):
-            rows = signed[start : start + BLOCK]
-            miss = expit(-(rows @ weights))
-            gradient = gradient - miss @ rows
-            curvature[start : start + BLOCK] = miss * (1 - miss)
-        rounding = rounding_bound(len(signed), weights[None], linear[None], regularization)[0]
-        residual = float(np.linalg.norm(gradient) + rounding)
-        if residual <= regularization * solver_error:
-            return weights
-        step = _conjugate_gradients(signed, curvature, regularization, gradient)
-        one = (linear[None], regularization, weights[None], gradient[None], step[None])
-        weights = weights - step * _part_of_step(signed, *one)[0]
-    raise RefusedError(
-        f"nothing is released: the solver's gradient norm is {residual:.2g} after {MOST_ITERATIONS} iterations, and the"
-        f" proof needs {regularization * solver_error:.2g}; use more regularization"
     )
 
 
