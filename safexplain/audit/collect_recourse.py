@@ -132,7 +132,11 @@ class Answers:
     reached: NDArray[np.float64]
 
     def boundary(self, rows: NDArray[np.float64]) -> LinearBoundary:
-        """The boundary that these answers tell."""
+        """The boundary that these answers tell: for a linear model without constraints, all changes point one way.
+
+        Its offset is where the line fitted to the scores against the projections on that direction is 0; without
+        scores the counterfactuals tell it, which lie on the boundary (their median, since lengths may be noised).
+        """
         scored = self.score if (self.score != self.score[0]).any() else None
         return LinearBoundary(self.direction, offset_of(rows @ self.direction, self.reached, scored, 0.0))
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from safexplain._progress import Progress
+from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
-from safexplain.audit.attacks.recourse import DirectionAttack, unit
+from safexplain.audit.attacks.recourse import unit
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
@@ -26,8 +27,8 @@ FPRS = (0.001, 0.01)
 GRID = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """False-positive rates of the curves."""
 ONE_ANSWER = (
-    SuiteRow("DirectionAttack", DirectionAttack(), "one_answer_margin", "explanation"),
-    SuiteRow("DirectionDensity", DirectionAttack(PooledDensityRatio()), "one_answer_margin", "explanation"),
+    SuiteRow("DirectionAttack", Threshold(member_when_low=False), "one_answer_margin", "explanation"),
+    SuiteRow("DirectionDensity", PooledDensityRatio(), "one_answer_margin", "explanation"),
 )
 """The direction of a single answer that tells one, and no offset: the epsilon of one answer bounds it.
 

@@ -3,22 +3,22 @@
 Training pushes the decision boundary away from the examples trained on, so that recourse is farther for members
 (Pawelczyk, Lakkaraju & Neel, "On the Privacy Risks of Algorithmic Recourse", arXiv 2211.05427, sections 4.1 and 4.2).
 For a linear model the recourse vector also points along the weights: its direction alone, whatever noise its length
-has, gives every example's margin up to a factor. `read_boundary` and `ridge_boundaries` read the decision boundary from
-the answers.
+has, gives every example's margin up to a factor.
 
-`safexplain.audit.collect_recourse.collect_recourse` computes the signals that are read here.
+`safexplain.audit.collect_recourse.collect_recourse` computes the signals that are read here, distances and margins; for
+the margins it reads the decision boundary from the answers (`offset_of`, `ridge_boundaries`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
-from safexplain.audit.attacks.base import Attack, Bools, Floats, Threshold, check_signals
+from safexplain.audit.attacks.base import Bools, Floats, Threshold, check_signals
 from safexplain.audit.attacks.likelihood.moments import transformed
 from safexplain.errors import ConfigurationError, InputError
 
@@ -34,34 +34,6 @@ class LinearBoundary:
 
     direction: NDArray[np.float64]
     offset: float
-
-
-def read_boundary(x: Floats, change: Floats, score: Floats | None = None, target: float = 0.0) -> LinearBoundary:
-    """Read the boundary from recourse.
-
-    Direction: the mean of the unit vectors of all answers, which for a linear model without constraints are all the
-    same, noise on their lengths or not. Offset: where the line fitted to released scores against the projections on the
-    direction reaches the target; without scores, from the counterfactuals, which lie on the boundary (the median, since
-    lengths may be noised).
-
-    Args:
-        x: (n, d) what was asked.
-        change: (n, d) counterfactual - x; zeros where there was no answer.
-        score: (n,) released scores, or None.
-        target: score at the boundary.
-
-    Raises:
-        InputError: shapes disagree.
-    """
-    x, change = np.asarray(x, dtype=np.float64), np.asarray(change, dtype=np.float64)
-    if x.ndim != 2 or change.shape != x.shape:
-        raise InputError(f"expected x and its changes of one shape (n, d), got {x.shape} and {change.shape}")
-    length = np.linalg.norm(change, axis=1)
-    answered = length > 0
-    direction = unit((change[answered] / length[answered, None]).sum(0))
-    projection = x @ direction
-    reached = projection[answered] + change[answered] @ direction
-    return LinearBoundary(direction, offset_of(projection, reached, score, target))
 
 
 def offset_of(projection: Floats, reached: Floats, score: Floats | None, target: float) -> float:
@@ -198,87 +170,6 @@ class CounterfactualLRT:
         spread = np.sqrt(np.maximum(variance, 1e-10) * (1 + 1 / np.maximum(count, 1)))
         z = np.where(usable, (log_target - mean) / spread, 0.0)
         return z if self.variance == "global" else _on_normal_scale(z, np.maximum(count - 1, 1))
-
-
-@dataclass(frozen=True, eq=False)
-class DirectionAttack:
-    """Reads the decision boundary from the answers, then scores each example by its margin there.
-
-    Noise on the length of a recourse vector does not help against it: one answer of a linear model gives the direction
-    of its weights exactly.
-
-    Args:
-        read: what scores the margins; `Threshold(member_when_low=False)` or a `LikelihoodRatio`.
-        inputs: (n, d) what was asked, needed where the attack is given changes (n, d) instead of margins (n,).
-        labels: (n,) bool, whether the true label is the favourable one; needed with `inputs`.
-    """
-
-    read: Attack = field(default_factory=lambda: Threshold(member_when_low=False))
-    inputs: Floats | None = None
-    labels: Bools | None = None
-
-    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n,) recovered margins of the target, or (n, d) its changes counterfactual - x, zero where nothing
-                was answered.
-            shadows: (m, n) or (m, n, d) the same of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) scores.
-
-        Raises:
-            ConfigurationError: changes were given to an attack without `inputs` and `labels`.
-            InputError: shapes disagree or values are not finite.
-        """
-        target, shadows = np.asarray(target), np.asarray(shadows)
-        if target.ndim == 2:
-            target, shadows = (
-                self._margins(target),
-                np.array([self._margins(s) for s in shadows]).reshape(-1, len(target)),
-            )
-        return self.read(target, shadows, membership)
-
-    def _margins(self, change: Floats) -> NDArray[np.float64]:
-        if self.inputs is None or self.labels is None:
-            raise ConfigurationError(
-                "to read a boundary from changes, DirectionAttack needs inputs= (n, d) and labels= (n,) bool;"
-                " or give it the signal recovered_margin"
-            )
-        return margins(read_boundary(self.inputs, change), self.inputs, self.labels)
-
-
-@dataclass(frozen=True)
-class AveragingAttack:
-    """Asks the same again and again: what noise hides in one answer, the mean of many shows.
-
-    Args:
-        read: what scores the averaged distances.
-    """
-
-    read: Attack = field(default_factory=CounterfactualLRT)
-
-    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n,) averaged distances of the target, or (n, k) signed distances of k answers (above 0: not
-                favourable), which are averaged here.
-            shadows: (m, n) or (m, n, k) the same of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) scores.
-
-        Raises:
-            InputError: as the attack that reads.
-        """
-        target, shadows = np.asarray(target), np.asarray(shadows)
-        if target.ndim == 2:
-            target, shadows = np.abs(target.mean(-1)), np.abs(shadows.mean(-1))
-        return self.read(target, shadows, membership)
 
 
 def _on_normal_scale(t: NDArray[np.float64], freedom: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,12 +20,7 @@ from safexplain.audit.attacks import (
     Threshold,
 )
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
-from safexplain.audit.attacks.recourse import (
-    AveragingAttack,
-    CounterfactualDistance,
-    CounterfactualLRT,
-    DirectionAttack,
-)
+from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.evidence import AVERAGED, WHOLE_MAP, Role
@@ -75,7 +70,7 @@ class SuiteRow:
     @property
     def needs_references(self) -> bool:
         """Whether it compares with reference models."""
-        return not isinstance(getattr(self.attack, "read", self.attack), Threshold)
+        return not isinstance(self.attack, Threshold)
 
 
 EXPLANATION_SCALARS = ("variance", "l1", "l2")
@@ -92,18 +87,20 @@ RECOURSE: tuple[SuiteRow, ...] = (
     SuiteRow("SignedDistanceLRT", LikelihoodRatio("identity", SeparateVariance()), "signed_distance", "explanation"),
     SuiteRow("SignedDistanceDensity", PooledDensityRatio(), "signed_distance", "explanation"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio("identity"), "score", "explanation"),
-    SuiteRow("DirectionAttack", DirectionAttack(), "recovered_margin", "explanation"),
+    SuiteRow("DirectionAttack", Threshold(member_when_low=False), "recovered_margin", "explanation"),
     *(
-        SuiteRow(name, DirectionAttack(read), signal, "explanation")
+        SuiteRow(name, attack, signal, "explanation")
         for signal in ("recovered_margin", "regressed_margin")
-        for name, read in (
+        for name, attack in (
             ("DirectionLRT", LikelihoodRatio("identity", SeparateVariance())),
             ("DirectionDensity", PooledDensityRatio()),
         )
     ),
-    SuiteRow("AveragingAttack", AveragingAttack(), "averaged_distance", "explanation"),
+    SuiteRow("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation"),
 )
-"""Attacks on recourse; run where `meta` says, under "recourse", how it was asked for (`audit.collect_recourse`)."""
+"""Attacks on recourse: by its distance, by margins from the boundary that its directions (or the scores) tell, and by
+the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
+asked for (`audit.collect_recourse`)."""
 
 SUITE: tuple[SuiteRow, ...] = (
     *(SuiteRow("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,17 +16,14 @@ from safexplain.audit import Policy, Recipe, certify
 from safexplain.audit.attacks import Attack, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.recourse import (
-    AveragingAttack,
     CounterfactualDistance,
     CounterfactualLRT,
-    DirectionAttack,
     LinearBoundary,
     margins,
-    read_boundary,
     ridge_boundaries,
 )
 from safexplain.audit.attacks.suite import RECOURSE, SUITE, fitting
-from safexplain.audit.collect_recourse import coin_flips, collect_recourse
+from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recourse
 from safexplain.audit.references.training import train_one
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
@@ -190,8 +187,6 @@ def test_wrong_input_is_refused():
         CounterfactualLRT()(np.ones((4, 2)), np.ones((3, 4, 2)), nobody)
     with pytest.raises(ConfigurationError, match="global or local"):
         CounterfactualLRT("none")
-    with pytest.raises(ConfigurationError, match="inputs="):
-        DirectionAttack()(np.ones((4, 2)), np.ones((3, 4, 2)), nobody)
 
 
 # ---------------------------------------------------------------------------------------------- densities over all
@@ -238,9 +233,8 @@ def test_pooled_ratios_of_equal_values_are_equal_and_wrong_input_is_refused():
 def test_one_answer_tells_the_weights_of_a_linear_model():
     x, y = data()
     model = Linear.fitted(x, y)
-    answer = model.explain(x)
-    one = np.flatnonzero(~answer.favourable)[:1]
-    read = read_boundary(x[one], answer.change[one])
+    one = np.flatnonzero(~model.explain(x).favourable)[:1]
+    read = Answers.asked(model, x[one]).boundary(x[one])
     size = np.linalg.norm(model.w)
     assert read.direction @ model.w / size == pytest.approx(1.0, abs=1e-12)
     assert read.offset == pytest.approx(model.b / size, abs=1e-9)
@@ -250,8 +244,7 @@ def test_one_answer_tells_the_weights_of_a_linear_model():
 def test_noise_on_the_length_hides_nothing_of_the_direction(noise):
     x, y = data()
     model = Linear.fitted(x, y, noise=noise, rng=np.random.default_rng(0))
-    answer = model.explain(x)
-    read = read_boundary(x, answer.change, answer.score)
+    read = Answers.asked(model, x).boundary(x)
     assert read.direction @ model.w / np.linalg.norm(model.w) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -259,23 +252,21 @@ def test_offsets_are_read_through_noise_by_averaging_over_questions():
     x, y = data(n=4000, d=20)
     model = Linear.fitted(x, y, noise=2.0, rng=np.random.default_rng(0))
     model.b = 0.7
-    answer = model.explain(x)
+    answers = Answers.asked(model, x)
     true = model.b / np.linalg.norm(model.w)
     spread = x.std() * 1.0
-    assert abs(read_boundary(x, answer.change, answer.score).offset - true) < 0.2 * spread
-    assert abs(read_boundary(x, answer.change).offset - true) > 0.5 * spread  # one answer's length is noise
+    assert abs(answers.boundary(x).offset - true) < 0.2 * spread
+    without = replace(answers, score=np.zeros(len(x)))
+    assert abs(without.boundary(x).offset - true) > 0.5 * spread  # one answer's length is noise
 
 
 def test_regression_reads_the_weights_from_scores_alone():
     x, y = data(n=2000, d=30)
     model = Linear.fitted(x, y)
-    public = np.eye(30)[np.abs(model.w).argmin()]  # what moves along it does not tell the weights
     for noise, least in ((0.0, 1 - 1e-9), (1.0, 0.9)):
         score = x @ model.w + model.b + np.random.default_rng(6).laplace(size=len(x)) * noise
         read = ridge_boundaries(x, score[None])[0]
         assert read.direction @ model.w / np.linalg.norm(model.w) > least
-        moved = read_boundary(x, np.abs(score)[:, None] * public, score).direction
-        assert abs(moved @ model.w) / np.linalg.norm(model.w) < 0.5
 
 
 def test_regression_works_with_more_features_than_questions():
@@ -293,10 +284,8 @@ def test_margins_are_signed_by_the_true_label():
 
 
 def test_no_answer_tells_no_boundary():
-    read = read_boundary(np.ones((3, 2)), np.zeros((3, 2)))
-    assert read.direction.tolist() == [0.0, 0.0]
-    with pytest.raises(InputError, match="one shape"):
-        read_boundary(np.ones((3, 2)), np.zeros((3, 3)))
+    favourable = Linear(np.ones(2), 9.0)
+    assert Answers.asked(favourable, np.ones((3, 2))).boundary(np.ones((3, 2))).direction.tolist() == [0.0, 0.0]
 
 
 # ----------------------------------------------------------------------------------------------------------- collecting
@@ -386,9 +375,9 @@ def test_overfitted_models_are_found_and_the_signed_margin_finds_more(overfitted
             ("distance", CounterfactualDistance(), "distance"),
             ("global", CounterfactualLRT("global"), "distance"),
             ("local", CounterfactualLRT("local"), "distance"),
-            ("direction", DirectionAttack(), "recovered_margin"),
-            ("direction LRT", DirectionAttack(LikelihoodRatio("identity")), "recovered_margin"),
-            ("direction density", DirectionAttack(PooledDensityRatio()), "recovered_margin"),
+            ("direction", Threshold(member_when_low=False), "recovered_margin"),
+            ("direction LRT", LikelihoodRatio("identity"), "recovered_margin"),
+            ("direction density", PooledDensityRatio(), "recovered_margin"),
         )
     }
     assert min(found.values()) > 0.55
@@ -421,37 +410,17 @@ def test_attacks_are_attacks_and_know_their_orientation():
     assert Threshold()(np.array([1.0, 2.0])).tolist() == [-1.0, -2.0]
 
 
-def test_changes_attack_like_recovered_margins(overfitted):
-    x, y = data()
-    changes, member = overfitted.attributions, overfitted.membership
-    attack = DirectionAttack(inputs=x, labels=y == 1)
-    scores = attack(changes[0], changes[1:], member[1:])
-    # without scores the offset comes from the counterfactuals, which lie on the boundary
-    assert scores == pytest.approx(overfitted.values["recovered_margin"][0], abs=1e-4)
-    wrong = DirectionAttack(inputs=x, labels=y == 0)(changes[0], changes[1:], member[1:])
-    assert auc(wrong, member[0]) < 0.4 < auc(scores, member[0])
-
-
 def test_noise_on_lengths_stops_the_distance_and_not_the_direction():
     signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), *data(), models=9)
     assert abs(auc(*against_first(signals, CounterfactualDistance(), "distance")) - 0.5) < 0.08
-    assert auc(*against_first(signals, DirectionAttack(), "recovered_margin")) > 0.7
+    assert auc(*against_first(signals, Threshold(member_when_low=False), "recovered_margin")) > 0.7
 
 
 def test_averaging_takes_the_noise_away_again():
     x, y = data()
     signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), x, y, models=9, repeats=100)
     once = auc(*against_first(signals, CounterfactualLRT(), "distance"))
-    assert auc(*against_first(signals, AveragingAttack(), "averaged_distance")) > once + 0.03
-
-
-def test_repeated_distances_are_averaged_by_the_attack_too():
-    rng = np.random.default_rng(0)
-    signed, member = rng.normal(size=(5, 30, 7)), np.zeros((4, 30), dtype=bool)
-    of_mean = np.abs(signed.mean(-1))
-    assert np.array_equal(
-        AveragingAttack()(signed[0], signed[1:], member), CounterfactualLRT()(of_mean[0], of_mean[1:], member)
-    )
+    assert auc(*against_first(signals, CounterfactualLRT(), "averaged_distance")) > once + 0.03
 
 
 def test_models_that_were_never_trained_leak_nothing():
