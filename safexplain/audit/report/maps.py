@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -23,24 +22,8 @@ SIGNED, POSITIVE = "RdBu_r", "Reds"
 NO_METADATA: dict[str, Any] = {"Software": None}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One image: what it shows and its bytes."""
-
-    label: str
-    uri: str
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The pictures of one example, side by side."""
-
-    caption: str
-    pictures: tuple[Picture, ...]
-
-
-def strips(pictures: Pictures, released_name: str) -> tuple[Strip, ...]:
-    """Draw every example.
+def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The caption of every example, and its pictures: what each shows and its data URI.
 
     Args:
         pictures: the arrays.
@@ -50,12 +33,12 @@ def strips(pictures: Pictures, released_name: str) -> tuple[Strip, ...]:
     released = None if pictures.released is None else _maps(pictures.released)
     out = []
     for i, caption in enumerate(pictures.captions):
-        row = [] if pictures.images is None else [Picture("input", _photo(pictures.images[i]))]
-        row.append(Picture("native", native[i]))
+        row = [] if pictures.images is None else [("input", _photo(pictures.images[i]))]
+        row.append(("native", native[i]))
         if released is not None:
-            row.append(Picture(released_name, released[i]))
-        out.append(Strip(caption, tuple(row)))
-    return tuple(out)
+            row.append((released_name, released[i]))
+        out.append((caption, row))
+    return out
 
 
 def has_signs(pictures: Pictures) -> tuple[bool, bool]:

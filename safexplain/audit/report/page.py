@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from functools import cache
 from pathlib import Path
@@ -39,7 +38,7 @@ def render(report: ReportData) -> str:
             audited=report.audited,
             result=audited,
             facts=words.facts(report.audited),
-            controls=words.controls(report.configurations),
+            controlled=words.with_controls(report.configurations),
             limits=words.limits(audited, report.other_key),
             excess=tables.excess_tables(report.configurations),
             causes=tables.cause_table(report.root_cause or ()),
@@ -52,7 +51,6 @@ def render(report: ReportData) -> str:
             hardened=[c for c in report.configurations if c.utility is not None],
             tables=tables.attack_tables(report.configurations),
             curves=curves,
-            utility=tables.utility_rows(report.configurations),
             strips=_strips(report),
             signs=maps.has_signs(report.pictures) if report.pictures else (False, False),
             commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],
@@ -82,29 +80,18 @@ def write_report(path: str | Path, report: ReportData) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise InputError(f"cannot write the report {path}: {_what_to_do(error, path, len(raw))}") from None
+        raise InputError(
+            f"cannot write the report {path}: {error.strerror or error}; name a file in an existing folder that this"
+            f" user may write to, with {len(raw) / 1e6:.1f} MB free"
+        ) from None
     return path
 
 
-def _strips(report: ReportData) -> tuple[maps.Strip, ...]:
+def _strips(report: ReportData) -> list[tuple[str, list[tuple[str, str]]]]:
     if report.pictures is None:
-        return ()
+        return []
     name = "released" if report.audited.name == NATIVE else report.audited.name
     return maps.strips(report.pictures, name)
-
-
-def _what_to_do(error: OSError, path: Path, size: int) -> str:
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            return f"the disk is full; free {size / 1e6:.1f} MB or choose a folder on another disk"
-        case errno.ENOENT | errno.ENOTDIR:
-            return f"there is no folder {path.parent}; create it or choose another"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"this user may not write to {path.parent}; choose another folder"
-        case errno.EISDIR:
-            return "it is a folder; name a file, such as report.html"
-        case _:
-            return f"{error.strerror or error}; choose another path"
 
 
 @cache

@@ -1,7 +1,7 @@
 """The report's tables as rows of text, ready for the template; the strongest first.
 
 A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
-Then come the rates of all attacks, what they find more than the prediction alone, the versions of the map, and utility.
+Then come the rates of all attacks, what they find more than the prediction alone, and the versions of the map.
 """
 
 from __future__ import annotations
@@ -318,34 +318,12 @@ class ExcessTable:
 
 
 @dataclass(frozen=True)
-class CauseRow:
-    """One version of the map."""
-
-    name: str
-    says: str
-    auc: str
-    auc_interval: str
-    bar: Markup
-    tpr: str
-    tpr_interval: str
-
-
-@dataclass(frozen=True)
 class CauseTable:
-    """Versions of the map by kind."""
+    """Versions of the map by kind, each with its bar."""
 
     fpr: str
     axis: Markup
-    groups: tuple[tuple[str, tuple[CauseRow, ...]], ...]
-
-
-@dataclass(frozen=True)
-class UtilityRow:
-    """One measure of utility, with a value (text, share of the bar) for each configuration that has one."""
-
-    name: str
-    meaning: str
-    values: tuple[tuple[str, float], ...]
+    groups: tuple[tuple[str, tuple[tuple[Ablation, Markup], ...]], ...]
 
 
 def excess_tables(configurations: Sequence[Configuration]) -> tuple[ExcessTable, ...]:
@@ -364,24 +342,14 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
     if not ablations:
         return None
     scale = Scale.aucs(min(a.auc_low for a in ablations), max(a.auc_high for a in ablations))
+
+    def bar(a: Ablation) -> Markup:
+        return scale.bar(a.auc, a.auc_low, a.auc_high, "cause" if a.auc_low > scale.chance else "beside")
+
     groups = tuple(
-        (words.KINDS[kind], tuple(_cause(a, scale) for a in rows))
-        for kind, rows in groupby(ablations, lambda a: a.kind)
+        (words.KINDS[kind], tuple((a, bar(a)) for a in rows)) for kind, rows in groupby(ablations, lambda a: a.kind)
     )
     return CauseTable(words.percent(ablations[0].fpr, 3), scale.axis(), groups)
-
-
-def utility_rows(configurations: Sequence[Configuration]) -> tuple[UtilityRow, ...]:
-    """One row a measure; empty when no configuration has a utility."""
-    found = [c.utility for c in configurations if c.utility is not None]
-    if not found:
-        return ()
-    rows = []
-    for measure in words.measures(found[-1].top_fraction):
-        numbers = [float(getattr(u, measure.field)) for u in found]
-        values = tuple((f"{v:.2f}", min(max(v, 0.0), 1.0)) for v in numbers)
-        rows.append(UtilityRow(measure.name, measure.meaning, values))
-    return tuple(rows)
 
 
 def _baseline_rate(result: AuditResult) -> float:
@@ -427,17 +395,4 @@ def _pair(result: AuditResult, pair: Pair, bounds: tuple[float, float], scale: S
         scale.bar(difference, low, high, tone),
         tone,
         says,
-    )
-
-
-def _cause(a: Ablation, scale: Scale) -> CauseRow:
-    tone = "cause" if a.auc_low > scale.chance else "beside"
-    return CauseRow(
-        a.name,
-        a.says,
-        f"{a.auc:.3f}",
-        f"{a.auc_low:.3f}–{a.auc_high:.3f}",
-        scale.bar(a.auc, a.auc_low, a.auc_high, tone),
-        words.percent(a.tpr),
-        words.interval(a.tpr_low, a.tpr_high),
     )

@@ -125,27 +125,14 @@ KINDS = {
 """Groups of the root-cause table."""
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One measure of utility: its field in `Utility`, its name and what it says."""
-
-    field: str
-    name: str
-    meaning: str
-
-
-def measures(top_fraction: float) -> tuple[Measure, ...]:
-    """The utility measures, with the share of features that counts as top put into words."""
+def measures(top_fraction: float) -> tuple[tuple[str, str, str], ...]:
+    """Field in `Utility`, name and meaning of each measure, with the share of features that counts as top in words."""
     top = percent(top_fraction, 3)
     return (
-        Measure(
-            "top_overlap", "Top-feature overlap", f"share of the {top} strongest features that are still among them"
-        ),
-        Measure(
-            "rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"
-        ),
-        Measure("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
-        Measure("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
+        ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that are still among them"),
+        ("rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"),
+        ("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
+        ("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
     )
 
 
@@ -231,25 +218,6 @@ class Fact:
     warns: bool = False
 
 
-@dataclass(frozen=True)
-class ControlCard:
-    """One control: what it asks, what it found."""
-
-    name: str
-    asks: str
-    state: str
-    says: str
-    numbers: str
-
-
-@dataclass(frozen=True)
-class Controls:
-    """The controls of one configuration."""
-
-    configuration: Configuration
-    cards: tuple[ControlCard, ...]
-
-
 def facts(configuration: Configuration) -> tuple[Fact, ...]:
     """What the sample was, could decide, would need to be, and how often it was used."""
     result = configuration.result
@@ -276,11 +244,11 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
     return (*found, _uses(result, configuration.name == NATIVE))
 
 
-def controls(configurations: Sequence[Configuration]) -> tuple[Controls, ...]:
-    """Those of the audited configuration, and of the others if one of theirs failed."""
+def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Whose controls are shown: the audited configuration, and others if one of theirs failed."""
     audited = configurations[-1]
     shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
-    return tuple(Controls(c, tuple(_card(x) for x in c.result.controls)) for c in shown if c.result.controls)
+    return [c for c in shown if c.result.controls]
 
 
 def _needed(result: AuditResult) -> list[Fact]:
@@ -327,11 +295,11 @@ def _uses(result: AuditResult, native: bool) -> Fact:
             return Fact("Uses of these examples", f"{uses:,}", says, True)
 
 
-def _card(control: Control) -> ControlCard:
-    return ControlCard(
-        name=control.name[:1].upper() + control.name[1:],
-        asks=CONTROLS.get(control.name, ""),
-        state=STATES[control.failed],
-        says=control.says[:1].upper() + control.says[1:] + ("" if control.says.endswith(".") else "."),
-        numbers=" · ".join(f"{NUMBERS.get(name, name)} {value:.3g}" for name, value in control.numbers.items()),
-    )
+def capital(text: str) -> str:
+    """The text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
+def control_numbers(control: Control) -> str:
+    """The numbers behind a control, named."""
+    return " · ".join(f"{NUMBERS.get(name, name)} {value:.3g}" for name, value in control.numbers.items())
