@@ -10,12 +10,12 @@ The margin is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 
 __all__ = [
     "Canary",
@@ -27,7 +27,6 @@ __all__ = [
     "check_data",
     "check_records",
     "check_target",
-    "gradient_scores",
     "margins",
     "record_scores",
 ]
@@ -114,18 +113,8 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
         (R,), higher on D.
 
     Raises:
-        ConfigurationError: unknown scenario.
-        InputError: logits of another shape, or labels out of range.
+        InputError: labels out of range.
     """
-    if scenario not in get_args(RecordScenario):
-        raise ConfigurationError(
-            f"scenario: record scores are for {', '.join(get_args(RecordScenario))}, got {scenario!r}; a gradient"
-            " canary has gradient_scores"
-        )
-    if logits_z.dim() != 2 or logits_z.shape != logits_c.shape:
-        raise InputError(
-            f"logits: expected two of shape (R, outputs), got {tuple(logits_z.shape)} and {tuple(logits_c.shape)}"
-        )
     if scenario == "mislabelled":
         if y == y_canary:
             raise InputError(f"a mislabelled canary has another label than its target, got {y} for both")
@@ -135,34 +124,6 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
             raise InputError(f"labels {y} and {y_canary}: expected 0 to {logits_z.shape[1] - 1}; classes count from 0")
         return logits_z[:, y] - logits_z[:, y_canary]
     return margins(logits_z, y) - margins(logits_c, y_canary)
-
-
-def gradient_scores(theta: Tensor, theta0: Tensor, coordinate: int, drift: Tensor | float | None = None) -> Tensor:
-    """Scores of R models for a gradient canary: how far its parameter has gone down, beyond the drift.
-
-    On D the gradient +C moves the parameter down by lr C / B at each step that has it in the batch, on D' up.
-
-    Args:
-        theta: (R, P) parameters now.
-        theta0: (R, P) or (P,) parameters at the start.
-        coordinate: of the canary.
-        drift: what the parameter has moved by now in a run without the target, a number or (R,); None: 0. It centres
-            the scores of D and D' on 0.
-
-    Returns:
-        (R,), higher on D.
-
-    Raises:
-        InputError: tensors of other shapes, or no such parameter.
-    """
-    if theta.dim() != 2 or theta0.shape not in (theta.shape, theta.shape[1:]):
-        raise InputError(
-            f"theta: expected (R, P), and theta0 (R, P) or (P,), got {tuple(theta.shape)} and {tuple(theta0.shape)}"
-        )
-    if not 0 <= coordinate < theta.shape[1]:
-        raise InputError(f"coordinate: expected 0 to {theta.shape[1] - 1}, got {coordinate}")
-    moved = theta[:, coordinate] - theta0[..., coordinate]
-    return (0.0 if drift is None else torch.as_tensor(drift).to(moved)) - moved
 
 
 class Model(Protocol):

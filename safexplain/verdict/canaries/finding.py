@@ -52,6 +52,7 @@ class Finding(ABC):
         confidence: of the bound.
         runs: that were trained, in all.
         seconds: that they took.
+        setting: what was trained on what, for readers; plain values by name.
     """
 
     scenario: ScenarioName
@@ -60,6 +61,7 @@ class Finding(ABC):
     confidence: float
     runs: int
     seconds: float
+    setting: Mapping[str, Any]
 
     @property
     @abstractmethod
@@ -72,8 +74,8 @@ class Finding(ABC):
         """The bound if the adversary had made no error: more could not have been shown with these runs."""
 
     @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what outside scripts read, then what it was computed from."""
+    def _counts(self) -> dict[str, Any]:
+        """What the bounds were computed from, plain JSON types."""
 
     @property
     def epsilon_add_remove(self) -> float | None:
@@ -164,8 +166,8 @@ class Finding(ABC):
             "Runs": f"{self.runs:,}",
         }
 
-    def _stated(self) -> dict[str, Any]:
-        """What outside scripts read."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: what outside scripts read, then what it was computed from."""
         return {
             "epsilon_lower": self.epsilon_lower,
             "confidence": self.confidence,
@@ -178,6 +180,11 @@ class Finding(ABC):
             "keeps_claim": self.keeps_claim,
             "sentence": self.sentence,
             "seconds": self.seconds,
+            "scenario": self.scenario,
+            "method": self.method,
+            "claim": self.claim.to_dict(),
+            **self._counts(),
+            "setting": dict(self.setting),
         }
 
     def check(self, content: Mapping[str, Any]) -> None:
@@ -186,7 +193,7 @@ class Finding(ABC):
         Raises:
             InputError: they differ.
         """
-        again = self._stated()
+        again = self.to_dict()
         for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute"):
             stated, follows = content[name], again[name]
             if stated != follows and not math.isclose(stated, follows, rel_tol=TOLERANCE, abs_tol=TOLERANCE):

@@ -88,7 +88,7 @@ def pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     fpr, fnr = errors.fpr, errors.fnr
     if fpr + fnr >= 1:
         return 0.0
-    return smallest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr)).epsilon
+    return smallest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr))[0]
 
 
 def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
@@ -100,7 +100,7 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     def refutes(curve: TradeOff) -> bool:
         return bool((curve(fpr) > fnr).any())
 
-    curve = smallest_refuted(family, delta, refutes, COARSE).curve
+    _, curve = smallest_refuted(family, delta, refutes, COARSE)
     return distance if curve is None else curve(fpr) - fnr
 
 

@@ -64,7 +64,7 @@ def one_run_lower_bound(
     def refutes(curve: TradeOff) -> bool:
         return _is_too_good(curve, correct, guesses, canaries, 1 - confidence)
 
-    return smallest_refuted(family, delta, refutes).epsilon
+    return smallest_refuted(family, delta, refutes)[0]
 
 
 def one_run_ceiling(

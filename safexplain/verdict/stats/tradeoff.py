@@ -202,29 +202,19 @@ class Claimed(TypedDict, total=False):
     sampling: Sampling | None
 
 
-@dataclass(frozen=True)
-class Refuted:
-    """What an attack's error rates refute.
-
-    Args:
-        epsilon: a lower bound on epsilon; infinite if no noise multiplier explains so few errors, 0 if all do.
-        curve: the trade-off curve of the smallest noise multiplier of the grid that is refuted, if any.
-    """
-
-    epsilon: float
-    curve: TradeOff | None = None
-
-
 def smallest_refuted(
     family: Family, delta: float, refutes: Callable[[TradeOff], bool], resolution: float = RESOLUTION
-) -> Refuted:
-    """The epsilon of the smallest noise multiplier of the grid whose trade-off curve is refuted.
+) -> tuple[float, TradeOff | None]:
+    """Epsilon and trade-off curve of the smallest noise multiplier of the grid that is refuted.
 
     Args:
         family: the mechanism that is claimed, but for its noise.
         delta: at which epsilon is reported.
         refutes: whether the errors found are too few for a curve; if so, also for every higher one.
         resolution: relative distance in epsilon at which the bisection stops.
+
+    Returns:
+        A lower bound on epsilon, infinite if no noise explains so few errors, and the curve; 0 and None if all do.
     """
     low, high = LOWEST, HIGHEST  # not refuted, and refuted, or so taken: too little noise, and too much, to matter
     below: TradeOff | None = None
@@ -241,8 +231,8 @@ def smallest_refuted(
         else:
             low, below = middle, curve
     if above is None:
-        return Refuted(0.0)
-    return Refuted(math.inf if below is None and _overflows(family.at(low)) else above.epsilon, above)
+        return 0.0, None
+    return math.inf if below is None and _overflows(family.at(low)) else above.epsilon, above
 
 
 @lru_cache(maxsize=65536)

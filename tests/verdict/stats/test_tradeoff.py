@@ -116,14 +116,14 @@ def test_more_noise_raises_the_curve_and_a_fixed_batch_size_lowers_it():
 @pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000), (0.9, 3)])
 def test_the_bisection_finds_the_smallest_noise_that_is_refuted(q, steps):
     for limit in (0.3, 30.0):
-        found = smallest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
-        assert 0.995 * limit < found.epsilon < limit
-        assert found.curve.epsilon == found.epsilon
+        epsilon, curve = smallest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
+        assert 0.995 * limit < epsilon < limit
+        assert curve.epsilon == epsilon
 
 
 def test_errors_that_refute_nothing_and_errors_that_refute_all_noise():
-    assert smallest_refuted(Family(0.25, 10), DELTA, lambda curve: False).epsilon == 0
-    assert smallest_refuted(Family(0.25, 1), DELTA, lambda curve: True).epsilon == math.inf
+    assert smallest_refuted(Family(0.25, 10), DELTA, lambda curve: False) == (0, None)
+    assert smallest_refuted(Family(0.25, 1), DELTA, lambda curve: True)[0] == math.inf
 
 
 def test_curves_are_computed_once():

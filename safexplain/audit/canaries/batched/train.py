@@ -24,7 +24,6 @@ from safexplain.audit.canaries.canary import (
     GradientCanary,
     RecordCanary,
     check_records,
-    gradient_scores,
     record_scores,
 )
 from safexplain.dp.heads.recipe import HeadRecipe
@@ -184,7 +183,11 @@ def train_one_run(
 
 
 def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tuple[Inserted, Score]]:
-    """D has +C at the coordinate, D' -C."""
+    """D has +C at the coordinate, D' -C.
+
+    On D the gradient moves the parameter down by lr C / B at each step that has it in the batch, on D' up; less the
+    drift, scores are centred on 0.
+    """
     if not 0 <= canary.coordinate < job.network.parameters:
         raise InputError(f"coordinate: expected 0 to {job.network.parameters - 1}, got {canary.coordinate}")
     if canary.drift is not None and canary.drift.shape != (job.recipe.steps + 1,):
@@ -193,11 +196,11 @@ def _gradients(canary: GradientCanary, job: Job) -> Callable[[Block, Tensor], tu
 
     def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
         signs = 2 * _on_d(block, theta.device)[:, None].to(theta) - 1
-        before = theta[:, [canary.coordinate]]
+        before = theta[:, canary.coordinate].clone()
 
         def score(now: Tensor, step: int) -> Tensor:
-            drift = None if canary.drift is None else canary.drift[step]
-            return gradient_scores(now[:, canary.coordinate, None], before, 0, drift)
+            drift = 0.0 if canary.drift is None else canary.drift[step].to(now)
+            return drift - (now[:, canary.coordinate] - before)
 
         return Directions.of(at, signs, job.recipe.clipping, job.x.shape[1], theta), score
 
