@@ -52,7 +52,7 @@ class HardenedCounterfactual:
 
     Args:
         mechanism: one of `safexplain.recourse`, fitted, or a `MeteredRecourse`, which charges a ledger.
-        principal: who asks, where the mechanism is metered and `explain` is not told.
+        principal: who asks, where the mechanism is metered.
 
     Raises:
         ConfigurationTypeError: not a mechanism, or a principal without a ledger.
@@ -65,7 +65,8 @@ class HardenedCounterfactual:
                 "expected a mechanism of safexplain.recourse, such as DPModelRecourse(model), got"
                 f" {type(mechanism).__name__}; Alibi's own Counterfactual searches a model that is not private"
             )
-        _check_principal(mechanism, principal)
+        if principal is not None and not isinstance(mechanism, MeteredRecourse):
+            raise ConfigurationTypeError("principal: nothing is charged without a ledger; pass MeteredRecourse(...)")
         if not mechanism.guarantee.is_private:
             raise RefusedError(f"{type(mechanism).__name__} is not private: {mechanism.guarantee.why}")
         self.mechanism = mechanism
@@ -80,32 +81,23 @@ class HardenedCounterfactual:
         """
         return self
 
-    def explain(self, X: ArrayLike, *, principal: str | None = None) -> CounterfactualExplanation:
+    def explain(self, X: ArrayLike) -> CounterfactualExplanation:
         """The counterfactual of one row.
 
         Args:
             X: (1, d), one instance with a batch dimension, as Alibi takes it.
-            principal: who asks, for a metered mechanism; None: as the constructor was told.
 
         Raises:
             InputError: not a single row of numbers, or columns in another order than the constraints'.
-            ConfigurationTypeError: a principal without a ledger.
             BudgetExhausted: the ledger refuses; nothing is charged.
         """
-        _check_principal(self.mechanism, principal)
         rows = as_rows(X)
         if len(rows) != 1:
             raise InputError(f"X: expected one instance of shape (1, d), got {len(rows)}; ask for one after the other")
         if isinstance(self.mechanism, MeteredRecourse):
-            asks = self.principal if principal is None else principal
-            answer = self.mechanism.explain(X, principal=asks, infeasible="mark")
+            answer = self.mechanism.explain(X, principal=self.principal, infeasible="mark")
             return _explanation(answer, self.mechanism.mechanism)
         return _explanation(self.mechanism.explain(X, infeasible="mark"), self.mechanism)
-
-
-def _check_principal(mechanism: RecourseMechanism | MeteredRecourse, principal: str | None) -> None:
-    if principal is not None and not isinstance(mechanism, MeteredRecourse):
-        raise ConfigurationTypeError("principal: nothing is charged without a ledger; pass MeteredRecourse(...)")
 
 
 def _explanation(answer: Recourse, mechanism: RecourseMechanism) -> CounterfactualExplanation:

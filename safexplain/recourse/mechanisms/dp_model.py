@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from torch import nn
 
 from safexplain._digest import weights_digest
 from safexplain._privacy_loss import Adjacency, check_delta
@@ -27,6 +29,7 @@ from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import column_names, training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
+from safexplain.recourse.networks.search import DEFAULT, SearchOptions, search_recourse
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -55,7 +58,7 @@ class PrivateModel:
     network: Any = None
     column: int = 1
     labels: tuple[Any, ...] = ()
-    search: Any = None
+    search: SearchOptions = DEFAULT
 
     def solve(
         self, rows: Floats, *, target: float, cost: Cost, constraints: Constraints | None, frozen: Frozen
@@ -65,9 +68,6 @@ class PrivateModel:
             return linear_recourse(
                 self.weights, self.bias, rows, target=target, cost=cost, constraints=constraints, frozen=frozen
             )
-        from safexplain.recourse.networks.search import search_recourse
-
-        options = {} if self.search is None else {"options": self.search}
         return search_recourse(
             self.network,
             rows,
@@ -76,7 +76,7 @@ class PrivateModel:
             cost=cost,
             constraints=constraints,
             frozen=frozen,
-            **options,
+            options=self.search,
         )
 
 
@@ -85,16 +85,9 @@ def private_model(
     privacy: PrivacyStatement | None,
     favourable: Any,
     adjacency: Adjacency = "substitute",
-    search: Any = None,
+    search: SearchOptions = DEFAULT,
 ) -> PrivateModel:
-    """What answers from a model, if it is private.
-
-    Args:
-        model: linear with `coef_` and `intercept_`, a `DPFineTuned`, or a torch module.
-        privacy: the statement, where the model has none of its own.
-        favourable: the label, or the column of a network; None: the second of two.
-        adjacency: under which the statement must promise something.
-        search: options of the search.
+    """What answers from a model, if it is private; arguments as in `DPModelRecourse`.
 
     Raises:
         RefusedError: no statement, one about other weights, one without a finite epsilon, or under add/remove one that
@@ -127,7 +120,7 @@ def private_model(
     return _network(getattr(model, "model", model), model, statement, favourable, search)
 
 
-def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: Any) -> PrivateModel:
+def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions) -> PrivateModel:
     labels = np.asarray(model.classes_).tolist()
     weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
@@ -136,8 +129,6 @@ def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: An
         sign = 1.0 if column == 1 else -1.0
         pair = (labels[1 - column], labels[column])
         return PrivateModel(model, statement, width, sign * weights[0], float(sign * bias[0]), labels=pair)
-    import torch
-
     layer = torch.nn.Linear(width, len(labels), dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weights.copy()))
@@ -145,9 +136,9 @@ def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: An
     return PrivateModel(model, statement, width, network=layer, column=column, search=search)
 
 
-def _network(network: Any, given: Any, statement: PrivacyStatement, favourable: Any, search: Any) -> PrivateModel:
-    from torch import nn
-
+def _network(
+    network: Any, given: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions
+) -> PrivateModel:
     if not isinstance(network, nn.Module):
         raise ConfigurationError(
             f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
@@ -317,7 +308,7 @@ class DPModelRecourse(PrivateModelRecourse):
 
     model: Any = field(default=None, kw_only=False)
     privacy: PrivacyStatement | None = None
-    search: Any = None
+    search: SearchOptions = DEFAULT
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -366,15 +366,7 @@ class DiverseAnswers(RecourseMechanism):
     """A mechanism whose released score and public geometry allow for several answers at the price of one."""
 
     def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
-        """Several answers to each query that differ in what they change; the noise is drawn once.
-
-        Args:
-            x: (n, d) or (d,) queries.
-            answers: how many, at least 1.
-
-        Returns:
-            The cheapest answer first; later ones may not touch what was the largest share of the cost of each earlier
-            one, and have valid=False where options run out.
+        """Several answers to each query that differ in what they change, as by `diverse`; the noise is drawn once.
 
         Raises:
             InputError: as `explain`.

@@ -43,23 +43,13 @@ class NetworkScore:
             logits.
         favourable: of a network, the class that is wanted: its logit minus the largest other one is the score.
         batch_size: rows that the model sees at once.
-        dtype: of the rows; None: of the network's parameters, or torch's default.
-        device: of the rows; None: of the network's parameters, or the CPU.
 
     Raises:
         ConfigurationError: not a score, not a class, or `favourable` beside a callable, which says itself what it
             scores.
     """
 
-    def __init__(
-        self,
-        score: Score | nn.Module,
-        *,
-        favourable: int = 1,
-        batch_size: int = 8192,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, score: Score | nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:
         network = isinstance(score, nn.Module)
         if not callable(score) or isinstance(score, type):
             raise ConfigurationTypeError(
@@ -74,8 +64,8 @@ class NetworkScore:
             )
         parameters = (p for p in score.parameters() if p.is_floating_point()) if isinstance(score, nn.Module) else ()
         first = next(iter(parameters), None)
-        self.device = torch.device(device) if device else torch.device("cpu") if first is None else first.device
-        self.dtype = dtype or (torch.get_default_dtype() if first is None else first.dtype)
+        self.device = torch.device("cpu") if first is None else first.device
+        self.dtype = torch.get_default_dtype() if first is None else first.dtype
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # has no float64
         self.batch_size = batch_size
         self.precision = torch.finfo(self.dtype).eps

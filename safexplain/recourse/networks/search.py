@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
 from safexplain.recourse.feature_names import check_columns
@@ -49,32 +49,19 @@ class SearchOptions:
         steps: gradients of one search at most.
         batch_size: rows that the model sees at once, and queries that are searched together; memory grows with it.
         seed: of the directions in which further searches start, the same for every query.
-        dtype: type that a callable score takes; None: torch's default, and that of a network's parameters.
-        device: where a callable score takes its rows; None: the CPU, and that of a network's parameters.
 
     Raises:
-        ConfigurationError: a number that is not positive, a seed below 0, or not a type or device of torch.
+        ConfigurationError: a number that is not positive, or a seed below 0.
     """
 
     starts: int = 8
     steps: int = 60
     batch_size: int = 8192
     seed: int = 0
-    dtype: torch.dtype | None = None
-    device: torch.device | str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("starts", 1), ("steps", 1), ("batch_size", 1), ("seed", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise ConfigurationTypeError(f"dtype: expected a type of torch, such as torch.float32, got {self.dtype!r}")
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ConfigurationError(f"dtype: expected a floating-point type, got {self.dtype}")
-        if self.device is not None:
-            try:
-                torch.device(self.device)
-            except (RuntimeError, TypeError) as error:
-                raise ConfigurationError(f"device: expected one of torch, got {self.device!r} ({error})") from error
 
 
 DEFAULT = SearchOptions()
@@ -95,7 +82,8 @@ def search_recourse(
     """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
     Args:
-        score: (n, d) tensor -> (n,) scores, each of its own row, higher is better; or a network, whose score is the
+        score: (n, d) tensor -> (n,) scores, each of its own row, higher is better, of torch's default type and on the
+            CPU; or a network, on its own device and in its own type, whose score is the
             logit of the favourable class minus the largest other one, or the only logit. A network is searched in
             evaluation mode; its parameters, gradients and training flags stay as they are.
         x: (n, d) queries, or one (d,).
@@ -124,9 +112,7 @@ def search_recourse(
     check_columns(constraints.features, x)
     constraints.check(rows)
     mask = _mask(frozen, rows.shape)
-    model = NetworkScore(
-        score, favourable=favourable, batch_size=options.batch_size, dtype=options.dtype, device=options.device
-    )
+    model = NetworkScore(score, favourable=favourable, batch_size=options.batch_size)
     price = Price(torch.from_numpy(cost.weights(rows.shape[1])).to(model.home), cost.power == 2)
     task = Boundary(model, float(target), price, options.steps)
     counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
@@ -200,15 +186,7 @@ def _nearest_of_starts(
 ) -> Tensor:
     """(n, d) the nearest valid point of all searches; where none is valid, one of high score.
 
-    Args:
-        task: model, target and cost.
-        x: (n, d) queries, from which cost is measured.
-        aim: (n,) scores to aim at.
-        origin: (n, d) where the first search starts.
-        lower: (n, d) bounds; may be infinite.
-        upper: (n, d) bounds; may be infinite.
-        starts: how many searches, besides the one from scattered points.
-        seed: of the directions.
+    The first search starts from `origin` (n, d); `starts` of them, besides the one from scattered points.
     """
     generator = torch.Generator().manual_seed(seed)
     best, distance = nearest(task, x, aim, origin, lower, upper)

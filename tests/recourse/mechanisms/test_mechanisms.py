@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import subprocess
-import sys
 from itertools import cycle
 
 import numpy as np
@@ -395,18 +393,3 @@ def test_training_takes_tensors(name):
     assert (one.counterfactual == other.counterfactual).all()
     with pytest.raises(InputError, match="masked"):
         EVERY[name](norm_bound=5.0).fit(np.ma.masked_less(X, 0), y)
-
-
-def test_geometry_and_guarantees_are_imported_without_the_mechanisms():
-    code = (
-        "import sys, types\n"
-        "package = types.ModuleType('safexplain'); package.__path__ = [sys.argv[1]]\n"
-        "sys.modules['safexplain'] = package\n"
-        "import safexplain.recourse\n"
-        "assert not {'torch', 'sklearn'} & set(sys.modules), set(sys.modules) & {'torch', 'sklearn'}\n"
-        "safexplain.recourse.DPModelRecourse\n"
-        "assert 'sklearn' in sys.modules\n"
-    )
-    import safexplain
-
-    subprocess.run([sys.executable, "-c", code, safexplain.__path__[0]], check=True)

@@ -117,8 +117,8 @@ def test_rows_are_rounded_to_the_type_of_the_network():
     model.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
     NetworkScore(model).values(torch.tensor(ROWS))
     NetworkScore(model.half().bfloat16()).values(torch.tensor(ROWS))
-    NetworkScore(lambda rows: seen.append(rows.dtype) or rows[:, 0], dtype=torch.float64).values(torch.tensor(ROWS))
-    assert seen == [torch.float32, torch.bfloat16, torch.float64]
+    NetworkScore(lambda rows: seen.append(rows.dtype) or rows[:, 0]).values(torch.tensor(ROWS))
+    assert seen == [torch.float32, torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize(
