@@ -50,13 +50,13 @@ def test_a_ledger_that_does_not_exist_is_not_made_without_a_budget(path, sqlite_
 
 
 def test_a_folder_is_no_ledger(tmp_path):
-    with pytest.raises(LedgerError, match="cannot be opened"):
+    with pytest.raises(LedgerError, match=r"unable to open .* look at the disk and at the permissions"):
         Ledger(f"sqlite:///{tmp_path}", epsilon=1.0)
 
 
 def test_a_file_of_something_else_is_left_alone(path, sqlite_url):
     path.write_bytes(b"no database " * 100)
-    with pytest.raises(LedgerError, match="not an SQLite database"):
+    with pytest.raises(LedgerError, match="is not a database"):
         Ledger(sqlite_url, epsilon=1.0)
     assert path.read_bytes() == b"no database " * 100
 
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_an_error(path, sqlite_url):
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(LedgerError, match="damaged"):
+    with pytest.raises(LedgerError, match=r"malformed.* restore it from a backup"):
         Ledger(sqlite_url).charge("ann", epsilon=0.1)
 
 
@@ -109,7 +109,7 @@ def test_a_read_only_ledger_can_be_read_and_says_so(sqlite_url):
     with Ledger(sqlite_url, epsilon=1.0) as ledger:
         ledger.charge("ann", epsilon=0.5)
         ledger._storage._connection.execute("PRAGMA query_only = ON")
-        with pytest.raises(LedgerError, match="read-only"):
+        with pytest.raises(LedgerError, match="readonly"):
             ledger.charge("ann", epsilon=0.25)
         assert ledger.spent("ann") == 0.5
 
@@ -118,7 +118,7 @@ def test_a_locked_ledger_says_so(path, sqlite_url):
     with Ledger(sqlite_url, epsilon=1.0, timeout=0.2) as ledger:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")  # another program, which knows nothing of the queue
-        with pytest.raises(LedgerError, match="is locked by another program"):
+        with pytest.raises(LedgerError, match=r"database is locked.* raise timeout="):
             ledger.charge("ann", epsilon=0.25)
         assert ledger.spent("ann") == 0.0
         other.execute("ROLLBACK")

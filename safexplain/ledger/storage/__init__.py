@@ -14,39 +14,55 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
-from safexplain.ledger.storage.schema import Execute
+from safexplain.errors import LedgerError
+from safexplain.ledger.storage.schema import Execute, version_of
 
 Rows = list[tuple[Any, ...]]
 
 
-class Storage(Protocol):
-    """A database that runs transactions one after another. SQL has ? for parameters.
+class Storage(ABC):
+    """A database that runs transactions one after another; one connection a process, shared by its threads.
+
+    SQL has ? for parameters.
+
+    Args:
+        name: to show in messages, without a password.
+        address: URL that names it from any working directory.
+        timeout: seconds to wait for other writers.
 
     Attributes:
-        name: to show in messages, without a password.
         identity: type of a column that numbers its rows.
         ledger: identity of the ledger that every connection must lead to; None before it is known.
         guard: the lock under which threads use the connection.
         files: on this machine, which nothing else may write.
     """
 
-    name: str
-    identity: str
-    ledger: str | None
-    guard: threading.RLock
+    identity: ClassVar[str]
+    _has_tables: ClassVar[str]
+    """Statement with a row where there is a ledger."""
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """See the class."""
+    def __init__(self, name: str, address: str, timeout: float) -> None:
+        self.name, self.address, self.timeout = name, address, timeout
+        self.ledger: str | None = None
+        self.files: tuple[Path, ...] = ()
+        self._start()
+        _OPEN.add(self)
 
+    def _start(self) -> None:
+        self.guard = threading.RLock()
+        self._connection: Any = None
+
+    @abstractmethod
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """Rows as of the last commit."""
 
+    @abstractmethod
     def transaction(self) -> AbstractContextManager[Execute]:
         """All or nothing, durable once the block is left; rolled back if it raises.
 
@@ -54,19 +70,34 @@ class Storage(Protocol):
             LedgerError: the database cannot be written, or others did not let go of it within the timeout.
         """
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The guard, or a LedgerError after the timeout."""
+        if not self.guard.acquire(timeout=self.timeout):
+            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
+        try:
+            yield
+        finally:
+            self.guard.release()
+
+    @abstractmethod
     def lock(self, execute: Execute) -> int:
         """Inside a transaction: keep other writers out until it ends; the time, as `now`."""
 
+    @abstractmethod
     def sync(self) -> None:
         """Make durable what was read; others may have committed it a moment ago."""
 
     def version(self, execute: Execute | None = None) -> int | None:
         """Version of the schema found; None: there is no ledger yet."""
+        rows = execute or self.read
+        return version_of(rows("SELECT version FROM ledger_schema_version", ())) if rows(self._has_tables, ()) else None
 
     def exists(self) -> bool:
         """False where there is no database to connect to; `make` makes one."""
+        return True
 
-    def make(self) -> None:
+    def make(self) -> None:  # noqa: B027
         """Make an empty database, if there is none.
 
         Raises:
@@ -74,13 +105,11 @@ class Storage(Protocol):
             LedgerError: it cannot be made.
         """
 
+    @abstractmethod
     def now(self) -> int:
         """Microseconds since 1970 by the clock that this database goes by."""
 
-    @property
-    def address(self) -> str:
-        """URL that names it from any working directory."""
-
+    @abstractmethod
     def backup(self, path: Path) -> None:
         """Write a copy of everything that was acknowledged, while others go on.
 
@@ -91,22 +120,22 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another."""
+        with self.guard:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
-    def before_fork(self) -> None:
+    def before_fork(self) -> None:  # noqa: B027
         """In the parent, under the guard: close what must not be open in two processes."""
 
     def forget(self) -> None:
         """In the child: drop the connection without closing it, make a new guard."""
+        self._start()
 
 
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Storage] = weakref.WeakSet()
 _FORKING = threading.Lock()
-_held: list[Any] = []
-
-
-def watch(storage: Storage) -> None:
-    """Look after the storage whenever this process forks."""
-    _OPEN.add(storage)
+_held: list[Storage] = []
 
 
 def abandon(connection: object) -> None:

@@ -8,7 +8,6 @@ then is a transaction acknowledged, so what was acknowledged survives a crash of
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
-from safexplain.ledger.storage import Rows, abandon, watch
-from safexplain.ledger.storage.schema import Execute, check_identity, version_of
+from safexplain.ledger.storage import Rows, Storage, abandon
+from safexplain.ledger.storage.schema import Execute, check_identity
 
 try:
     import psycopg
@@ -26,16 +25,13 @@ try:
 except ImportError:  # pragma: no cover
     psycopg = None
 
-_HAS_TABLES = (  # to_regclass would answer from a cache that may be older than the lock
-    "SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'ledger_schema_version' AND pg_catalog.pg_table_is_visible(oid)"
-)
 _FLUSH = "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'safexplain', ''); COMMIT"
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _LEDGER = 0x73616665  # key of the advisory lock under which tables are made
 
 
-class PostgresStorage:
-    """One connection a process, shared by its threads; opened again when the server closed it.
+class PostgresStorage(Storage):
+    """A server; the connection is opened again when the server closed it.
 
     Args:
         url: as libpq reads it.
@@ -47,21 +43,16 @@ class PostgresStorage:
     """
 
     identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+    _has_tables = (  # to_regclass would answer from a cache that may be older than the lock
+        "SELECT 1 FROM pg_catalog.pg_class"
+        " WHERE relname = 'ledger_schema_version' AND pg_catalog.pg_table_is_visible(oid)"
+    )
 
     def __init__(self, url: str, timeout: float, clock: Callable[[], int] | None = None) -> None:
         if psycopg is None:
             raise MissingExtraError('a ledger in PostgreSQL needs psycopg: pip install "safexplain[postgres]"')
-        self.url = url
-        self.name = _without_password(url)
-        self.timeout = timeout
         self._clock = clock
-        self.ledger: str | None = None
-        self._start()
-        watch(self)
-
-    def _start(self) -> None:
-        self.guard = threading.RLock()
-        self._connection: Any = None
+        super().__init__(_without_password(url), url, timeout)
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
@@ -71,55 +62,40 @@ class PostgresStorage:
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
-        if not self.guard.acquire(timeout=self.timeout):
-            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
-        try:
-            with self._explained():
-                self._first(
-                    f"BEGIN; SET LOCAL lock_timeout = {max(1, int(self.timeout * 1000))};"
-                    " SET LOCAL synchronous_commit = off; SET LOCAL transaction_isolation = 'read committed'"
-                )
-                connection = self._connection
-                try:
-                    yield partial(_run, connection)
-                except BaseException:
-                    with suppress(psycopg.Error):
-                        connection.execute("ROLLBACK")
+        with self._alone(), self._explained():
+            self._first(
+                f"BEGIN; SET LOCAL lock_timeout = {max(1, int(self.timeout * 1000))};"
+                " SET LOCAL synchronous_commit = off; SET LOCAL transaction_isolation = 'read committed'"
+            )
+            connection = self._connection
+            try:
+                yield partial(_run, connection)
+            except BaseException:
+                with suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            try:
+                connection.execute(f"COMMIT; {_FLUSH}")
+            except BaseException as error:
+                connection.close()  # whatever state the session is in, the next use opens another
+                if not isinstance(error, psycopg.Error):
                     raise
-                try:
-                    connection.execute(f"COMMIT; {_FLUSH}")
-                except BaseException as error:
-                    connection.close()  # whatever state the session is in, the next use opens another
-                    if not isinstance(error, psycopg.Error):
-                        raise
-                    raise LedgerError(
-                        f"ledger {self.name}: the server failed during a commit, so what was being charged may or may"
-                        f" not be recorded; look at charges() ({str(error).strip()})"
-                    ) from error
-        finally:
-            self.guard.release()
+                raise LedgerError(
+                    f"ledger {self.name}: the server failed during a commit, so what was being charged may or may"
+                    f" not be recorded; look at charges() ({str(error).strip()})"
+                ) from error
 
     def version(self, execute: Execute | None = None) -> int | None:
         """See Storage; inside a transaction others wait until it ends."""
-        rows = execute or self.read
         if execute is not None:
             execute("SELECT pg_advisory_xact_lock(?)", (_LEDGER,))
-        if not rows(_HAS_TABLES, ()):
-            return None
-        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
+        return super().version(execute)
 
     def now(self) -> int:
         """See Storage."""
         if self._clock:
             return self._clock()
         return int(self.read(f"SELECT {_CLOCK}")[0][0])
-
-    def close(self) -> None:
-        """See Storage."""
-        with self.guard:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
 
     def lock(self, execute: Execute) -> int:
         """See Storage."""
@@ -135,13 +111,6 @@ class PostgresStorage:
                 self.close()
                 raise
 
-    def exists(self) -> bool:
-        """See Storage; where it does not, the server says so."""
-        return True
-
-    def make(self) -> None:
-        """See Storage."""
-
     def _first(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """A statement with which a transaction begins: on a connection that was cut meanwhile, tried once more."""
         fresh = self._connection is None or self._connection.closed
@@ -154,7 +123,7 @@ class PostgresStorage:
 
     def _open(self) -> Any:
         if self._connection is None or self._connection.closed:
-            connection = psycopg.connect(self.url, autocommit=True, connect_timeout=max(1, round(self.timeout)))
+            connection = psycopg.connect(self.address, autocommit=True, connect_timeout=max(1, round(self.timeout)))
             try:
                 if self.ledger is not None:
                     check_identity(partial(_run, connection), self.ledger, self.name)
@@ -183,24 +152,11 @@ class PostgresStorage:
         """See Storage."""
         raise ConfigurationError("a ledger in PostgreSQL is backed up with the server's tools, such as pg_dump")
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """None: they are the server's."""
-        return ()
-
-    @property
-    def address(self) -> str:
-        """See Storage."""
-        return self.url
-
-    def before_fork(self) -> None:
-        """See Storage; the parent keeps its session."""
-
     def forget(self) -> None:
         """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""
         if self._connection is not None:
             abandon(self._connection)
-        self._start()
+        super().forget()
 
 
 def _run(connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Rows:

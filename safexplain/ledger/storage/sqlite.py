@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -29,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import InputError, LedgerError
-from safexplain.ledger.storage import Rows, watch
-from safexplain.ledger.storage.schema import Execute, check_identity, version_of
+from safexplain.ledger.storage import Rows, Storage
+from safexplain.ledger.storage.schema import Execute, check_identity
 
 try:
     import fcntl
@@ -69,61 +68,32 @@ PROCESS_CLOCK = AnchoredClock()
 """One anchor for all ledgers of a process."""
 
 
-class OpenFile:
-    """A file, as it is when this is made.
-
-    Args:
-        path: of the file, which is there.
-
-    Raises:
-        OSError: it is not.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._identity = _identity(path)
-
-    def stands(self) -> bool:
-        """Whether the path still leads to it."""
-        try:
-            return _identity(self.path) == self._identity
-        except FileNotFoundError:
-            return False
+FileIdentity = tuple[int, int]
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> FileIdentity:
     found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
-ADVICE = {
-    sqlite3.SQLITE_BUSY: "is locked by another program; close it, or raise timeout=",
-    sqlite3.SQLITE_LOCKED: "is locked by another program; close it, or raise timeout=",
-    sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and of its folder",
-    sqlite3.SQLITE_PERM: "cannot be opened: look at the permissions of the file and of its folder",
-    sqlite3.SQLITE_NOTADB: "is not an SQLite database; name another file, or restore it from a backup",
-    sqlite3.SQLITE_CORRUPT: "is damaged; restore it from a backup",
-    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
-    sqlite3.SQLITE_IOERR: "could not be read or written: the disk reported an error",
-}
+def _stands(path: Path, file: FileIdentity) -> bool:
+    """Whether the path still leads to the file."""
+    try:
+        return _identity(path) == file
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turn errors of the database, and of the files beside it, into LedgerErrors.
-
-    Args:
-        name: of the ledger.
-    """
+    """Turn errors of the database, and of the files beside it, into LedgerErrors."""
     try:
         yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        advice = ADVICE.get(code & 0xFF if code is not None else -1, "could not be used")
-        raise LedgerError(f"ledger {name} {advice} ({error})") from error
-    except OSError as error:
-        raise LedgerError(f"ledger {name}: {error}; look at the permissions there") from error
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(
+            f"ledger {name} cannot be used: {error}. If it is locked, close the other program or raise timeout=; if it"
+            " is damaged, restore it from a backup; else look at the disk and at the permissions of file and folder"
+        ) from error
 
 
 class FileQueue:
@@ -179,8 +149,8 @@ class FileQueue:
             self._file = None
 
 
-class SqliteStorage:
-    """One connection a process, shared by its threads.
+class SqliteStorage(Storage):
+    """A file, by its absolute path.
 
     Args:
         path: absolute, of the file.
@@ -189,23 +159,20 @@ class SqliteStorage:
     """
 
     identity = "INTEGER PRIMARY KEY"
+    _has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'"
 
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
         self.path = path
-        self.name = str(path)
-        self.timeout = timeout
-        self.ledger: str | None = None
         self._clock = clock or PROCESS_CLOCK
-        self._start()
-        watch(self)
+        super().__init__(str(path), f"sqlite:///{path}", timeout)
+        self.files = (path, *map(self._beside, ("-wal", "-shm", "-queue")))
 
     def _start(self) -> None:
-        self.guard = threading.RLock()
+        super()._start()
         self._queue = FileQueue(self._beside("-queue"), like=self.path)
-        self._connection: sqlite3.Connection | None = None
-        self._file: OpenFile | None = None
+        self._file: FileIdentity | None = None
         self._log: int | None = None
-        self._log_file: OpenFile | None = None
+        self._log_file: FileIdentity | None = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
@@ -216,26 +183,21 @@ class SqliteStorage:
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
         until = time.monotonic() + self.timeout
-        if not self.guard.acquire(timeout=self.timeout):
-            raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
-        try:
-            with explained(self.name):
-                connection = self._open()
-                if not self._queue.acquire(until - time.monotonic()):
-                    raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
+        with self._alone(), explained(self.name):
+            connection = self._open()
+            if not self._queue.acquire(until - time.monotonic()):
+                raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
                 try:
-                    connection.execute("BEGIN IMMEDIATE")
-                    try:
-                        yield partial(_run, connection)
-                        connection.execute("COMMIT")
-                    except BaseException:
-                        with suppress(sqlite3.Error):
-                            connection.execute("ROLLBACK")
-                        raise
-                finally:
-                    self._queue.release()
-        finally:
-            self.guard.release()
+                    yield partial(_run, connection)
+                    connection.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                    raise
+            finally:
+                self._queue.release()
         self.sync()
 
     def lock(self, execute: Execute) -> int:
@@ -249,28 +211,21 @@ class SqliteStorage:
                 self._open()
                 if self._log is None or self._log_file is None:
                     self._log = os.open(self._beside("-wal"), os.O_RDONLY | os.O_CLOEXEC)
-                    self._log_file = OpenFile(self._beside("-wal"))
+                    self._log_file = _identity(self._beside("-wal"))
                 log, file = os.dup(self._log), self._log_file  # another thread may close the ledger meanwhile
             try:
                 getattr(os, "fdatasync", os.fsync)(log)
             finally:
                 os.close(log)
-            if not file.stands():
+            if not _stands(self._beside("-wal"), file):
                 with self.guard:  # closing empties the log into the database and deletes it
                     lost = self._log_file is file
                 if lost:
                     raise LedgerError(
-                        f"ledger {self.name}: its log ({file.path.name}) was deleted while it was in use, and what is"
-                        " recorded would be lost with this process. Close the ledger wherever it is open, which writes"
+                        f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while it was in use, and what"
+                        " is recorded would be lost with this process. Close the ledger wherever it is open, which writes"
                         " the log's content into the database, and start again"
                     )
-
-    def version(self, execute: Execute | None = None) -> int | None:
-        """See Storage."""
-        rows = execute or self.read
-        if not rows("SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'", ()):
-            return None
-        return version_of(rows("SELECT version FROM ledger_schema_version", ()))
 
     def now(self) -> int:
         """See Storage."""
@@ -279,15 +234,11 @@ class SqliteStorage:
     def close(self) -> None:
         """See Storage."""
         with self.guard:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            self._close_files()
-
-    @property
-    def address(self) -> str:
-        """See Storage."""
-        return f"sqlite:///{self.path}"
+            super().close()
+            self._queue.close()
+            if self._log is not None:
+                os.close(self._log)
+                self._log = self._log_file = None
 
     def exists(self) -> bool:
         """Whether there is a file."""
@@ -305,15 +256,10 @@ class SqliteStorage:
         with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
             self._open().backup(copy)
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The database and what stands beside it."""
-        return self.path, *map(self._beside, ("-wal", "-shm", "-queue"))
-
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Any:
         if self._connection is None:
             if not self.path.exists():
                 raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
@@ -323,12 +269,12 @@ class SqliteStorage:
             )  # fmt: skip
             try:
                 self._set_up(connection)
-                self._file = OpenFile(self.path)
+                self._file = _identity(self.path)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
-        elif self._file is not None and not self._file.stands():
+        elif self._file is not None and not _stands(self.path, self._file):
             raise LedgerError(
                 f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
                 " left of it here. Put it back, or restore it from a backup, and start again"
@@ -350,19 +296,9 @@ class SqliteStorage:
         connection.execute("PRAGMA synchronous = NORMAL")  # the module's docstring says why this is durable
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
 
-    def _close_files(self) -> None:
-        self._queue.close()
-        if self._log is not None:
-            os.close(self._log)
-            self._log = self._log_file = None
-
     def before_fork(self) -> None:
         """See Storage; both processes open it again when they need it."""
         self.close()
-
-    def forget(self) -> None:
-        """See Storage."""
-        self._start()
 
 
 def _run(connection: sqlite3.Connection, statement: str, parameters: Sequence[Any] = ()) -> Rows:
