@@ -223,8 +223,8 @@ class SqliteStorage(Storage):
                 if lost:
                     raise LedgerError(
                         f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while it was in use, and what"
-                        " is recorded would be lost with this process. Close the ledger wherever it is open, which writes"
-                        " the log's content into the database, and start again"
+                        " is recorded would be lost with this process. Close the ledger wherever it is open, which"
+                        " writes the log's content into the database, and start again"
                     )
 
     def now(self) -> int:
