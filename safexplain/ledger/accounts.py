@@ -42,18 +42,7 @@ _INSERT = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Budgets of a ledger. What is None was not given.
-
-    Args:
-        epsilon: of each principal and period.
-        delta: the same.
-        period: "lifetime", "day", "week" or "month".
-        total_epsilon: of all principals together, for ever; None: no limit.
-        total_delta: the same; None: delta.
-
-    Raises:
-        ConfigurationError: a value out of range.
-    """
+    """Budgets of a ledger, as `Ledger` takes and checks them. What is None was not given."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -197,13 +186,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Balances:
-    """The account of one principal and that of all together, at one time.
+    """The account of one principal, in the period that `time` lies in, and that of all together.
 
-    Args:
-        settings: of the ledger.
-        time: microseconds, not before anything recorded.
-        total: of all together.
-        mine: of the principal, in the period that the time lies in.
+    The time, in microseconds, is not before anything recorded.
     """
 
     settings: Settings
@@ -213,14 +198,7 @@ class Balances:
 
     @classmethod
     def open(cls, execute: Execute, settings: Settings, principal: str, now: int) -> Balances:
-        """Read both accounts.
-
-        Args:
-            execute: runs a statement.
-            settings: of the ledger.
-            principal: whose account.
-            now: microseconds since 1970.
-        """
+        """Read both accounts, at `now` microseconds since 1970."""
         rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?)", (TOTAL, principal))
         return cls.of(settings, {row[0]: Balance.of(row) for row in rows}, principal, now)
 
@@ -329,10 +307,6 @@ class Balances:
 
 def prepare(storage: Storage, given: Settings) -> Settings:
     """The settings that hold for the ledger in a storage, which is made if it is not there.
-
-    Args:
-        storage: where the ledger is, or will be.
-        given: settings that the caller named.
 
     Raises:
         ConfigurationError: there is no ledger and no budget for one, or other settings are stored.

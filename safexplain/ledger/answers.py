@@ -20,13 +20,7 @@ CHUNK = 500
 
 @dataclass(frozen=True)
 class Stored:
-    """An answer that exists.
-
-    Args:
-        text: as JSON.
-        release: under which it was made.
-        owned: whether this principal was given it before.
-    """
+    """An answer that exists, as JSON; `owned` says whether this principal was given it before."""
 
     text: str
     release: Release
@@ -35,15 +29,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, all to be answered or none.
-
-    Args:
-        principal: who asks.
-        questions: digests, one a question.
-        releases: the same.
-        mechanism: to be recorded.
-        parameters: to be recorded, as JSON.
-    """
+    """Questions of one principal, by their digests, all to be answered or none; one release for each."""
 
     principal: str
     questions: tuple[str, ...]
@@ -103,12 +89,7 @@ class Batch:
         return all(q in found and found[q].owned for q in self.questions)
 
     def entries(self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None) -> list[Entry]:
-        """What is to be charged, in the order of the questions.
-
-        Args:
-            found: answers that exist.
-            made: answers that were made, as JSON; None before they are.
-        """
+        """What is to be charged, in the order of the questions; `made` are new answers as JSON, None before."""
         entries = []
         for q, i in sorted(self.distinct.items(), key=lambda item: item[1]):
             stored = found.get(q)
@@ -144,13 +125,7 @@ class Batch:
         return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
 
     def settle(self, execute: Execute, balances: Balances, made: Mapping[str, str]) -> tuple[Answer, ...]:
-        """Inside a transaction that holds the accounts: charge and store what nobody stored meanwhile.
-
-        Args:
-            execute: runs a statement.
-            balances: of the accounts, locked.
-            made: answers as JSON.
-        """
+        """Inside a transaction that holds the accounts: charge and store what nobody stored meanwhile."""
         found = self.look_up(execute)
         entries = self.entries(found, made)
         charges = balances.charged(entries).record(execute, entries) if entries else []

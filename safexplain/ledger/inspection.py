@@ -38,12 +38,8 @@ COLUMNS = (
 def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Path]:
     """A path to write to, whose file takes the place of the target once the block is left without an error.
 
-    Args:
-        target: path.
-        kept: files that must not be replaced.
-
     Raises:
-        ConfigurationError: the target is one of them.
+        ConfigurationError: the target is one of the files that must be kept.
         InputError: there is no such folder, or it cannot be written.
     """
     path = Path(target)
@@ -77,18 +73,7 @@ def charge_as_json(charge: Charge) -> dict[str, Any]:
 def write_charges(
     charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str, kept: Sequence[Path] = ()
 ) -> int:
-    """Write charges; how many there were.
-
-    Args:
-        charges: oldest first.
-        target: path, or a text stream.
-        format: "jsonl" or "csv".
-        kept: files that must not be replaced.
-
-    Raises:
-        ConfigurationError: another format, or one of the files to keep.
-        InputError: the file cannot be written.
-    """
+    """As `Ledger.export`; `kept` are files that must not be replaced."""
     if format not in ("jsonl", "csv"):
         raise ConfigurationError(f'format: expected "jsonl" or "csv", got {format!r}')
     if isinstance(target, str | PathLike):
@@ -109,10 +94,7 @@ def write_charges(
 
 
 def verify(execute: Execute) -> int:
-    """Replay every charge; how many there are.
-
-    Args:
-        execute: runs a statement, in a transaction that holds the ledger.
+    """Replay every charge, in a transaction that holds the ledger; how many there are.
 
     Raises:
         LedgerError: something does not match; the message names the first few.

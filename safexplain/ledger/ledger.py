@@ -224,13 +224,8 @@ class Ledger:
     ) -> tuple[Answer, ...]:
         """`answer` for several questions at once, all or nothing.
 
-        Args:
-            principal: who asks.
-            questions: see `answer`.
-            compute: makes the answers to the questions at the positions that it is given, in their order.
-            release: of each answer, or one for all.
-            mechanism: to be recorded.
-            parameters: to be recorded; JSON types.
+        `compute` makes the answers to the questions at the positions that it is given, in their order; `release` is
+        that of each answer, or one for all.
 
         Raises:
             BudgetExhausted: not all fit; nothing was recorded.
@@ -311,12 +306,7 @@ class Ledger:
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage that a URL names; nothing is connected yet.
-
-    Args:
-        url: "sqlite:///relative.db", "sqlite:////absolute.db" or "postgresql://user@host/database".
-        timeout: seconds to wait for others.
-        clock: microseconds since 1970, instead of the usual clock.
+    """The storage that a URL names, with arguments as `Ledger`; nothing is connected yet.
 
     Raises:
         ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.

@@ -165,13 +165,7 @@ PAGE = 1000
 
 
 def charges(read: Execute, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-    """Recorded releases, oldest first; no transaction stays open between pages.
-
-    Args:
-        read: runs a statement.
-        principal: only of this one.
-        since: only from this time on; without a time zone it is UTC.
-    """
+    """As `Ledger.charges`; no transaction stays open between pages."""
     where, values = "", list[Any]()
     if principal is not None:
         where, values = " AND principal = ?", [principal]
@@ -201,12 +195,8 @@ def named(principal: str) -> str:
     """
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
-    try:
-        size = len(principal.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= 500 or "\0" in principal:
-        raise InputError(f"principal: expected 1 to 500 bytes of UTF-8 without NUL, got {principal[:40]!r}")
+    if not 0 < len(text("principal", principal).encode()) <= 500:
+        raise InputError(f"principal: expected 1 to 500 bytes of UTF-8, got {principal[:40]!r}")
     return principal
 
 
@@ -217,12 +207,8 @@ def text(name: str, value: Any) -> str:
         InputError: it has a NUL, or characters that UTF-8 does not.
     """
     found = str(value)
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{name}: expected text that UTF-8 can hold, got {found[:40]!a}") from None
-    if "\0" in found:
-        raise InputError(f"{name}: expected text without NUL, got {found[:40]!r}")
+    if "\0" in found or found.encode(errors="ignore").decode() != found:  # what UTF-8 cannot hold
+        raise InputError(f"{name}: expected text in UTF-8 without NUL, got {found[:40]!a}")
     return found
 
 

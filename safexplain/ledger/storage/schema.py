@@ -46,13 +46,7 @@ VERSION = len(MIGRATIONS)
 
 
 def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) -> None:
-    """Bring a database to a version; inside a transaction that nobody else runs beside.
-
-    Args:
-        execute: runs a statement.
-        identity: type of a column that numbers its rows.
-        at: version found, None for a database without a ledger.
-        to: version wanted.
+    """Bring a database from version `at` (None: no ledger) to another; in a transaction that nobody else runs beside.
 
     Raises:
         LedgerError: it was written by a newer safexplain.
@@ -110,13 +104,7 @@ def identity_of(execute: Execute) -> str:
 
 
 def check_identity(execute: Execute, wanted: str, name: str) -> None:
-    """Raise LedgerError where another ledger stands in the place of the one that was opened.
-
-    Args:
-        execute: runs a statement.
-        wanted: name of the one that was opened.
-        name: of the place, for the message.
-    """
+    """Raise LedgerError where another ledger than the `wanted` one, which was opened, stands in the place `name`."""
     if execute("SELECT 1 FROM ledger_identity WHERE id = ?", (wanted,)):
         return
     raise LedgerError(
