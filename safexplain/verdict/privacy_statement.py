@@ -136,7 +136,7 @@ class PrivacyStatement:
         return {
             **stated,
             "epsilon": {name: value if math.isfinite(value) else None for name, value in spent.items()},
-            "protects": {name: PROTECTS[name] for name in PROTECTS},
+            "protects": dict(PROTECTS),
             "not_protected": list(self.not_protected),
             "assumptions": list(self.assumptions),
             "accountant": f"dp-accounting {version('dp-accounting')}, privacy loss distributions",

@@ -78,11 +78,7 @@ def on_grid(weights: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
 
     Sums of floating-point numbers lie on a lattice that depends on the terms: a weight of exactly 0 with noise can be a
     number that one of .1 with noise can never be. Relative rounding keeps that visible near 0; on a grid that is coarse
-    against the lattice and fine against the noise it disappears.
-
-    Args:
-        weights: any shape.
-        noise: standard deviation of the noise on a logit, public.
+    against the lattice and fine against the noise it disappears. `noise` is the public standard deviation on a logit.
     """
     grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
     return np.asarray(np.round(weights / grid) * grid)

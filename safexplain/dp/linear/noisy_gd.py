@@ -113,16 +113,7 @@ def clipped_gradient_sum(
     """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound` over all classes.
 
     A record's gradient is the outer product of (probabilities - one-hot label) and its features, so that its norm is
-    the product of theirs.
-
-    Args:
-        features: (n, p).
-        labels: (n,) positions in the list of classes.
-        weights: (runs, classes, p).
-        bound: of one record's gradient.
-
-    Returns:
-        (runs, classes, p).
+    the product of theirs. Features (n, p), labels (n,) and weights (runs, classes, p) give sums like the weights.
     """
     residuals = softmax(features @ weights.transpose(0, 2, 1), axis=2)  # (runs, n, classes)
     residuals[:, np.arange(len(labels)), labels] -= 1

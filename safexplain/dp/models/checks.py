@@ -181,11 +181,7 @@ def mixes_samples(model: nn.Module, x: Inputs) -> bool:
 
     In training mode, with the same random numbers: the gradient of the first row's output with respect to the others
     must be exactly 0, and the output must stay when the others are changed (which also finds statistics under
-    `no_grad`, and works for integers).
-
-    Args:
-        model: left as it is.
-        x: at least 2 rows.
+    `no_grad`, and works for integers). The model is left as it is.
     """
     model, x = train_mode(awake(model)), few(x)
     inputs = tuple(t.detach().clone().requires_grad_(t.is_floating_point()) for t in x)
@@ -323,11 +319,7 @@ def check_classes(outputs: object, y: Tensor) -> None:
 def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     """Raise unless the loss of a row depends on that row's output and target alone.
 
-    Args:
-        loss: outputs and targets -> the loss of each row.
-        outputs: of the model, for at least 2 rows; nothing is checked where they are not one tensor.
-        targets: as many.
-        parameters: that train.
+    At least 2 rows are needed; nothing is checked where the outputs are not one tensor.
 
     Raises:
         ConfigurationError: it mixes rows, or uses the parameters.

@@ -31,12 +31,8 @@ def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor)
     """Norms of shape (batch,) of the per-example gradients of a linear layer's trainable parameters.
 
     Products that nearly cancel are lost to rounding in the sum of (A A^T) * (G G^T), and a norm that comes out too
-    small lets an example contribute more than the bound. Those examples' gradients are made after all.
-
-    Args:
-        layer: the layer.
-        activations: its input, in a list; shape (batch, ..., in).
-        backprops: gradient with respect to its output; shape (batch, ..., out).
+    small lets an example contribute more than the bound. Those examples' gradients are made after all. `activations`
+    holds the input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ..., out).
     """
     gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
     inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
@@ -100,14 +96,7 @@ def convolution_gradients(
 
     Opacus' rule reads a 2-D input as if it were contiguous (channels_last images are not) and pads with zeros whatever
     the `padding_mode`. Its gradients are then others, without an error, and in mode "ghost" its norms bound nothing.
-
-    Args:
-        layer: the layer.
-        activations: its input, in a list; shape (batch, channels, ...).
-        backprops: gradient with respect to its output; shape (batch, channels, ...).
-
-    Returns:
-        Parameter -> gradients of shape (batch, *its shape).
+    Arguments as for `linear_norms`; gradients of a parameter are of shape (batch, *its shape).
     """
     inputs = activations[0].contiguous()
     if layer.padding_mode != "zeros":

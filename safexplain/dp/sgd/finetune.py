@@ -162,10 +162,6 @@ class DPFineTuner:
     def again(self, data: Any, *, seed: int) -> DPFineTuner:
         """The same training, plan and start on other data of the same size, without checkpoint and silent.
 
-        Args:
-            data: as for the constructor.
-            seed: as for the constructor.
-
         Raises:
             InputError: there are more records, or fewer.
         """

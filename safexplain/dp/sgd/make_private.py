@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sized
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from opacus.data_loader import wrap_collate_with_empty
@@ -34,14 +34,6 @@ class BudgetSpent(RefusedError):
 
 class Privacy:
     """Counts an optimizer's steps, and refuses the one that would pass the budget.
-
-    Args:
-        model: that is trained.
-        plan: the steps that the budget allows.
-        clipping: for the statement.
-        pretrained: for the statement.
-        seeded: for the statement.
-        steps: taken before.
 
     Attributes:
         steps: taken so far; keep it with your own checkpoints, and give it to `make_private` when you go on.
@@ -86,8 +78,7 @@ class Privacy:
         return replace(stated, weights=weights_digest(self.model))
 
 
-@dataclass(frozen=True, eq=False)
-class PrivateTraining:
+class PrivateTraining(NamedTuple):
     """What `make_private` gives; it unpacks as `model, optimizer, loader, privacy`.
 
     Args:
@@ -101,9 +92,6 @@ class PrivateTraining:
     optimizer: ClippedOptimizer
     loader: DataLoader[Any]
     privacy: Privacy
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.model, self.optimizer, self.loader, self.privacy))
 
 
 def make_private(

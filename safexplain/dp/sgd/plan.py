@@ -86,15 +86,7 @@ class TrainingPlan:
     def statement(
         self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
     ) -> PrivacyStatement:
-        """What the first `steps` steps guarantee, or all; without the digest of the weights.
-
-        Args:
-            steps: taken; None: as planned.
-            clipping: the rule.
-            trained: which parameters, in words.
-            pretrained: whether the starting weights have seen other data.
-            seeded: whether batches and noise came from a seed that the user gave.
-        """
+        """What the first `steps` steps guarantee, or all; all else as for `PrivacyStatement`, without its weights."""
         return PrivacyStatement(
             mechanism=MECHANISM,
             records=self.records,

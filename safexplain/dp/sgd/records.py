@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +21,6 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 Piece = tuple[Inputs, Tensor]
 """Inputs, and targets of shape (rows, ...)."""
-
-
-class Records(Protocol):
-    """What training draws batches from."""
-
-    def __len__(self) -> int:
-        """The number of records."""
-
-    def pieces(self, wanted: Iterable[list[int]]) -> Iterator[Piece]:
-        """The records with these numbers, piece by piece, asked for as late as can be."""
-
-    def digest(self) -> str:
-        """Names the data, so that a checkpoint is not continued on others."""
 
 
 def records_of(data: Any, workers: int = 0) -> Records:
@@ -92,13 +79,13 @@ class InMemory:
         return len(self.y)
 
     def pieces(self, wanted: Iterable[list[int]]) -> Iterator[Piece]:
-        """See `Records`."""
+        """The records with these numbers, piece by piece, asked for as late as can be."""
         for numbers in wanted:
             at = torch.as_tensor(np.asarray(numbers, dtype=np.int64))
             yield (tuple(p[at] for p in self.x) if isinstance(self.x, tuple) else self.x[at]), self.y[at]
 
     def digest(self) -> str:
-        """SHA-256 of types, shapes and bytes."""
+        """SHA-256 of types, shapes and bytes, so that a checkpoint is not continued on other data."""
         return digest(self.x, self.y)
 
 
@@ -112,7 +99,7 @@ class OnDemand:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def pieces(self, wanted: Iterable[list[int]]) -> Iterator[Piece]:
-        """See `Records`."""
+        """As `InMemory.pieces`."""
         loader = DataLoader(self.dataset, batch_sampler=wanted, num_workers=self.workers, collate_fn=default_collate)
         for piece in loader:
             if not isinstance(piece, tuple | list) or len(piece) < 2:
@@ -122,3 +109,7 @@ class OnDemand:
     def digest(self) -> str:
         """Class and length: reading all records would take an epoch."""
         return f"{type(self.dataset).__qualname__} of {len(self)} records"
+
+
+Records = InMemory | OnDemand
+"""What training draws batches from."""

@@ -219,19 +219,9 @@ def make_step(
 ) -> PerSampleStep:
     """Prepare a model for steps of DP-SGD; `close` the result to leave the model as it was.
 
-    Args:
-        model: in training mode, with exactly the parameters to train requiring gradients.
-        optimizer: any `torch.optim` optimizer of these parameters.
-        clipping: rule that bounds each example's contribution.
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over `clipping.bound`.
-        expected_batch_size: what the noisy sum is divided by: sampling rate times size of the data, a constant; over
-            all processes.
-        loss: outputs and targets -> losses of shape (batch,).
-        mode: see the table of this module.
-        generator: draws the noise; None makes one seeded from the operating system.
-        distributed: the logical batch is spread over the processes of torch.distributed. The first one's parameters
-            are sent to all. Every process must take every step, also where it accumulated nothing.
-        float_safe: noise that floating-point numbers do not give away, see `safexplain.dp.sgd.sampling.gaussian`.
+    The model is in training mode, with exactly the parameters to train requiring gradients; `loss` gives the losses of
+    shape (batch,); for `mode` see the table of this module. All else is as for `ClippedOptimizer`. With `distributed`,
+    the logical batch is spread over the processes of torch.distributed, and the first one's parameters are sent to all.
 
     Raises:
         ConfigurationError: options that do not go together, or an optimizer of other parameters than the model's.

@@ -40,17 +40,9 @@ def train_network(
 ) -> int:
     """Train in place by per-example gradients, going on from the checkpoint if there is one.
 
-    Under torch.distributed, each process takes its share of every batch, and the first one saves.
-
-    Args:
-        model: in training mode, what trains requiring gradients, on the device where to train.
-        records: all of the data.
-        plan: steps, sample rate and noise.
-        config: everything else.
-        checkpoint: file; None: none.
-        checkpoint_seconds: between saves.
-        purpose: what the checkpoint must agree with to be continued.
-        progress: told how far it is.
+    Under torch.distributed, each process takes its share of every batch, and the first one saves. The model is in
+    training mode, what trains requiring gradients, on the device where to train. A checkpoint is only continued if it
+    agrees with `purpose`.
 
     Returns:
         How many examples had no finite gradient and did not count.
