@@ -6,7 +6,6 @@ verdict under another policy. Native explanations, which every audit attacks, ar
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sqlite3
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from safexplain._digest import sha256
 from safexplain.errors import InputError, UsesWarning
 
 VARIABLE = "SAFEXPLAIN_USES"
@@ -106,7 +106,7 @@ def uses_of(meta: Mapping[str, Any], force: bool) -> Uses | None:
     if "population" not in meta or "hardening" not in meta:
         return None
     text = json.dumps({name: meta.get(name) for name in CONFIGURES}, sort_keys=True)
-    uses = Uses(default_path(), hashlib.sha256(text.encode()).hexdigest(), force)
+    uses = Uses(default_path(), sha256(text), force)
     try:
         uses.check()
     except InputError as error:

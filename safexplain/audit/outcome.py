@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 import time
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._digest import file_sha256
 from safexplain.audit.report import ReportData, write_report
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.signals import Signals
@@ -105,9 +105,8 @@ class AuditRun:
         self.signals[self.judged.name].save(folder / self.files["signals"])
         if len(self.configurations) > 1:
             self.signals["native"].save(folder / self.files["native_signals"])
-        with (folder / self.files["signals"]).open("rb") as file:
-            written = {"signals.npz sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-        materials = {**self.statement["materials"], **written}
+        written = file_sha256(folder / self.files["signals"])
+        materials = {**self.statement["materials"], "signals.npz sha256": written}
         write_json(folder / self.files["certificate"], statement(**{**self.statement, "materials": materials}))
         subject, environment = self.statement["subject"], self.statement["environment"]
         provenance = {

@@ -59,9 +59,9 @@ class Population:
         """One more than the largest label."""
         return int(self.y.max()) + 1
 
-    def flip(self, models: int, *, seed: int, rate: float = 0.5) -> NDArray[np.bool_]:
-        """Membership of `models` models, (models, n) bool: each an independent coin flip with P(member) = rate."""
-        return np.random.default_rng([seed, 0xF11B]).random((models, len(self))) < rate
+    def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
+        """Membership of `models` models, (models, n) bool: independent fair coin flips."""
+        return np.random.default_rng([seed, 0xF11B]).random((models, len(self))) < 0.5
 
     def digest(self) -> str:
         """SHA-256 of the arrays, as hex."""

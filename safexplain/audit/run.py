@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import model_digest, weights_digest
+from safexplain._digest import model_digest, sha256, weights_digest
 from safexplain._progress import Progress, named, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
@@ -311,7 +311,7 @@ def audit_pools(
     }
     materials = dict(options.materials)
     if way.recipe:
-        materials["recipe sha256"] = hashlib.sha256(way.recipe.encode()).hexdigest()
+        materials["recipe sha256"] = sha256(way.recipe)
     said = {
         "subject": subject,
         "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": way.arguments},

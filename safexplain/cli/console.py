@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -192,16 +193,13 @@ def device_of(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}") from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine has no usable CUDA device; use --device cpu or auto")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+    if (device.index or 0) >= max(1, torch.cuda.device_count()):
         raise InputError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device is auto, cpu, cuda or cuda:N; got {name!r}")
     return device
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 import typer
 from rich.console import Console
 
-from safexplain.cli.console import result_table
+from safexplain.cli.console import Json, result_table
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Account, Ledger
 from safexplain.ledger.inspection import charge_as_json
@@ -29,7 +29,6 @@ ledger_app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, postgresql://..., or a path.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
 @ledger_app.command("show")

@@ -6,13 +6,14 @@ to blame for, in one line; 2 wrong usage.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from safexplain._digest import file_sha256
+from safexplain.cli.console import Json
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.read import Certificate, load_certificate
@@ -34,7 +35,7 @@ def verify_command(
     model: Annotated[Path, typer.Option(help="The model file that is to be deployed.")],
     public_key: Annotated[Path | None, typer.Option(help="ed25519, PEM: the certificate must be signed.")] = None,
     any_verdict: Annotated[bool, typer.Option(help="Accept leak and inconclusive too.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+    json_: Json = False,
 ) -> int:
     """Check that a certificate is intact, about this very model file, and says certified."""
     try:
@@ -78,8 +79,7 @@ def sign_command(
 def _check_file(certificate: Certificate, model: Path, path: Path) -> None:
     """The file's SHA-256 is a subject's."""
     try:
-        with model.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(model)
     except OSError as error:
         raise InputError(f"the model file {model} cannot be read: {error.strerror or error}") from None
     known = certificate.digests("sha256")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,8 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     Raises:
         InputError: missing, a directory, unreadable or empty.
     """
-    path = Path(path)
     try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"the {what} file {path} does not exist; check the path") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a directory; expected a {what} file") from None
-    except PermissionError:
-        raise InputError(f"the {what} file {path} may not be read by this user; check its permissions") from None
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"the {what} file {path} cannot be read: {error.strerror or error}") from None
     if not raw:
@@ -36,12 +28,7 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     return raw
 
 
-def sha256(raw: bytes) -> str:
-    """Hexadecimal SHA-256 of some bytes."""
-    return hashlib.sha256(raw).hexdigest()
-
-
-def one_line(error: BaseException, limit: int = 200) -> str:
+def one_line(error: BaseException | str, limit: int = 200) -> str:
     """The first line of an exception's message, shortened: what may stand inside a one-line error."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -24,10 +24,6 @@ def test_each_example_is_a_member_by_an_independent_fair_coin():
     assert np.abs(between_models).max() < 5 / np.sqrt(2000)
 
 
-def test_the_coin_may_be_unfair():
-    assert Population(X, Y).flip(500, seed=0, rate=0.2).mean() == pytest.approx(0.2, abs=0.015)
-
-
 def test_a_seed_gives_the_same_flips_and_another_gives_others():
     population = Population(X, Y)
     assert np.array_equal(population.flip(9, seed=3), population.flip(9, seed=3))

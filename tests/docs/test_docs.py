@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from safexplain.audit import Recipe
-from safexplain.cli.app import app
+from safexplain.cli import app
 from safexplain.cli.canary_config import Data, Options, Promise, Training
 from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
@@ -122,7 +122,7 @@ def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_sou
 @pytest.mark.parametrize("name", ["audit", "attack", "canaries", "demo"])
 def test_every_option_of_a_command_is_documented(name: str) -> None:
     text = (DOCS / "cli.md").read_text()
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app()).commands[name]  # type: ignore[attr-defined]
     options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
     assert options
     assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
@@ -131,7 +131,7 @@ def test_every_option_of_a_command_is_documented(name: str) -> None:
 @pytest.mark.parametrize("name", ["show", "grant", "export"])
 def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
     text = (DOCS / "cli.md").read_text().partition("## safexplain ledger\n")[2].partition("\n## ")[0]
-    command = typer.main.get_command(app).commands["ledger"].commands[name]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app()).commands["ledger"].commands[name]  # type: ignore[attr-defined]
     options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
     assert options
     assert [flag for flag in options if f"`{flag}`" not in text and flag != "--help"] == []
@@ -139,7 +139,7 @@ def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
 
 def test_options_are_shown_with_their_defaults() -> None:
     text = (DOCS / "cli.md").read_text()
-    command = typer.main.get_command(app).commands["audit"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app()).commands["audit"]  # type: ignore[attr-defined]
     for parameter in command.params:
         flag = parameter.opts[0]
         if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):

@@ -113,7 +113,7 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
     run("write_audit_files", tmp_path)
     data = load_data(tmp_path / "data.npz")
     loaded = load_model(tmp_path / "model.pt2", input_shape=data.x.shape[1:])
-    assert (loaded.format, loaded.fresh is None) == ("torch.export", False)
+    assert loaded.fresh is not None
     assert Recipe.from_toml(tmp_path / "recipe.toml").epochs == 60
     assert 0.4 < np.mean(data.member) < 0.6
 

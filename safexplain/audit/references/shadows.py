@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -203,15 +204,12 @@ class _Job:
         return torch.Generator().manual_seed(_mixed(self.seed, base + 1, i))
 
     def _key(self, train_key: str, row: NDArray[np.bool_], initial: nn.Module, i: int) -> str:
-        parts = (train_key, self._data_key(), row, initial, self.seed, i, self.device.type, code_digest(__name__))
+        parts = (train_key, self._data_key, row, initial, self.seed, i, self.device.type, code_digest(__name__))
         return digest(*parts)
 
+    @cached_property
     def _data_key(self) -> str:
-        cached = self.__dict__.get("_data")
-        if cached is None:
-            cached = self.population.digest()
-            object.__setattr__(self, "_data", cached)
-        return str(cached)
+        return self.population.digest()
 
 
 def _mixed(*parts: int) -> int:

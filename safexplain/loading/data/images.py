@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, read_bytes, require, sha256
+from safexplain.loading.files import one_line, read_bytes, require
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _GREY = frozenset({"1", "L", "LA"})

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
 from safexplain.loading.data.tables import load_table, whole_numbers
-from safexplain.loading.files import one_line, read_bytes, sha256
+from safexplain.loading.files import one_line, read_bytes
 
 __all__ = ["load_data", "load_records"]
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._digest import sha256
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import one_line, require, sha256
+from safexplain.loading.files import one_line, require
 
 _MEMBER = {
     "1": True,

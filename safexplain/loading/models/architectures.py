@@ -20,9 +20,7 @@ from safexplain.loading.models.weights import channels_of, classes_of, seeded
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME or --arch package.module:function"
 
 
-def builder(
-    arch: str, *, num_classes: int | None = None, state: Mapping[str, Tensor] | None = None
-) -> Callable[[int], nn.Module]:
+def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
@@ -30,7 +28,6 @@ def builder(
             -m` would find it (the current directory is searched first, during the import and the call only)
             and is called without arguments, or with `num_classes` where it takes it. If it starts from public
             weights, so will the reference models.
-        num_classes: Number of outputs; by default read from `state`.
         state: Weights that the network is to take: the last 2-D weight gives the number of classes, for timm
             the first convolution the number of input channels.
 
@@ -41,11 +38,10 @@ def builder(
     source, colon, name = arch.partition(":")
     if not colon or not source or not name:
         raise InputError(f"--arch {arch!r} is not understood; expected {ARCH_FORMS}")
-    if num_classes is None and state is not None:
-        num_classes = classes_of(state)
+    num_classes = classes_of(state)
     construct: Callable[[], Any]
     if source == "timm":
-        construct = _timm(name, num_classes, channels_of(state or {}))
+        construct = _timm(name, num_classes, channels_of(state))
     elif source == "torchvision":
         construct = _torchvision(name, num_classes)
     else:

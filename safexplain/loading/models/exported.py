@@ -181,9 +181,6 @@ def _is_keys(context: Any) -> bool:
 
 # --- what its graph tells
 
-_NORMALISATION = "batch_norm"
-_DROPOUT = "dropout"
-
 
 @dataclass(frozen=True)
 class _Operation:
@@ -201,7 +198,7 @@ class _Operation:
     @property
     def depends_on_mode(self) -> bool:
         """Batch normalisation or a dropout that drops; of the input, not of a weight to standardise."""
-        return self.on_input and (_NORMALISATION in self.name or (_DROPOUT in self.name and bool(self.values.get("p"))))
+        return self.on_input and ("batch_norm" in self.name or ("dropout" in self.name and bool(self.values.get("p"))))
 
 
 def _operations(module: nn.Module) -> Iterator[_Operation]:
@@ -222,20 +219,13 @@ def _operations(module: nn.Module) -> Iterator[_Operation]:
             yield _Operation(name, values | node.kwargs, node, node in given)
 
 
-def training_operation(module: nn.Module) -> str | None:
-    """The first operation exported in training mode ("batch_norm", "dropout"), or None.
+def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
+    """The first operation ("batch_norm", "dropout") frozen in one mode that acts otherwise in the other, or None.
 
-    With such an operation a prediction depends on chance or on the other rows of the batch.
+    In training mode, it makes a prediction depend on chance or on the other rows of the batch. What leaves no trace in
+    an inference graph, such as stochastic depth, cannot be found.
     """
-    return next((o.name for o in _operations(module) if o.depends_on_mode and o.trains), None)
-
-
-def inference_operation(module: nn.Module) -> str | None:
-    """The first operation frozen in inference mode that would act otherwise in training, or None.
-
-    What leaves no trace in an inference graph, such as stochastic depth, cannot be found.
-    """
-    return next((o.name for o in _operations(module) if o.depends_on_mode and not o.trains), None)
+    return next((o.name for o in _operations(module) if o.depends_on_mode and o.trains == training), None)
 
 
 def embeddings(module: nn.Module) -> set[int]:
@@ -285,15 +275,7 @@ class ExportedModel(nn.Module):
         return self
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A loaded program: the callable model and its weights under their original names."""
-
-    model: ExportedModel
-    state: dict[str, Tensor]
-
-
-def load_exported(raw: bytes, *, where: str, trusted: bool) -> Exported:
+def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedModel, dict[str, Tensor]]:
     """Load a `torch.export` archive on the CPU.
 
     Args:
@@ -301,6 +283,9 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> Exported:
         where: Its path, for messages.
         trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what
             `rewrite` lets through.
+
+    Returns:
+        The model to call, and its weights under their original names.
 
     Raises:
         InputError: it is damaged, of another PyTorch version, might run code, takes anything but one
@@ -320,7 +305,7 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> Exported:
             f"the torch.export file {where} cannot be loaded with PyTorch {torch.__version__}: "
             f"{type(error).__name__}: {one_line(error)}; export it with this version"
         ) from None
-    operation = training_operation(module)
+    operation = frozen_operation(module, training=True)
     if operation is not None:
         raise InputError(
             f"{where} was exported in training mode ({operation} is active), so its predictions depend on "
@@ -328,21 +313,18 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> Exported:
         )
     model = ExportedModel(module, _example_shape(program, where))
     model.training = False
-    return Exported(model.cpu(), {name: tensor.detach() for name, tensor in program.state_dict.items()})
+    return model.cpu(), {name: tensor.detach() for name, tensor in program.state_dict.items()}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the loader's log lines, which repeat as a traceback what the error says in a line."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:

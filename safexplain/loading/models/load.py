@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-import pickletools
+import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from safexplain._digest import sha256
 from safexplain.errors import InputError
-from safexplain.loading.files import one_line, read_bytes, require, sha256
+from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.architectures import ARCH_FORMS, builder, current_directory_importable
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
 from safexplain.loading.models.weights import load_weights, reinitialise
 
 _FORMATS = "a torch.export archive, a state_dict (torch.save or safetensors) or a pickled model"
-_FAMILIAR = re.compile(
-    r"collections\.OrderedDict|_codecs\.encode|torch\.(_utils\._rebuild\w+|storage\.\w+|_tensor\.\w+|\w+Storage|"
-    r"Size|device|Tensor|nn\.parameter\.Parameter|[a-z]+\d+\w*)"
-)
 
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
@@ -69,34 +67,6 @@ def _identify_zip(raw: bytes, where: str) -> Literal["torch.export", "torch.save
     raise InputError(f"{where} is a zip archive, but not of a model{hint}; expected {_FORMATS}")
 
 
-def first_foreign_name(raw: bytes) -> str | None:
-    """The first global name in a pickle that no state_dict needs, such as a class; None without one.
-
-    The pickle is only read, never run; its strings are followed roughly, which is enough for a message.
-    """
-    if raw[:2] == b"PK":
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            name = next((n for n in archive.namelist() if n.rpartition("/")[2] == "data.pkl"), None)
-            raw = b"" if name is None else archive.read(name)
-    stream = io.BytesIO(raw)
-    for _ in range(5):  # a legacy torch.save file is a row of pickles
-        texts: list[str] = []
-        try:
-            for opcode, argument, _ in pickletools.genops(stream):
-                if isinstance(argument, str) and opcode.name != "GLOBAL":
-                    texts.append(argument)
-                found = ""
-                if opcode.name == "GLOBAL":
-                    found = str(argument).replace(" ", ".")
-                elif opcode.name == "STACK_GLOBAL":
-                    found = ".".join(texts[-2:]) or "unnamed"
-                if found and not _FAMILIAR.fullmatch(found):
-                    return found
-        except Exception:  # damaged: nothing more to learn
-            return None
-    return None
-
-
 _NESTINGS = ("state_dict", "model_state_dict", "model")
 
 
@@ -110,23 +80,18 @@ class LoadedModel:
             reference models are trained; None where that is impossible.
         fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
         sha256: Hexadecimal SHA-256 of the file.
-        format: What the file was.
-        arch: The architecture that was asked for, if one was.
     """
 
     model: nn.Module
     fresh: Callable[[int], nn.Module] | None
     fresh_unavailable: str
     sha256: str
-    format: Literal["torch.export", "state_dict", "pickle"]
-    arch: str | None
 
 
 def load_model(
     path: str | Path,
     *,
     arch: str | None = None,
-    num_classes: int | None = None,
     trust_pickle: bool = False,
     input_shape: tuple[int, ...] | None = None,
 ) -> LoadedModel:
@@ -144,7 +109,6 @@ def load_model(
         path: The file.
         arch: `timm:NAME`, `torchvision:NAME` or `package.module:function`: how the network is built. With a
             torch.export file or a pickle it builds the fresh networks only, and must fit the file's weights.
-        num_classes: Number of outputs of `arch`; by default that of the last 2-D weight in the file.
         trust_pickle: Allow the file to run code on this machine.
         input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
 
@@ -157,12 +121,10 @@ def load_model(
     kind = identify(raw, where)
     build: Callable[[int], nn.Module] | None = None
     shape: tuple[int | None, ...] | None = input_shape
-    file_format: Literal["torch.export", "state_dict", "pickle"] = "pickle"
     content: Any
     if kind == "torch.export":
-        exported = load_exported(raw, where=where, trusted=trust_pickle)
-        content, state, file_format = exported.model, exported.state, "torch.export"
-        shape = _agreed(exported.model.input_shape, input_shape, where)
+        content, state = load_exported(raw, where=where, trusted=trust_pickle)
+        shape = _agreed(content.input_shape, input_shape, where)
     elif kind == "safetensors":
         content = _load_safetensors(raw, where)
     else:
@@ -172,22 +134,22 @@ def load_model(
 
     if isinstance(content, nn.Module):
         model: nn.Module = content
-        if file_format == "pickle":
-            model = getattr(model, "module", model) if isinstance(model, nn.DataParallel) else model
+        if kind != "torch.export":
+            model = model.module if isinstance(model, nn.DataParallel) else model
             state = dict(model.state_dict())
         if arch is not None:
-            build = builder(arch, num_classes=num_classes, state=state)
+            build = builder(arch, state)
             twin = load_weights(build(0), state, arch=arch, where=where)
             _require_same_outputs(model, twin.eval(), shape, arch=arch, where=where)
     else:
-        file_format, state = "state_dict", _tensors(content, where)
+        state = _tensors(content, where)
         if arch is None:
             name, tensor = next(iter(state.items()))
             raise InputError(
                 f"{where} is a state_dict ({len(state)} tensors, the first {name} {tuple(tensor.shape)}): "
                 f"weights without a network; pass {ARCH_FORMS}"
             )
-        build = builder(arch, num_classes=num_classes, state=state)
+        build = builder(arch, state)
         model = load_weights(build(0), state, arch=arch, where=where)
 
     model = model.float().cpu().eval()
@@ -199,7 +161,7 @@ def load_model(
             build(0)
         except InputError as error:
             build, unavailable = None, str(error)
-    return LoadedModel(model, build, unavailable, sha256(raw), file_format, arch)
+    return LoadedModel(model, build, unavailable, sha256(raw))
 
 
 def _load_safetensors(raw: bytes, where: str) -> Any:
@@ -212,17 +174,18 @@ def _load_safetensors(raw: bytes, where: str) -> Any:
 
 def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
     try:
-        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise many kinds of error; which kind this is, the names in it tell
-        reason = one_line(error)
-    foreign = first_foreign_name(raw)
-    if foreign is None:
-        raise InputError(f"the model file {where} is damaged or cut short: {reason}; save it again")
+        with warnings.catch_warnings(action="ignore"):
+            return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # more than tensors; PyTorch names the first such thing, where it can
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    except Exception as error:  # damaged files raise many kinds of error
+        raise InputError(f"the model file {where} is damaged or cut short: {one_line(error)}; save it again") from None
     if not trust_pickle:
+        what = f" ({named[1]})" if named else ""
         raise InputError(
-            f"{where} is a pickle of Python objects ({foreign}), and loading it can run any code; export the "
-            f"model ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle "
-            "if you trust whoever made the file"
+            f"{where} is a pickle of Python objects{what}, and loading it can run any code; export the model"
+            f" ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle if you trust"
+            " whoever made the file"
         )
     try:
         with current_directory_importable():

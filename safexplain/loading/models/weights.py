@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.loading.files import one_line
-from safexplain.loading.models.exported import embeddings, inference_operation
+from safexplain.loading.models.exported import embeddings, frozen_operation
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
 
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
-_SHOWN = 3
 
 
 @contextmanager
@@ -70,7 +69,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
             it would not train what the user trained; a layer cannot be reset; or a trained tensor would
             survive.
     """
-    operation = inference_operation(module)
+    operation = frozen_operation(module, training=False)
     if operation is not None:
         raise InputError(
             f"the exported graph holds {operation} frozen in inference mode, so a reference model trained "
@@ -113,8 +112,12 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
     for name, parameter in own.items():
         if not parameter.is_floating_point():
             continue
-        if name == "weight":
-            _draw_weight(parameter, embedding=id(parameter) in tables)
+        if name == "weight" and parameter.ndim < 2:
+            parameter.fill_(1.0)
+        elif name == "weight" and id(parameter) in tables:
+            parameter.normal_()
+        elif name == "weight":
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
         elif name == "bias":
             bound = 0.0
             if weight is not None and weight.ndim >= 2:
@@ -131,15 +134,6 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
     for name, buffer in owner.named_buffers(recurse=False):
         if name in constants:
             buffer.fill_(constants[name])
-
-
-def _draw_weight(weight: Tensor, *, embedding: bool) -> None:
-    if weight.ndim < 2:
-        weight.fill_(1.0)
-    elif embedding:
-        weight.normal_()
-    else:
-        nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
 
 def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
@@ -176,36 +170,25 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, 
     missing.
 
     Raises:
-        InputError: names or shapes differ (the first few are listed), or the weights are those that the
+        InputError: names or shapes differ (the first are listed), or the weights are those that the
             constructor gives, so that a fresh network would not be untrained.
     """
     own = network.state_dict()
     state = without_prefix(state, set(own))
-    missing = [_shape(name, t) for name, t in own.items() if name not in state and "num_batches_tracked" not in name]
-    unexpected = [_shape(name, t) for name, t in state.items() if name not in own]
-    reshaped = [
-        f"{name} (file {tuple(t.shape)}, network {tuple(own[name].shape)})"
-        for name, t in state.items()
-        if name in own and t.shape != own[name].shape
-    ]
-    kinds = {"missing from the file": missing, "not in the network": unexpected, "of another shape": reshaped}
-    problems = [f"{len(found)} {kind}: {_first(found)}" for kind, found in kinds.items() if found]
-    if problems:
-        raise InputError(
-            f"the weights in {where} do not fit {arch}: {'; '.join(problems)}. Pass the --arch that they were "
-            "trained with; for a number of classes or other options of the constructor use --arch "
-            "package.module:function"
-        )
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
-    if trained and all(torch.equal(own[name].to(tensor.dtype), tensor) for name, tensor in trained.items()):
+    if trained and all(n in own and torch.equal(own[n].to(tensor.dtype), tensor) for n, tensor in trained.items()):
         raise InputError(
             f"{arch} returns a network that already has the weights in {where}; it must return an untrained "
             "one, from which reference models are trained"
         )
     try:
-        network.load_state_dict(dict(state), strict=False)
-    except Exception as error:  # what a stranger's load_state_dict hooks may raise
-        raise InputError(f"the weights in {where} cannot be put into {arch}: {one_line(error)}") from None
+        network.load_state_dict(dict(state))
+    except Exception as error:  # PyTorch lists what does not fit; a stranger's hooks may raise anything
+        listed = one_line(" ".join(str(error).split()), 500)
+        raise InputError(
+            f"the weights in {where} do not fit {arch}: {listed} Pass the --arch that they were trained with; for a"
+            " number of classes or other options of the constructor use --arch package.module:function"
+        ) from None
     return network
 
 
@@ -218,11 +201,3 @@ def without_prefix(state: Mapping[str, Tensor], expected: set[str]) -> dict[str,
             break
         found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     return found
-
-
-def _shape(name: str, tensor: Tensor) -> str:
-    return f"{name} {tuple(tensor.shape)}"
-
-
-def _first(found: list[str]) -> str:
-    return ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
