@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain._privacy_loss import Epsilons, Steps, epsilons
+from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
 from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -44,6 +44,7 @@ __all__ = [
     "PerLayerClipping",
     "PrivacyStatement",
     "Steps",
+    "composed",
     "epsilons",
     "make_private",
     "noise_multiplier",
