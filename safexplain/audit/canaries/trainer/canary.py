@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from safexplain._files import whole_file
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, check_target
+from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, true_class_probability
 from safexplain.audit.canaries.trainer.data import GradientHook, stacked
@@ -35,9 +35,6 @@ __all__ = [
     "unwrapped",
 ]
 
-Coordinate = int | tuple[str, int]
-"""Of a parameter: its number among all of the optimizer's, or its name and the number in its tensor."""
-
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
     """A record canary of the user's: (x', y').
@@ -46,34 +43,23 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
         InputError: not a record like those of the data.
         ConfigurationError: no target.
     """
-    if isinstance(given, RecordCanary):
-        check_target(given.target, len(data))
-        _checked(given.x, given.y, data[given.target])
-        return given
     if target is None:
         raise ConfigurationError("canary: give target=, the number of the record that it stands in for")
-    check_target(target, len(data))
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(f"canary: expected a record (x', y'), got {type(given).__name__}")
-    instead, label, same = _checked(given[0], given[1], data[target])
-    if same:
-        return RecordCanary("mislabelled", target, instead, label)
-    return RecordCanary("crafted" if scenario == "mislabelled" else scenario, target, instead, label)  # type: ignore[arg-type]
-
-
-def _checked(x: Any, y: Any, target: tuple[Tensor, Tensor]) -> tuple[Tensor, int, bool]:
-    """x' like the target's x, the label, and whether x' is that x."""
+    z, own = data[target]
     try:
-        instead, label = torch.as_tensor(x).to(target[0]), int(y)
+        x, y = given
+        instead, label = torch.as_tensor(x).to(z), int(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"canary: expected a record (x', y') of numbers, y' a class index ({error})") from None
-    if instead.shape != target[0].shape:
-        expected, got = tuple(target[0].shape), tuple(instead.shape)
-        raise InputError(f"canary: expected x' of shape {expected}, as the records have, got {got}")
-    same = torch.equal(instead, target[0])
-    if same and label == int(target[1]):
+    if instead.shape != z.shape:
+        raise InputError(
+            f"canary: expected x' of shape {tuple(z.shape)}, as the records have, got {tuple(instead.shape)}"
+        )
+    same = torch.equal(instead, z)
+    if same and label == int(own):
         raise InputError("canary: it is the target record itself; D and D' would be the same")
-    return instead, label, same
+    kind = "mislabelled" if same else "crafted" if scenario == "mislabelled" else scenario
+    return RecordCanary(kind, target, instead, label)  # type: ignore[arg-type]
 
 
 def make_record(
@@ -223,44 +209,21 @@ def _plain(model: nn.Module) -> nn.Module:
     return model
 
 
-def find_coordinate(
-    train: Callable[[GradientHook], nn.Module], target: int, coordinate: Coordinate | None
-) -> GradientCanary:
-    """The parameter of a gradient canary, and its drift, from trainings without noise and without the target.
+def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
+    """The parameter that moves least, and its drift, from trainings without noise and without the target.
 
     Args:
         train: one training on D that the hook watches.
         target: number of the record whose gradient is replaced.
-        coordinate: (name, index) of a parameter of the returned model, or the number among all of the optimizer's;
-            None: the one that moves least.
-
-    Raises:
-        InputError: no such parameter.
     """
-    if coordinate is None or not isinstance(coordinate, int):
-        hook = GradientHook(target, None, 0.0, trace=True)
-        model = train(hook)
-        assert hook.movement is not None
-        at = int(hook.movement.argmin()) if coordinate is None else _numbered(model, hook, *coordinate)
-    else:
-        at = coordinate
+    hook = GradientHook(target, None, 0.0, trace=True)
+    train(hook)
+    assert hook.movement is not None
+    at = int(hook.movement.argmin())
     hook = GradientHook(target, at, 0.0, trace=True)
     train(hook)
     sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
     return GradientCanary(target, at, torch.tensor(hook.path).double() - hook.path[0] if sgd else None)
-
-
-def _numbered(model: nn.Module, hook: GradientHook, name: str, index: int) -> int:
-    """The number among the optimizer's parameters of one that is named in the model."""
-    named = {id(p): key for key, p in unwrapped(model).named_parameters()}
-    first, known = 0, []
-    for p in hook.optimizer.params:
-        key = named.get(id(p))
-        known.append(f"{key} ({p.numel()})")
-        if key == name and 0 <= index < p.numel():
-            return first + index
-        first += p.numel()
-    raise InputError(f"coordinate ({name!r}, {index}): the optimizer trains {', '.join(known)}")
 
 
 def save_canary(path: Path, canary: Canary) -> None:

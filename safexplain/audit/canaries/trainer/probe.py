@@ -23,7 +23,6 @@ from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.canary import Canary, check_target
 from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
 from safexplain.audit.canaries.trainer.canary import (
-    Coordinate,
     find_coordinate,
     given_canary,
     load_canary,
@@ -44,9 +43,7 @@ from safexplain.audit.canaries.trainer.runs import (
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
-from safexplain.verdict.stats import epsilon_ceiling
 from safexplain.verdict.stats.bound_methods import BoundMethod
-from safexplain.verdict.stats.lower_bounds import CHOOSING
 
 __all__ = ["CanaryProbe"]
 
@@ -65,14 +62,12 @@ class CanaryProbe:
         claim: what the training is said to keep.
         scenario: "mislabelled", "natural" or "crafted" replace a record; "gradient" replaces a record's gradient, in
             loops with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data
-            set right before its step.
+            set right before its step, along the parameter that moves least in a training without noise.
         model: for which a record canary is crafted; None: one that `train` gives on the data.
-        canary: a ready record (x', y') or `RecordCanary`, instead of a crafted one.
+        canary: a ready record (x', y'), instead of a crafted one.
         target: number of the record z that is replaced; None: the one of whose label the model is least sure (for a
             gradient canary 0, as its own gradient does not matter).
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
-        coordinate: parameter of a gradient canary, (name, index) or a number among all that train; None: the one that
-            moves least in a training without noise.
         runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
         workers: processes that train.
@@ -102,10 +97,9 @@ class CanaryProbe:
         claim: Claim,
         scenario: str = "mislabelled",
         model: nn.Module | None = None,
-        canary: Any = None,
+        canary: tuple[Any, Any] | None = None,
         target: int | None = None,
         auxiliary: tuple[Any, Any] | None = None,
-        coordinate: Coordinate | None = None,
         runs: int = 200,
         seed: int = 0,
         workers: int = 1,
@@ -122,7 +116,7 @@ class CanaryProbe:
         check_train(train, devices)
         self.data, self.seed = records(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
-        self.model, self.auxiliary, self.coordinate, self.score = model, auxiliary, coordinate, score
+        self.model, self.auxiliary, self.score = model, auxiliary, score
         self.method: BoundMethod = method
         self.threshold: Threshold = checked_threshold(threshold)
         self.confidence = check_number("confidence", confidence, above=0.0)
@@ -134,7 +128,7 @@ class CanaryProbe:
         if self.scenario == "worst-case":
             raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.run')
         if self.scenario == "gradient" and (canary is not None or score is not None):
-            raise ConfigurationError('scenario "gradient" takes no canary and no score: choose with target, coordinate')
+            raise ConfigurationError('scenario "gradient" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
         self._target = 0 if self.scenario == "gradient" and target is None else target
@@ -142,21 +136,6 @@ class CanaryProbe:
         if self._given is not None:
             self.scenario = self._given.scenario
         self.folder = None if cache is None else Path(cache) / self._digest(version)
-
-    @property
-    def ceiling(self) -> float:
-        """The most that so many runs can show, if D and D' are told apart without an error.
-
-        For a gradient canary and threshold "auto" it is at most this until the canary is known, after `run`: without
-        a known drift, as under Adam, some runs then choose the threshold and do not count.
-        """
-        split = self.threshold == "split" or (self.threshold == "auto" and self.scenario != "gradient")
-        if "canary" in self.__dict__:
-            split = fixed_threshold(self.threshold, self.canary) is None
-        each = self.runs // 2
-        each -= max(1, round(CHOOSING * each)) if split else 0
-        family = {"confidence": self.confidence, **self.claim.sampled()}
-        return epsilon_ceiling(each, each, self.claim.delta, self.method, **family)
 
     @cached_property
     def canary(self) -> Canary:
@@ -230,7 +209,7 @@ class CanaryProbe:
                 ) from error
 
         if self.scenario == "gradient":
-            return find_coordinate(train, self._target or 0, self.coordinate)
+            return find_coordinate(train, self._target or 0)
         model = train(None) if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
@@ -252,7 +231,7 @@ class CanaryProbe:
             None if given is None else [given.target, given.x, given.y],
             auxiliary,
             self._target,
-            self.coordinate,
+            None,  # in version 0.1 a parameter could be chosen: what it stored is still found
             self.seed,
             functions,
         )

@@ -73,8 +73,8 @@ def probe(train=quick, **options):
 
 @pytest.mark.parametrize("scenario", ["gradient", "mislabelled"])
 def test_an_opacus_loop_that_ignores_its_noise_is_caught_and_a_right_one_is_not(scenario):
-    given = {} if scenario == "gradient" else {"canary": (data()[0][-1], 0), "target": N - 1, "threshold": 0.0}
-    options = {"claim": CLAIM, "scenario": scenario, "runs": 48, "coordinate": 2 * D - 1, **given}
+    given = {} if scenario == "gradient" else {"canary": (data()[0][-1], 0), "threshold": 0.0}
+    options = {"claim": CLAIM, "scenario": scenario, "runs": 48, "target": N - 1, **given}
     right = CanaryProbe(opacus_loop(SIGMA), data(), **options).run(silent)
     assert right.verdict != BUG
     broken = CanaryProbe(opacus_loop(0.05), data(), **options).run(silent)
@@ -204,17 +204,12 @@ def test_a_canary_is_made_on_what_the_function_trains(scenario, wrapped):
     assert torch.equal(made.x, z[0]) == (scenario == "mislabelled")
 
 
-def test_a_gradient_canary_takes_the_named_parameter_or_the_one_that_moves_least():
-    named = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", coordinate=("weight", 3))
-    assert isinstance(named.canary, GradientCanary)
-    assert named.canary.coordinate == 3
-    assert named.canary.drift.shape == (STEPS + 1,)
-    assert named.canary.drift[0] == 0
+def test_a_gradient_canary_takes_the_parameter_that_moves_least():
     least = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", target=N - 1).canary
     assert least.coordinate in (D - 1, 2 * D - 1), "the last feature is zero but in the target, which is left out"
-    wrong = CanaryProbe(opacus_loop(1.0), data(), claim=CLAIM, scenario="gradient", coordinate=("bias", 0))
-    with pytest.raises(InputError, match=r"the optimizer trains weight \(10\)"):
-        _ = wrong.canary
+    assert isinstance(least, GradientCanary)
+    assert least.drift.shape == (STEPS + 1,)
+    assert least.drift[0] == 0
 
 
 def test_a_loop_without_an_opacus_optimizer_has_no_gradient_canary():
@@ -287,14 +282,12 @@ def test_a_function_that_cannot_be_told_from_others_needs_a_version(tmp_path):
     probe(train, cache=tmp_path, version="1")
 
 
-def test_progress_is_told_and_the_ceiling_known_before():
+def test_progress_is_told():
     told = []
     made = probe(runs=30)
-    result = made.run(lambda *args: told.append(args))
+    made.run(lambda *args: told.append(args))
     assert told[-1] == ("training", 30, 30)
     assert [row for row in told if row[0] == "training"] == [("training", i, 30) for i in range(31)]
-    assert made.ceiling == pytest.approx(result.ceiling)
-    assert probe(runs=30, threshold="split").ceiling < made.ceiling
 
 
 @pytest.mark.slow
