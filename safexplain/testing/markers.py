@@ -20,7 +20,7 @@ from torch import Tensor
 
 from safexplain.errors import ConfigurationError
 
-__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "Plant", "Planting", "find_markers", "planted"]
+__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "find_markers", "parts_of", "planted"]
 
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
 """What to plant where text goes."""
@@ -54,7 +54,7 @@ def find_markers(obj: object, *, name: str = "released") -> list[str]:
             continue
         seen[id(value)] = value
         found += [place] if _is_marked(value) else []
-        waiting += [(place + step, part) for step, part in _parts(value)]
+        waiting += [(place + step, part) for step, part in parts_of(value)]
     return sorted(found)
 
 
@@ -68,9 +68,7 @@ def _is_marked(value: Any) -> bool:
             dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
             return bool((dense == torch.tensor(MARKER_NUMBER).to(dense.dtype)).any())
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind in "fc":
-            return bool((value == np.asarray(MARKER_NUMBER, value.dtype)).any())
-        return value.dtype.kind in "US" and any(_is_marked(text) for text in value.ravel().tolist())
+        return value.dtype.kind in "fc" and bool((value == np.asarray(MARKER_NUMBER, value.dtype)).any())
     if isinstance(value, int | float | complex):
         return value == MARKER_NUMBER
     return not isinstance(value, Mapping | Sequence | Set) and any(text in _shown(value) for text in _TEXTS)
@@ -81,7 +79,7 @@ def _shown(value: object) -> str:
     return "" if type(value).__repr__ is object.__repr__ else repr(value)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """What a value holds, with how it is written."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
@@ -90,7 +88,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, Set):
         yield from (("{...}", part) for part in value)
-    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+    elif isinstance(value, np.ndarray) and value.dtype.kind not in "fciub":
         yield from ((f".flat[{i}]", part) for i, part in enumerate(value.ravel().tolist()))
     elif isinstance(value, BaseException):
         yield from ((".args", value.args), (".__cause__", value.__cause__), (".__context__", value.__context__))

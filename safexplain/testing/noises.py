@@ -15,7 +15,7 @@ from torch import Tensor
 
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
-from safexplain.testing.case import Case, Query, Skip, Untried, attempt, difference, untried_parts
+from safexplain.testing.case import Case, Query, Skip, Untried, attempt, difference
 from safexplain.testing.states import Snapshot
 
 __all__ = [
@@ -114,24 +114,23 @@ def works_in_any_gradient_mode(case: Case) -> Iterator[str]:
 
 def a_pickled_copy_answers_alike(case: Case) -> Iterator[str]:
     """It pickles and copies where the native explainer does, and the copy gives the same answers."""
-    expected, untried = case.answer, []
+    expected = case.answer
     for how, twin_of in (("pickle", lambda o: pickle.loads(pickle.dumps(o))), ("copy.deepcopy", copy.deepcopy)):
         twin = attempt(lambda f=twin_of: f(case.hardened))  # type: ignore[misc]
         if isinstance(twin, Exception):
             try:
                 native = attempt(lambda f=twin_of: f(case.make_native(case.hardened)))  # type: ignore[misc]
             except Skip as error:
-                untried.append(f"{how}: {type(twin).__name__}, and {error}")
+                yield Untried(f"{how}: {type(twin).__name__}, and {error}")
                 continue
             if not isinstance(native, Exception):
                 yield f"{how}: expected a copy, as natively, got {type(twin).__name__}: {twin!s:.120}"
             else:
-                untried.append(f"{how}: {type(native).__name__}, as natively")
+                yield Untried(f"{how}: {type(native).__name__}, as natively")
         elif type(twin) is not type(case.hardened):
             yield f"{how}: expected {case.kind.__name__}, got {type(twin).__name__}"
         elif found := difference(expected, case.ask(twin), 1e-5 * case.scale):
             yield f"{how}: the copy answers otherwise: {found}"
-    yield from untried_parts(untried, 2)
 
 
 def _native_in(case: Case, mode: Callable[[], AbstractContextManager[Any]]) -> Any:
