@@ -143,10 +143,9 @@ class Constraints:
             columns = x[:, group]
             bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
             if bad.any():
-                names = ", ".join(self.label(int(column)) for column in group)
                 raise InputError(
-                    f"x: one-hot group ({names}) needs exactly one 1 and otherwise 0 ({_rows(bad)}); an unseen"
-                    " category, perhaps: an encoder that ignores unknown categories writes all zeros"
+                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({_rows(bad)}); an"
+                    " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
                 )
         outside = (x < self.low) | (x > self.high)
         if outside.any():

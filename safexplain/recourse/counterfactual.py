@@ -73,12 +73,7 @@ class HardenedCounterfactual:
         self.principal = principal
 
     def fit(self, X: ArrayLike | None = None, y: ArrayLike | None = None) -> HardenedCounterfactual:
-        """Nothing, as Alibi's: the mechanism has been fitted.
-
-        Args:
-            X: not used.
-            y: not used.
-        """
+        """Nothing, as Alibi's: the mechanism has been fitted."""
         return self
 
     def explain(self, X: ArrayLike) -> CounterfactualExplanation:

@@ -182,10 +182,6 @@ class PrivateModelRecourse(DiverseAnswers):
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train the private model, which spends the budget; answers spend nothing.
 
-        Args:
-            X: (n, d) finite numbers.
-            y: (n,) labels out of `classes`.
-
         Raises:
             ConfigurationError: `norm_bound` is missing, a parameter is out of range, it is not said which of several
                 classes is favourable, or the model is trained already; nothing is spent.

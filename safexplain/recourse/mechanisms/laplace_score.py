@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,20 +13,14 @@ from safexplain._validate import check_number, readable
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.laplace import laplace_release
-from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee
-from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism, check_length, public_vector
+from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen
+from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
 from safexplain.recourse.result import Floats, Recourse
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyScores:
-    """Released scores of n queries.
-
-    Args:
-        score: (n,) logits of the favourable outcome, with noise, within the public bound.
-        favourable: (n,) bool, decisions from the noised scores.
-        censored: (n,) bool, moved to the end of the public range.
-    """
+    """Released scores of n queries, (n,) each: noised logits within the public bound, and the rest as in `Recourse`."""
 
     score: Floats
     favourable: NDArray[np.bool_]
@@ -69,6 +64,16 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         (True, False)
     """
 
+    name: ClassVar[str] = "logit with Laplace noise on a grid (LaplaceScore)"
+    released: ClassVar[str] = (
+        "the noised logit, within a public range; the rest follows from it and from public weights"
+    )
+    why: ClassVar[str] = (
+        "a record changes the logit of a regression with regularised weights by at most a known amount (Chaudhuri,"
+        " Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are never used otherwise"
+    )
+    vector: ClassVar[str] = "public_weights"
+
     public_weights: ArrayLike | None = None
     score_bound: float = 10.0
 
@@ -77,27 +82,9 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         bound = check_number("score_bound", self.score_bound, above=0)
         if not -bound <= self.target <= bound:
             raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
-        if self.public_weights is not None:
-            object.__setattr__(self, "public_weights", public_vector("public_weights", self.public_weights))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Epsilon of each answer; see the class for the proof."""
-        return self._each_answer(
-            mechanism="logit with Laplace noise on a grid (LaplaceScore)",
-            released="the noised logit, within a public range; the rest follows from it and from public weights",
-            why=(
-                "a record changes the logit of a regression with regularised weights by at most a known amount"
-                " (Chaudhuri, Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are"
-                " never used otherwise"
-            ),
-        )
 
     def score(self, x: ArrayLike) -> NoisyScores:
-        """Noised logits, for the price of an answer each.
-
-        Args:
-            x: (n, d) or (d,) queries.
+        """Noised logits of (n, d) or (d,) queries, for the price of an answer each.
 
         Raises:
             InputError: not finite numbers, or another number of features.
@@ -135,11 +122,6 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             lifted @ model.weights, model.sensitivity(lifted), self.epsilon, -bound, bound, self._noise()
         )
         return NoisyScores(noised, noised >= self.target, censored)
-
-    def _check_width(self, width: int) -> None:
-        super()._check_width(width)
-        if self.public_weights is not None:
-            check_length("public_weights", self.public_weights, width)
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
         if self.public_weights is None:

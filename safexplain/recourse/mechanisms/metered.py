@@ -65,12 +65,7 @@ class MeteredRecourse:
         return self.mechanism.guarantee
 
     def explain(self, x: ArrayLike, *, principal: str | None, infeasible: Infeasible = "raise") -> Recourse:
-        """Answers to the rows of x, charged to the principal: all of them or none.
-
-        Args:
-            x: (n, d) or (d,) queries.
-            principal: who asks.
-            infeasible: "raise", or "mark" to return queries without recourse within the constraints as valid=False.
+        """Answers to the rows of x as the mechanism's, charged to the principal who asks: all of them or none.
 
         Raises:
             ConfigurationError: no principal, or another `infeasible`; nothing was charged.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,8 +12,8 @@ from numpy.typing import ArrayLike
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.mechanisms.laplace import laplace_release
-from safexplain.recourse.mechanisms.mechanism import Frozen, Guarantee
-from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism, check_length, public_vector
+from safexplain.recourse.mechanisms.mechanism import Frozen
+from safexplain.recourse.mechanisms.stable_score import StableScoreMechanism
 from safexplain.recourse.result import Floats, Recourse
 
 ENDS = 1e-9
@@ -72,6 +73,16 @@ class PublicDirection(StableScoreMechanism):
         ConfigurationError: a value out of range.
     """
 
+    name: ClassVar[str] = "step along a public direction with Laplace noise on a grid (PublicDirection)"
+    released: ClassVar[str] = (
+        "the noised number of steps, within a public range; the rest follows from it and the direction"
+    )
+    why: ClassVar[str] = (
+        "a record changes the step by at most a known amount, which the public range, and with a slope floor the"
+        " stability of the regularised regression, bound; the noise is scaled to it"
+    )
+    vector: ClassVar[str] = "direction"
+
     direction: ArrayLike = field(kw_only=False)
     largest_step: float | None = None
     smallest_step: float | None = None
@@ -79,7 +90,6 @@ class PublicDirection(StableScoreMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "direction", public_vector("direction", self.direction))
         for name in ("largest_step", "slope_floor"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
@@ -91,21 +101,8 @@ class PublicDirection(StableScoreMechanism):
         """False: scores are steps times the slope floor."""
         return False
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """Epsilon of each answer; see the class for the proof."""
-        return self._each_answer(
-            mechanism="step along a public direction with Laplace noise on a grid (PublicDirection)",
-            released="the noised number of steps, within a public range; the rest follows from it and the direction",
-            why=(
-                "a record changes the step by at most a known amount, which the public range, and with a slope floor"
-                " the stability of the regularised regression, bound; the noise is scaled to it"
-            ),
-        )
-
     def _check_width(self, width: int) -> None:
         super()._check_width(width)
-        check_length("direction", self.direction, width)
         groups = () if self.constraints is None else self.constraints.groups
         if any(np.asarray(self.direction)[group].any() for group in groups):
             raise ConfigurationError(

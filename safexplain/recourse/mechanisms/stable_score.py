@@ -95,6 +95,12 @@ class StableScoreMechanism(RecourseMechanism):
     """
 
     per: ClassVar[Per] = "answer"
+    name: ClassVar[str]
+    released: ClassVar[str]
+    why: ClassVar[str]
+    """Of the guarantee."""
+    vector: ClassVar[str]
+    """Which parameter is a public vector, one number a feature; None is none."""
 
     regularization: float | None = None
 
@@ -104,13 +110,12 @@ class StableScoreMechanism(RecourseMechanism):
             check_number("regularization", self.regularization, above=0)
         if len(self.classes) != 2:
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
+        given = getattr(self, self.vector)
+        if given is not None:
+            object.__setattr__(self, self.vector, public_vector(self.vector, given))
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
-
-        Args:
-            X: (n, d) finite numbers.
-            y: (n,) labels out of `classes`.
 
         Raises:
             ConfigurationError: `norm_bound` is missing, or the constraints are for other data.
@@ -130,19 +135,26 @@ class StableScoreMechanism(RecourseMechanism):
         self._set(width=rows.shape[1], columns=column_names(X), model=model, generator=None)
         return self
 
-    def _each_answer(self, *, mechanism: str, released: str, why: str) -> Guarantee:
-        """Epsilon of each answer, which is all that a mechanism of this kind promises."""
+    @property
+    def guarantee(self) -> Guarantee:
+        """Epsilon of each answer; see the class for the proof."""
         return Guarantee(
-            mechanism=mechanism,
+            mechanism=self.name,
             is_private=True,
             per=self.per,
             epsilon=float(self.epsilon),
             delta=0.0,
             adjacency=self.adjacency,
-            released=released,
-            why=f"{why}. Answers add up: n of them spend n epsilon",
+            released=self.released,
+            why=f"{self.why}. Answers add up: n of them spend n epsilon",
             assumptions=assumptions(seeded=self.random_state is not None, noised=True),
         )
+
+    def _check_width(self, width: int) -> None:
+        super()._check_width(width)
+        given = getattr(self, self.vector)
+        if given is not None and len(given) != width:
+            raise ConfigurationError(f"{self.vector}: expected one number a feature, {width}, got {len(given)}")
 
     def _queries(self, x: ArrayLike) -> Floats:
         rows = super()._queries(x)
@@ -177,9 +189,3 @@ def public_vector(name: str, given: ArrayLike) -> Floats:
         raise ConfigurationError(f"{name}: expected d finite numbers that are not all 0, got shape {found.shape}")
     found.flags.writeable = False
     return found
-
-
-def check_length(name: str, given: ArrayLike, width: int) -> None:
-    """Refuse a public vector for another number of features."""
-    if len(np.asarray(given)) != width:
-        raise ConfigurationError(f"{name}: expected one number a feature, {width}, got {len(np.asarray(given))}")

@@ -100,15 +100,9 @@ class _Rows:
 def nearest(
     task: Boundary, x: Tensor, aim: Tensor, start: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Search from `start` for the nearest point to x, within the box, whose score reaches the target.
+    """Search from `start` (n, d) for the nearest point to x, within the box (n, d), whose score reaches the target.
 
-    Args:
-        task: model, target and cost.
-        x: (n, d) queries.
-        aim: (n,) scores to aim at.
-        start: (n, d) where to begin.
-        lower: (n, d) bounds; may be infinite.
-        upper: (n, d) bounds; may be infinite.
+    The search aims at scores `aim` (n,); bounds may be infinite.
 
     Returns:
         (n, d) points and their (n,) distances; infinite where no point was found, and the point is then the one of

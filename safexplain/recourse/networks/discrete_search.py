@@ -111,16 +111,9 @@ def promising(
 ) -> tuple[Tensor, Tensor]:
     """The moves after which the score can be reached at least cost: scores are exact, continuous features linearised.
 
-    Args:
-        task: model, target and cost.
-        moves: all moves.
-        x: (n, d) queries.
-        at: (n, d) where the moves start.
-        lower: (n, d) bounds.
-        upper: (n, d) bounds.
-        limit: (n,) cost of the best valid row so far; infinite: none. Where besides nothing is continuous, a chain of
-            moves has to reach the score, and those that raise it most for their cost come first.
-        count: how many moves of each row.
+    Moves of queries x start from `at`, `count` of each row. `limit` (n,) is the cost of the best valid row so far, or
+    infinite: none. Where besides nothing is continuous, a chain of moves has to reach the score, and those that raise
+    it most for their cost come first.
 
     Returns:
         (n, count, d) rows after the move, continuous features as the linear model has them, and (n, count) bool,
