@@ -125,13 +125,11 @@ def plot_epsilons(
     delta: float,
     *,
     sampling: Sampling = "poisson",
-    group_privacy: bool = True,
     path: str | Path | None = None,
 ) -> Figure:
-    """A figure of what is spent after each step; arguments and errors as for `epsilons`.
+    """A figure of what is spent after each step, and of what add/remove accounting would say of a substitution.
 
-    `group_privacy` shows also what add/remove accounting would say of a substitution. The ending of `path`, the file to
-    save to, chooses the format.
+    Arguments and errors as for `epsilons`; the ending of `path`, the file to save to, chooses the format.
     """
     from matplotlib.figure import Figure
 
@@ -142,9 +140,8 @@ def plot_epsilons(
         spent = [epsilon_of([Steps(noise_multiplier, sample_rate, int(t), sampling)], delta, adjacency) for t in at]
         axes.plot([0, *at], [0, *spent], color=color, label=label)
         axes.annotate(f"{spent[-1]:.2f}", (at[-1], spent[-1]), xytext=(4, 0), textcoords="offset points", va="center")
-    if group_privacy:
-        bound = [group_privacy_epsilon(noise_multiplier, sample_rate, int(t), delta, sampling=sampling) for t in at]
-        axes.plot([0, *at], [0, *bound], ":", color="#8b8f98", label="substitution by group privacy (looser)")
+    bound = [group_privacy_epsilon(noise_multiplier, sample_rate, int(t), delta, sampling=sampling) for t in at]
+    axes.plot([0, *at], [0, *bound], ":", color="#8b8f98", label="substitution by group privacy (looser)")
     axes.set(xlabel="steps", ylabel=f"epsilon at delta {delta:g}", xlim=(0, steps * 1.09), ylim=(0, None))
     title = f"noise multiplier {noise_multiplier:g}, sample rate {sample_rate:g}, {sampling} batches"
     axes.set_title(title, fontsize=10)

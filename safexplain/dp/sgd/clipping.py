@@ -12,14 +12,13 @@ An example whose gradient norm is not finite gets factor 0 everywhere: it contri
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from safexplain._validate import check_number, keep_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain._validate import keep_number
+from safexplain.errors import ConfigurationTypeError
 
 
 class Clipping(Protocol):
@@ -37,7 +36,21 @@ class Clipping(Protocol):
 
 
 @dataclass(frozen=True)
-class FlatClipping:
+class _OneBound:
+    max_grad_norm: float = 1.0
+    per_layer: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        keep_number(self, "max_grad_norm", above=0.0)
+
+    @property
+    def bound(self) -> float:
+        """C."""
+        return self.max_grad_norm
+
+
+@dataclass(frozen=True)
+class FlatClipping(_OneBound):
     """Scale a gradient down to norm C where it is longer (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
 
     Args:
@@ -48,70 +61,28 @@ class FlatClipping:
     tensor([1.0000, 1.0000, 0.2500, 0.0000])
     """
 
-    max_grad_norm: float = 1.0
-    per_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        keep_number(self, "max_grad_norm", above=0.0)
-
-    @property
-    def bound(self) -> float:
-        """C."""
-        return self.max_grad_norm
-
     def factors(self, norms: Tensor) -> Tensor:
         """The min(1, C / norm) of norms of shape (batch,), 0 where the norm is not finite."""
         return _where_finite(norms, (self.max_grad_norm / norms).clamp(max=1.0))
 
 
 @dataclass(frozen=True)
-class PerLayerClipping:
+class PerLayerClipping(_OneBound):
     """Scale the gradient of each parameter tensor down to a bound of its own (McMahan et al. 2018, arXiv 1710.06963).
 
     Args:
-        max_grad_norm: the total bound C, split evenly into C / sqrt(number of parameter tensors); or one bound for each
-            trainable parameter tensor, in the optimizer's order, whose 2-norm is then C.
+        max_grad_norm: the total bound C, split evenly into C / sqrt(number of parameter tensors).
     """
 
-    max_grad_norm: float | Sequence[float] = 1.0
     per_layer: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.max_grad_norm, Sequence):
-            keep_number(self, "max_grad_norm", above=0.0)
-            return
-        if not self.max_grad_norm:
-            raise ConfigurationError("PerLayerClipping max_grad_norm: expected a number or some bounds, got none")
-        bounds = tuple(check_number("PerLayerClipping max_grad_norm", c, above=0.0) for c in self.max_grad_norm)
-        object.__setattr__(self, "max_grad_norm", bounds)
-
-    @property
-    def bound(self) -> float:
-        """C."""
-        return math.hypot(*self._given) if isinstance(self.max_grad_norm, Sequence) else self.max_grad_norm
-
-    @property
-    def _given(self) -> tuple[float, ...]:
-        return tuple(self.max_grad_norm) if isinstance(self.max_grad_norm, Sequence) else ()
-
     def factors(self, norms: Tensor) -> Tensor:
-        """The min(1, C_l / norm) of norms of shape (batch, layers); a row of 0 where any norm is not finite.
-
-        Raises:
-            ConfigurationError: the number of given bounds is not the number of layers.
-        """
-        layers = norms.shape[-1]
-        if self._given and len(self._given) != layers:
-            raise ConfigurationError(
-                f"PerLayerClipping has {len(self._given)} bounds for {layers} trainable parameter tensors;"
-                " give one bound for each, or one number for the total"
-            )
-        bounds = norms.new_tensor(self._given or [self.bound / math.sqrt(layers)] * layers)
-        return _where_finite(norms, (bounds / norms).clamp(max=1.0))
+        """The min(1, C_l / norm) of norms of shape (batch, layers); a row of 0 where any norm is not finite."""
+        return _where_finite(norms, (self.max_grad_norm / math.sqrt(norms.shape[-1]) / norms).clamp(max=1.0))
 
 
 @dataclass(frozen=True)
-class AutoSClipping:
+class AutoSClipping(_OneBound):
     """Normalise every gradient, short ones less (Bu et al. 2022, arXiv 2206.07136, equation 4.1).
 
     Args:
@@ -119,18 +90,11 @@ class AutoSClipping:
         gamma: stability constant, greater than 0; a gradient of norm gamma is scaled to C / 2.
     """
 
-    max_grad_norm: float = 1.0
     gamma: float = 0.01
-    per_layer: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        keep_number(self, "max_grad_norm", above=0.0)
+        super().__post_init__()
         keep_number(self, "gamma", above=0.0)
-
-    @property
-    def bound(self) -> float:
-        """C."""
-        return self.max_grad_norm
 
     def factors(self, norms: Tensor) -> Tensor:
         """The C / (norm + gamma) of norms of shape (batch,), 0 where the norm is not finite."""

@@ -34,10 +34,9 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the rule's bound.
         expected_batch_size: constant that the noisy sum is divided by (of a logical batch over all processes); never
             the size of the batch drawn, which is private.
-        loss_reduction: "mean" divides by the expected batch size, "sum" does not.
         generator: draws the noise; None makes one seeded from the operating system.
         float_safe: see `safexplain.dp.sgd.sampling.gaussian`.
-        options: taken for the sake of other optimizers of Opacus; `max_grad_norm` and `secure_mode` have no effect.
+        options: of `DPOptimizer`, such as `loss_reduction`; `max_grad_norm` and `secure_mode` have no effect.
 
     Attributes:
         skipped: number of examples so far whose gradient was not finite. It depends on the data and no noise is added
@@ -51,7 +50,6 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         clipping: Clipping,
         noise_multiplier: float,
         expected_batch_size: float | None,
-        loss_reduction: str = "mean",
         generator: torch.Generator | None = None,
         float_safe: bool = True,
         **options: Any,
@@ -65,7 +63,6 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
             optimizer,
             noise_multiplier=noise_multiplier,
             expected_batch_size=expected_batch_size,
-            loss_reduction=loss_reduction,
             **options,
         )
         if not self.params:

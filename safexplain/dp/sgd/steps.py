@@ -15,7 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
@@ -43,6 +43,9 @@ class PerSampleStep(ABC):
     Attributes:
         optimizer: holds the noise multiplier, the clipping rule, the generator and the count of skipped examples.
     """
+
+    _seen_as: ClassVar[str]
+    """Attribute in which the hooks leave what they saw of a parameter."""
 
     def __init__(self, forward: nn.Module, hooks: Any, optimizer: ClippedOptimizer, loss: Loss) -> None:
         self._forward, self._hooks, self._loss = forward, hooks, loss
@@ -125,9 +128,9 @@ class PerSampleStep(ABC):
                     " gradient cannot be split by example; call the module instead, or freeze the parameter"
                 )
 
-    @abstractmethod
     def _unseen(self, p: Any) -> bool:
         """Whether the hooks got no per-example information on a parameter in this backward pass."""
+        return getattr(p, self._seen_as) is None
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -150,6 +153,8 @@ class PerSampleStep(ABC):
 class HooksStep(PerSampleStep):
     """Modes hooks and functorch."""
 
+    _seen_as = "grad_sample"
+
     def _add(self, x: Inputs, y: Tensor) -> Tensor:
         losses = self._losses(x, y)
         self._fire(losses)
@@ -158,13 +163,11 @@ class HooksStep(PerSampleStep):
             p.grad_sample = None
         return losses.detach()
 
-    def _unseen(self, p: Any) -> bool:
-        unseen: bool = p.grad_sample is None
-        return unseen
-
 
 class GhostStep(PerSampleStep):
     """Mode ghost. Examples without a finite norm would spoil the second backward pass: the rest is run anew."""
+
+    _seen_as = "_norm_sample"
 
     def _add(self, x: Inputs, y: Tensor) -> Tensor:
         losses = self._losses(x, y)
@@ -193,10 +196,6 @@ class GhostStep(PerSampleStep):
         at = losses.device
         norms: Tensor = torch.linalg.vector_norm(torch.stack([n.to(at) for n in parts], dim=1), dim=1)
         return norms
-
-    def _unseen(self, p: Any) -> bool:
-        unseen: bool = p._norm_sample is None
-        return unseen
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

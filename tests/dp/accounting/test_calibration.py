@@ -84,8 +84,8 @@ def test_the_curves_end_at_the_epsilons_of_the_last_step(tmp_path: Path) -> None
     assert (tmp_path / "epsilons.png").stat().st_size > 10_000
 
 
-def test_group_privacy_can_be_left_out_and_one_step_is_enough() -> None:
-    assert len(plot_epsilons(2.0, 0.1, 1, 1e-5, group_privacy=False).axes[0].get_lines()) == 2
+def test_one_step_is_enough_for_a_figure() -> None:
+    assert len(plot_epsilons(2.0, 0.1, 1, 1e-5).axes[0].get_lines()) == 3
 
 
 def test_a_figure_of_impossible_values_is_refused() -> None:
