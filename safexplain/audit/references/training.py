@@ -72,23 +72,15 @@ def train_one(
     """
     device = next(model.parameters()).device
     x, y = x.to(device), y.to(device)
-    optimizer = recipe.make_optimizer(list(model.parameters()))
-    steps = recipe.steps_per_epoch(len(y)) * recipe.epochs
-    schedule = recipe.make_schedule(optimizer, steps)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    batches = _batches(recipe, len(y), generator)
+
+    def next_loss() -> Tensor:
+        index = next(batches).to(device)
+        return F.cross_entropy(model(augment(x[index], recipe.augmentation, generator)), y[index])
+
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(generator.initial_seed())
-        model.train()
-        for step, index in enumerate(_batches(recipe, len(y), generator), 1):
-            batch = augment(x[index.to(device)], recipe.augmentation, generator)
-            loss = F.cross_entropy(model(batch), y[index.to(device)])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            if tick and (step % 20 == 0 or step == steps):
-                tick(step / steps)
-    optimizer.zero_grad(set_to_none=True)
+        _descend(recipe, list(model.train().parameters()), len(y), next_loss, tick)
     _check_finite(model)
     return model.eval()
 
@@ -124,25 +116,18 @@ def train_together(
     parameters, _ = stack_module_state(list(models))
     skeleton = models[0]
     forward = vmap(lambda p, batch: functional_call(skeleton, p, (batch,)))
-    optimizer = recipe.make_optimizer(list(parameters.values()))
-    steps = recipe.steps_per_epoch(counts[0]) * recipe.epochs
-    schedule = recipe.make_schedule(optimizer, steps)
     streams = [_batches(recipe, c, g) for c, g in zip(counts, generators, strict=True)]
-    with torch.enable_grad():
-        for step in range(1, steps + 1):
-            chosen = [index[next(s)] for index, s in zip(members, streams, strict=True)]
-            width = max(len(c) for c in chosen)
-            index = torch.stack([F.pad(c, (0, width - len(c))) for c in chosen]).to(device)
-            weight = torch.stack([torch.arange(width) < len(c) for c in chosen]).to(device, torch.float32)
-            logits = forward(parameters, x[index])
-            losses = F.cross_entropy(logits.transpose(1, 2), y[index], reduction="none")
-            loss = ((losses * weight).sum(1) / weight.sum(1)).sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            if tick and (step % 20 == 0 or step == steps):
-                tick(step / steps)
+
+    def next_loss() -> Tensor:
+        chosen = [index[next(s)] for index, s in zip(members, streams, strict=True)]
+        width = max(len(c) for c in chosen)
+        index = torch.stack([F.pad(c, (0, width - len(c))) for c in chosen]).to(device)
+        weight = torch.stack([torch.arange(width) < len(c) for c in chosen]).to(device, torch.float32)
+        logits = forward(parameters, x[index])
+        losses = F.cross_entropy(logits.transpose(1, 2), y[index], reduction="none")
+        return ((losses * weight).sum(1) / weight.sum(1)).sum()
+
+    _descend(recipe, list(parameters.values()), counts[0], next_loss, tick)
     with torch.no_grad():
         for i, model in enumerate(models):
             for name, p in model.named_parameters():
@@ -225,6 +210,25 @@ def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Te
         x = x.permute(0, 3, 1, 2)
     mirrored = torch.rand(b, generator=generator) < 0.5
     return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
+
+
+def _descend(
+    recipe: Recipe, parameters: list[Tensor], members: int, next_loss: Callable[[], Tensor], tick: Tick | None
+) -> None:
+    """All steps of a recipe, each on the loss of the next batch."""
+    optimizer = recipe.make_optimizer(parameters)
+    steps = recipe.steps_per_epoch(members) * recipe.epochs
+    schedule = recipe.make_schedule(optimizer, steps)
+    with torch.enable_grad():
+        for step in range(1, steps + 1):
+            loss = next_loss()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if tick and (step % 20 == 0 or step == steps):
+                tick(step / steps)
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -45,10 +45,7 @@ def load_data(path: str | Path, *, label: str = "label") -> AuditData:
     """
     if Path(path).is_dir():
         return load_images(Path(path))
-    raw = read_bytes(path, "data")
-    if raw[:4] == b"PK\x03\x04":
-        return _load_npz(raw, str(path))
-    return load_table(raw, str(path), label=label, member_column="member")
+    return _load_file(path, label, "member")
 
 
 def load_records(
@@ -67,21 +64,19 @@ def load_records(
         InputError: as `load_data`.
         MissingExtraError: as `load_data`.
     """
-    raw = read_bytes(path, "data")
+    data = _load_file(path, label, None)
+    if len(data.x) != len(data.y):
+        raise InputError(f"{path} has {len(data.x)} rows in x and {len(data.y)} labels in y; give one label a row")
+    return data.x, data.y, data.class_names
+
+
+def _load_file(path: str | Path, label: str, member_column: str | None) -> AuditData:
+    """Arrays or a table; without a name for what tells membership, all rows are members."""
+    raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
-        table = load_table(raw, str(path), label=label, member_column=None)
-        return table.x, table.y, table.class_names
-    arrays = _read_npz(raw, str(path))
-    _require(arrays, ("x", "y"), str(path))
-    x, (y, names) = _as_features(arrays["x"], str(path)), _as_labels(arrays["y"], str(path))
-    if len(x) != len(y):
-        raise InputError(f"{path} has {len(x)} rows in x and {len(y)} labels in y; give one label a row")
-    return x, y, names
-
-
-def _load_npz(raw: bytes, where: str) -> AuditData:
+        return load_table(raw, where, label=label, member_column=member_column)
     arrays = _read_npz(raw, where)
-    _require(arrays, ("x", "y", "member"), where)
+    _require(arrays, ("x", "y", *([member_column] if member_column else [])), where)
     x = _as_features(arrays["x"], where)
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
@@ -89,7 +84,7 @@ def _load_npz(raw: bytes, where: str) -> AuditData:
     features = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
     if features is not None and (x.ndim != 2 or len(features) != x.shape[1]):
         raise InputError(f"{where} has {len(features)} feature_names for x of shape {x.shape}; give one a column")
-    member = _as_member(arrays["member"], where)
+    member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
     return AuditData(x, y, member, class_names, features, sha256(raw), where)
 
 

@@ -13,16 +13,7 @@ from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.files import one_line, require
 
-_MEMBER = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "in": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "out": False,
-}
+_MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
 _MOST_CATEGORIES = 256
 
 

@@ -35,9 +35,7 @@ def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module
         InputError: no such architecture, or it cannot be built.
         MissingExtraError: timm or torchvision is needed and not installed.
     """
-    source, colon, name = arch.partition(":")
-    if not colon or not source or not name:
-        raise InputError(f"--arch {arch!r} is not understood; expected {ARCH_FORMS}")
+    source, _, name = arch.partition(":")
     num_classes = classes_of(state)
     construct: Callable[[], Any]
     if source == "timm":
@@ -45,7 +43,7 @@ def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module
     elif source == "torchvision":
         construct = _torchvision(name, num_classes)
     else:
-        construct = _function(source, name, num_classes)
+        construct = _function(arch, num_classes)
 
     def build(seed: int) -> nn.Module:
         with seeded(seed):
@@ -114,8 +112,8 @@ def imported(spec: str, what: str, forms: str = "package.module:function") -> Ca
     return cast(Callable[..., Any], function)
 
 
-def _function(module_name: str, name: str, num_classes: int | None) -> Callable[[], Any]:
-    function = imported(f"{module_name}:{name}", "--arch", ARCH_FORMS)
+def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
+    function = imported(arch, "--arch", ARCH_FORMS)
     parameters = inspect.signature(function).parameters
     given = {"num_classes": num_classes} if "num_classes" in parameters and num_classes is not None else {}
 
