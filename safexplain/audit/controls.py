@@ -106,9 +106,7 @@ def null_model(
     return Control("null model", failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 
-def shuffled_membership(
-    orders: Sequence[NDArray[np.int64]], members: int, policy: Policy, seed: int, shuffles: int = SHUFFLES
-) -> Control:
+def shuffled_membership(orders: Sequence[NDArray[np.int64]], members: int, policy: Policy, seed: int) -> Control:
     """How often the judged attacks would find more than chance if the members had been drawn at random.
 
     This is the false-alarm rate of this very audit, on its own scores; its expectation is at most 1 - confidence.
@@ -118,9 +116,8 @@ def shuffled_membership(
         members: how many of them are members.
         policy: whose confidence is tested.
         seed: of the draws.
-        shuffles: how many.
     """
-    if not orders or not shuffles:
+    if not orders:
         return Control("shuffled membership", None, "no attack was judged", {})
     n = len(orders[0])
     r = ranks_of(policy, n - members, len(orders))
@@ -130,11 +127,11 @@ def shuffled_membership(
     lows = (lower_bound(k, members, r.lower_risk / 2) * r.lower_bound_share for k in range(members + 1))
     enough = next((k for k, low in enumerate(lows) if low > policy.fpr), n)
     alarms = 0
-    for _ in range(shuffles):
+    for _ in range(SHUFFLES):
         member = rng.permutation(first)
         alarms += any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
-    share, low = alarms / shuffles, clopper_pearson(alarms, shuffles, 1 - 2 * RISK)[0]
-    says = f"with members drawn at random, {alarms} of {shuffles} audits find more than chance"
+    share, low = alarms / SHUFFLES, clopper_pearson(alarms, SHUFFLES, 1 - 2 * RISK)[0]
+    says = f"with members drawn at random, {alarms} of {SHUFFLES} audits find more than chance"
     return Control(
         "shuffled membership", bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk}
     )

@@ -247,20 +247,7 @@ MOST_NUMBERS = 1 << 26
 """Numbers in the maps of all models that are looked at; of more examples a part is drawn at random."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Which examples are looked at.
-
-    Args:
-        rows: (n,) bool.
-        says: which these are, in a sentence.
-    """
-
-    rows: NDArray[np.bool_]
-    says: str
-
-
-def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> Sample:
+def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> tuple[NDArray[np.bool_], str]:
     """The examples outside of the certification split, or all where these are too few.
 
     Args:
@@ -269,6 +256,9 @@ def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int =
         trains: whether the audit trained something: an attack that learns, or, when it was given inputs, a blind
             control.
         seed: of the assignment of examples to targets, as in the audit.
+
+    Returns:
+        (n,) bool, and which examples these are, in a sentence.
     """
     splits = Splits.of(signals, policy, trains=trains)
     outside = splits.selection | splits.training
@@ -276,10 +266,9 @@ def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int =
     members, others = int(member[outside].sum()), int((~member[outside]).sum())
     if min(members, others) >= FEWEST:
         says = f"Measured on {members:,} members and {others:,} non-members outside of the certification split."
-        return Sample(outside, says)
-    everyone = splits.certification | outside
-    return Sample(
-        everyone,
+        return outside, says
+    return (
+        splits.certification | outside,
         f"Measured on all examples, those of the verdict included, because fewer than {FEWEST} members or non-members"
         " lie outside of the certification split: choose no hardening by it and certify on the same examples.",
     )

@@ -447,17 +447,17 @@ class _Way:
         if not _gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
             way = replace(self, output=output, softmax=output == "probability")
             other = way.ask(pools, "native", none, keep, f"explaining the {output}")
-        looked_at = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
+        rows, which = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
         causes = root_cause(
             native,
-            rows=looked_at.rows,
+            rows=rows,
             seed=self.seed,
             fpr=self.policy.fpr,
             other_output=other,
             other_name=output,
             progress=named(self.progress, "root cause"),
         )
-        return causes, f"{cause_sentence(causes)} {looked_at.says}" if causes else ""
+        return causes, f"{cause_sentence(causes)} {which}" if causes else ""
 
 
 def _keyed(hardening: HardeningLike, seed: int, whose: str) -> HardeningLike:

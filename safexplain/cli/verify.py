@@ -102,7 +102,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
-        "uses": certificate.uses,
+        "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
     }
@@ -120,7 +120,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
     if not judgement.controls:
         not_run = ["no control was run"]
-    uses = certificate.uses
+    uses = judgement.uses
     return {
         "verdict": judgement.verdict,
         "signed": SIGNATURES[certificate.signature],

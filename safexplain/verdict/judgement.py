@@ -100,6 +100,16 @@ class Judgement:
         """Where the thresholds lie."""
         return ranks_of(self.policy, self.non_members, len(self.judged))
 
+    @property
+    def judged_confidence(self) -> float:
+        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
+        return 1 - self.ranks.lower_risk
+
+    @cached_property
+    def could_certify(self) -> float:
+        """Smallest `max_tpr` that one guessing attack stays below here, with a probability of 90 %."""
+        return could_certify(self.policy, self.members, self.non_members)
+
     def bounds(self, e: Evidence) -> tuple[float, float]:
         """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
         r = self.ranks
@@ -247,7 +257,7 @@ class Judgement:
             "non_members": self.non_members,
             "references": self.references,
             "bound": self.bound,
-            "judged_confidence": 1 - r.lower_risk,
+            "judged_confidence": self.judged_confidence,
             "ranks": {KEYS[k]: getattr(r, k) for k in ("upper_bound_rank", "lower_bound_rank", "lower_bound_share")},
             "evidence": [
                 {
@@ -264,6 +274,11 @@ class Judgement:
                 for p in self.pairs
             ],
             "controls": [c.to_dict() for c in self.controls],
+            "judged": [
+                {"attack": e.attack, "signal": e.signal, "low": self.bounds(e)[0], "high": self.bounds(e)[1]}
+                for e in self.judged
+            ],
+            "could_certify": self.could_certify,
         }
 
     @staticmethod
@@ -380,16 +395,6 @@ class AuditResult(Judgement):
         best = super().strongest
         return next(a for a in self.attacks if a is best)
 
-    @property
-    def judged_confidence(self) -> float:
-        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
-        return 1 - self.ranks.lower_risk
-
-    @cached_property
-    def could_certify(self) -> float:
-        """Smallest `max_tpr` that one guessing attack stays below here, with a probability of 90 %."""
-        return could_certify(self.policy, self.members, self.non_members)
-
     @cached_property
     def needed(self) -> Needed | None:
         """A sample that would probably decide; None if the verdict is there or none would."""
@@ -414,14 +419,12 @@ class AuditResult(Judgement):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         n = self.needed
+        found = super().to_dict()
+        certifiable = found.pop("could_certify")  # files have it after the attacks
         return {
-            **super().to_dict(),
-            "judged": [
-                {"attack": a.attack, "signal": a.signal, "low": self.bounds(a)[0], "high": self.bounds(a)[1]}
-                for a in self.judged
-            ],
+            **found,
             "attacks": [a.shown() for a in self.attacks],
-            "could_certify": self.could_certify,
+            "could_certify": certifiable,
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
             "splits": dict(self.sizes),
         }

@@ -11,7 +11,7 @@ examples would decide (`needed`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -133,7 +133,7 @@ def could_certify(policy: Policy, members: int, non_members: int) -> float:
     Members found by guessing above a rank have a beta-binomial distribution. The verdict needs every judged attack
     to stay below, so it is harder to get than this.
     """
-    rank = ranks_of(_whole(policy), non_members, 1).upper_bound_rank
+    rank = ranks_of(replace(policy, claim="whole"), non_members, 1).upper_bound_rank
     if rank is None:
         return 1.0
     found = distributions.betabinom.ppf(POWER, members, rank, non_members - rank + 1)
@@ -154,7 +154,7 @@ def needed(policy: Policy, orders: list[NDArray[np.bool_]]) -> Needed | None:
     Returns:
         None if no sample of up to 1,000 times the present size would: the rate found is too close to the limit.
     """
-    policy = _whole(policy)
+    policy = replace(policy, claim="whole")
     curves = [_Curve(order) for order in orders]
     members, non_members = curves[0].members, curves[0].non_members
     for factor in np.geomspace(1.0, LARGEST, 139):
@@ -190,9 +190,3 @@ class _Curve:
             return float(members * rate > count)
         weight = max(rate * (1 - rate) / (rate * (1 - rate) / members + along**2) - 1, 1e-3)
         return float(distributions.beta.sf((count + 0.5) / members, rate * weight, (1 - rate) * weight))
-
-
-def _whole(policy: Policy) -> Policy:
-    from dataclasses import replace
-
-    return policy if policy.claim == "whole" else replace(policy, claim="whole")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment
 from safexplain.audit.certify import Splits
-from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, Sample, root_cause, sample, sentence
+from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, root_cause, sample, sentence
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
@@ -224,10 +224,10 @@ def width(a: Ablation) -> float:
 @pytest.mark.parametrize("policy", [Policy(training=0.4), Policy(selection=0.3, training=0.2)])
 def test_examples_of_the_verdict_are_left_alone_where_others_are_enough(policy: Policy) -> None:
     signals = planted("norm")
-    chosen = sample(signals, policy)
-    assert not (chosen.rows & certified(signals, policy)).any()
-    assert chosen.rows.sum() > 2 * FEWEST
-    assert "outside of the certification split." in chosen.says
+    rows, says = sample(signals, policy)
+    assert not (rows & certified(signals, policy)).any()
+    assert rows.sum() > 2 * FEWEST
+    assert "outside of the certification split." in says
 
 
 def certified(signals: Signals, policy: Policy) -> NDArray[np.bool_]:
@@ -236,8 +236,8 @@ def certified(signals: Signals, policy: Policy) -> NDArray[np.bool_]:
 
 def test_too_few_other_examples_are_not_enough_and_that_is_said() -> None:
     signals = planted("norm")
-    chosen: Sample = sample(signals, Policy(training=0.1))
-    assert chosen.rows.all()
-    assert "those of the verdict included" in chosen.says
-    none = sample(signals, Policy(training=0.4), trains=False)  # nothing was trained, so all were certified on
-    assert none.rows.all()
+    rows, says = sample(signals, Policy(training=0.1))
+    assert rows.all()
+    assert "those of the verdict included" in says
+    rows, _ = sample(signals, Policy(training=0.4), trains=False)  # nothing was trained, so all were certified on
+    assert rows.all()

@@ -57,17 +57,13 @@ UNDECIDED = Judgement(Policy(), CERTIFIED.evidence, 5000, 5000, 0)
 
 def audited(judgement: Judgement, **more: Any) -> dict[str, Any]:
     """What `AuditResult.to_dict` writes, in short."""
-    judged = [
-        {"attack": e.attack, "signal": e.signal, "low": judgement.bounds(e)[0], "high": judgement.bounds(e)[1]}
-        for e in judgement.judged
-    ]
     attacks = [
         {"attack": e.attack, "signal": e.signal, "role": e.role, "auc": 0.5, "auc_low": 0.4, "auc_high": 0.6}
         | {"balanced_accuracy": 0.5, "tpr": []}
         for e in judgement.evidence
     ]
     splits = {"selection": 0, "training": 0, judgement.split: judgement.members + judgement.non_members}
-    return {**judgement.to_dict(), "judged": judged, "attacks": attacks, "splits": splits, **more}
+    return {**judgement.to_dict(), "attacks": attacks, "splits": splits, **more}
 
 
 def made(judgement: Judgement = CERTIFIED, **changes: Any) -> dict[str, Any]:

@@ -142,15 +142,9 @@ def plain(axes: Axes) -> None:
         side.set_linewidth(0.8)
 
 
-def _kept(curve: RocCurve, least: float) -> NDArray[np.int64]:
-    """Indices of the vertices that a step line of this resolution needs: the last one left of each grid point."""
-    grid = np.geomspace(least, 1.0, POINTS)
-    kept: NDArray[np.int64] = np.unique(np.searchsorted(curve.fpr, grid, side="right") - 1)
-    return kept
-
-
 def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    at = _kept(curve, least)
+    """The vertices that a step line of this resolution needs: the last one left of each grid point."""
+    at = np.unique(np.searchsorted(curve.fpr, np.geomspace(least, 1.0, POINTS), side="right") - 1)
     return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.canaries.finding import Finding
@@ -31,7 +31,6 @@ from safexplain.verdict.certificate.write import (
 )
 from safexplain.verdict.evidence import Verdict, code
 from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.power import could_certify
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 __all__ = ["Certificate", "load_certificate", "recount"]
@@ -54,6 +53,8 @@ MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
 
 _OPTIONAL = ("judged", "could_certify")
 
+Read = TypeVar("Read")
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -67,7 +68,6 @@ class Certificate:
         options: arguments of the explanation, as the command line took them.
         hardening: as `Hardening.to_dict`.
         judgement: policy, counts and controls, and with them verdict and bounds.
-        uses: for how many configurations' verdicts these examples were used, this one included; None: not counted.
         utility: agreement with the native explanation, or None.
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
@@ -86,7 +86,6 @@ class Certificate:
     options: Mapping[str, Any]
     hardening: Mapping[str, Any]
     judgement: Judgement
-    uses: int | None
     utility: Mapping[str, float] | None
     materials: Mapping[str, str]
     environment: Mapping[str, str]
@@ -162,28 +161,26 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         raise CertificateError(f"materials: {CONFIGURATION!r} is not that of explainer, hardening and policy")
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
-    subject, utility, notes = _subject_of(content["subject"]), _utility_of(predicate["utility"]), _notes_of(predicate)
-    privacy, canaries = _privacy_of(predicate), _canaries_of(predicate)
-    if predicate["checksum"] != checksum(content):
-        raise CertificateError("it was changed after it was written: the checksum is another")
-    return Certificate(
-        subject=subject,
+    found = Certificate(
+        subject=_subject_of(content["subject"]),
         method=explainer["method"],
         output=explainer["output"],
         softmax=explainer.get("softmax", explainer["output"] == "probability"),
         options={name: tuple(v) if isinstance(v, list) else v for name, v in explainer["options"].items()},
         hardening=hardening,
         judgement=judgement,
-        uses=predicate["audit"].get("uses"),
-        utility=utility,
+        utility=_utility_of(predicate["utility"]),
         materials=materials,
         environment=environment,
-        notes=notes,
-        privacy=privacy,
-        canaries=canaries,
+        notes=_notes_of(predicate),
+        privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
+        canaries=_block_of(predicate, "canaries", finding_of),
         signature=signature,
         statement=content,
     )
+    if predicate["checksum"] != checksum(content):
+        raise CertificateError("it was changed after it was written: the checksum is another")
+    return found
 
 
 def _explainer_of(predicate: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,24 +232,14 @@ def _notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _privacy_of(predicate: Mapping[str, Any]) -> PrivacyStatement | None:
-    """The guarantee of the model's training, its epsilons computed again; None where none is stated."""
-    if "privacy" not in predicate:
+def _block_of(predicate: Mapping[str, Any], name: str, read: Callable[[Any], Read]) -> Read | None:
+    """What an optional block says, its epsilons or its bound computed again; None where there is none."""
+    if name not in predicate:
         return None
     try:
-        return PrivacyStatement.from_dict(predicate["privacy"])
+        return read(predicate[name])
     except InputError as error:
-        raise CertificateError(f"privacy: {error}") from None
-
-
-def _canaries_of(predicate: Mapping[str, Any]) -> Finding | None:
-    """What canaries found about the model's training, its bound computed again; None where none were trained."""
-    if "canaries" not in predicate:
-        return None
-    try:
-        return finding_of(predicate["canaries"])
-    except InputError as error:
-        raise CertificateError(f"canaries: {error}") from None
+        raise CertificateError(f"{name}: {error}") from None
 
 
 def _object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -294,7 +281,7 @@ def recount(audit: Any) -> Judgement:
     try:
         judgement = Judgement.from_dict(audit)
         _check(judgement)
-        computed = {**judgement.to_dict(), **_derived(judgement)}
+        computed = judgement.to_dict()
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
     for name, value in computed.items():
@@ -307,22 +294,14 @@ def recount(audit: Any) -> Judgement:
     return judgement
 
 
-def _derived(judgement: Judgement) -> dict[str, Any]:
-    """What `AuditResult.to_dict` adds that follows from the counts."""
-    judged = []
-    for e in judgement.judged:
-        low, high = judgement.bounds(e)
-        judged.append({"attack": e.attack, "signal": e.signal, "low": low, "high": high})
-    most = could_certify(judgement.policy, judgement.members, judgement.non_members)
-    return {"judged": judged, "could_certify": most}
-
-
 def _check(judgement: Judgement) -> None:
     """What `Judgement` takes, but no audit writes."""
     if max(judgement.members, judgement.non_members, judgement.references) > MOST_EXAMPLES or judgement.references < 0:
         raise CertificateError(f"members, non_members and references are counts up to {MOST_EXAMPLES:,}")
     if judgement.split not in ("certification", "selection"):
         raise CertificateError(f"split: expected certification or selection, got {judgement.split!r:.40}")
+    if judgement.uses is not None and judgement.uses < 1:
+        raise CertificateError(f"uses: expected a count from 1 on, or null; got {judgement.uses}")
     compared = [code(p) for p in judgement.pairs]
     if len(judgement.evidence) > MOST_ATTACKS or len(compared) > MOST_ATTACKS or len(set(compared)) < len(compared):
         raise CertificateError(f"excess: each attack is named once, and there are at most {MOST_ATTACKS}")
@@ -352,9 +331,6 @@ def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:
     if "splits" in audit:
         sizes, scored = audit["splits"], judgement.members + judgement.non_members
         _compare(sizes.get(judgement.split) if isinstance(sizes, Mapping) else sizes, scored, "audit.splits")
-    uses = audit.get("uses")
-    if uses is not None and (isinstance(uses, bool) or not isinstance(uses, int) or uses < 1):
-        raise CertificateError(f"audit.uses: expected a count from 1 on, or null; got {uses!r:.60}")
 
 
 _MISSING = object()

@@ -47,7 +47,7 @@ def test_what_was_written_is_read_back(load: Callable[..., Any], judgement: Judg
     assert found.verdict == judgement.verdict
     assert (found.method, found.output, found.softmax, found.options) == ("IG", "probability", True, {"n_steps": 25})
     assert found.digests("sha256") == {"ab" * 32}
-    assert (found.signature, found.uses, found.notes) == ("none", judgement.uses, ("a note",))
+    assert (found.signature, found.notes) == ("none", ("a note",))
     assert found.environment["captum"] == "0.9.0"
 
 
@@ -260,7 +260,7 @@ def test_a_missing_field_is_named(load: Callable[..., Any]) -> None:
 
 
 def test_a_missing_field_of_the_audit_is_named(load: Callable[..., Any]) -> None:
-    for name in CERTIFIED.to_dict():
+    for name in CERTIFIED.to_dict().keys() - {"judged", "could_certify"}:  # which older files may lack
         content = made()
         del content["predicate"]["audit"][name]
         with pytest.raises(CertificateError, match=name):

@@ -99,7 +99,7 @@ def test_another_form_does_not_fit(path: tuple[Any, ...], value: Any) -> None:
 
 
 def test_no_field_of_a_judgement_may_be_missing() -> None:
-    for name in audited(CERTIFIED).keys() - {"judged", "attacks", "splits", "uses"}:
+    for name in audited(CERTIFIED).keys() - {"judged", "could_certify", "attacks", "splits", "uses"}:
         content = made()
         del content["predicate"]["audit"][name]
         assert not VALIDATOR.is_valid(content), name
