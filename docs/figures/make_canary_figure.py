@@ -34,10 +34,9 @@ def draw(found: dict[str, Any]) -> Figure:
         for adjacency, label, color in CURVES:
             axes.plot([0, *steps], [0, *at[adjacency]], color=color, label=f"accounting: {label}")
         for scenario, cell in at["cells"].items():
-            row = SCENARIOS[scenario]
             axes.plot(
                 steps, cell["epsilon_lower"]["curve"], marker="o", markersize=2.5, linewidth=1,
-                color=COLORS[scenario], label=f"{row.number} {scenario}",
+                color=COLORS[scenario], label=f"{SCENARIOS[scenario]} {scenario}",
             )  # fmt: skip
         axes.set(xlabel="steps", ylim=(0, None))
         axes.set_title(f"sample rate {rate}", fontsize=10)

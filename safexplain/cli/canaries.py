@@ -1,38 +1,47 @@
 """`safexplain canaries`: does a training with DP keep the epsilon that it claims, if one record is substituted?
 
 The command reads options and configuration, audits one scenario after another by `run_canaries`, `run_once` or a
-`CanaryProbe`, and shows the findings: a table, canaries.json and a figure.
+`CanaryProbe`, and shows the findings: a table, canaries.json and a figure. `CanaryConfig` is dp.toml, a training with
+DP, its data and its claim.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_args
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
+from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._progress import Progress, shown
+from safexplain._validate import from_table, read_toml
+from safexplain.audit.canaries.batched.networks import Activation
 from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.run import Threshold, run_canaries, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
 from safexplain.cli.console import choose_folder, device_of, make_folder, result_table, resumable
-from safexplain.errors import ConfigurationError
+from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
+from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.loading.data.load import load_records
 from safexplain.loading.models.architectures import importable_in_workers, imported
-from safexplain.verdict.canaries.claim import SCENARIOS, ScenarioName, scenario_of
+from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import Finding, Verdict
 from safexplain.verdict.canaries.result import CanaryResult
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["canaries_command", "show"]
+__all__ = ["canaries_command", "load_canary_config", "show"]
 
 
 def canaries_command(
@@ -249,3 +258,201 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
         table.add_row(finding.scenario, *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
     return table
+
+
+@dataclass(frozen=True)
+class Data:
+    """Table [data]: the records that are trained on.
+
+    Args:
+        file: .npz with x (n, ...) and y (n,), CSV or Parquet; looked for beside the configuration.
+        label: label column of a table.
+        auxiliary: other records in the same form, from which the natural canary is chosen.
+        classes: how many; 0: as many as the labels of `file` show.
+    """
+
+    file: str
+    label: str = ""
+    auxiliary: str = ""
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """Table [training]: how it is trained.
+
+    Args:
+        steps: of the optimizer.
+        batch_size: expected; over the records it is the sample rate, and what sums are divided by.
+        clip: bound C on the norm of an example's gradient.
+        clipping: "flat" or "auto-s".
+        noise_multiplier: standard deviation of the noise over C; 0: calibrated to the claim's epsilon.
+        optimizer: "sgd" or "adam".
+        lr: learning rate.
+        momentum: of SGD.
+        l2: penalty on the parameters.
+        hidden: widths of hidden layers; none: a linear head.
+        activation: "tanh" or "relu".
+        bias: of a linear head.
+        one_logit: for two classes, one vector of weights.
+        function: "package.module:function", a training of your own instead of all this but steps, batch size and noise.
+    """
+
+    steps: int
+    batch_size: float
+    clip: float = 1.0
+    clipping: str = "flat"
+    noise_multiplier: float = 0.0
+    optimizer: HeadOptimizer = "sgd"
+    lr: float = 0.001
+    momentum: float = 0.0
+    l2: float = 0.0
+    hidden: tuple[int, ...] = ()
+    activation: Activation = "tanh"
+    bias: bool = True
+    one_logit: bool = False
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Table [claim]: what the training is said to keep.
+
+    Args:
+        delta: of the claim.
+        epsilon: as promised; 0: as accounted.
+        adjacency: "substitute" or "add_remove".
+        sampling: "poisson", or "full-batch" for batches of all records.
+    """
+
+    delta: float
+    epsilon: float = 0.0
+    adjacency: Adjacency = "substitute"
+    sampling: Sampling = "poisson"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Table [canaries]: defaults of the command line's options.
+
+    Args:
+        scenario: names or numbers, separated by commas, or "all"; "": gradient, and mislabelled for a function.
+        runs: on D and D' together.
+        every: audit after each so many steps; 0: the released model only.
+        method: of the bound.
+        threshold: "auto", "split" or a number.
+        confidence: of each bound.
+    """
+
+    scenario: str = ""
+    runs: int = 1000
+    every: int = 0
+    method: str = "pld"
+    threshold: str | float = "auto"
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryConfig:
+    """A configuration with its data loaded."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    auxiliary: tuple[Tensor, Tensor] | None
+    classes: int
+    training: Training
+    claim: Claim
+    options: Options
+
+    def setting(self) -> Setting:
+        """What can be trained side by side.
+
+        Raises:
+            ConfigurationError, InputError: options or data that do not fit.
+        """
+        t, m = self.training, self.claim.mechanism
+        if m is None:
+            raise ConfigurationError("the claim names no mechanism")
+        recipe = HeadRecipe(
+            classes=self.classes,
+            steps=t.steps,
+            sample_rate=m.sample_rate,
+            expected_batch_size=t.batch_size,
+            clipping=_clipping(t),
+            lr=t.lr,
+            optimizer=t.optimizer,
+            momentum=t.momentum,
+            l2=t.l2,
+            bias=t.bias,
+            one_logit=t.one_logit,
+        )
+        flat = None if self.auxiliary is None else (self.auxiliary[0].flatten(1), self.auxiliary[1])
+        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, t.hidden, t.activation, flat)
+
+
+def load_canary_config(path: Path) -> CanaryConfig:
+    """Read a configuration and its data.
+
+    Raises:
+        InputError: a file cannot be read.
+        ConfigurationError: a table or name is missing or unknown, or a value is out of range.
+    """
+    content = read_toml(path, "configuration")
+    tables = ("canaries", "claim", "data", "training")
+    if unknown := content.keys() - set(tables):
+        raise ConfigurationError(f"{path}: unknown table {sorted(unknown)}; known are {list(tables)}")
+    data = from_table(Data, content.get("data", {}), f"{path}: [data]")
+    training = from_table(Training, content.get("training", {}), f"{path}: [training]")
+    promise = from_table(Promise, content.get("claim", {}), f"{path}: [claim]")
+    options = from_table(Options, content.get("canaries", {}), f"{path}: [canaries]")
+    x, y, names = _records(path.parent / data.file, data.label)
+    auxiliary = None
+    if data.auxiliary:
+        other, labels, theirs = _records(path.parent / data.auxiliary, data.label)
+        auxiliary = other, _renumbered(labels, theirs, names, data.auxiliary)
+    if data.classes and int(y.max()) >= data.classes:
+        raise InputError(f"{path}: classes = {data.classes}, but {data.file} has labels up to {int(y.max())}")
+    claim = Claim(
+        _mechanism(training, promise, len(x)), promise.delta, promise.epsilon or None, adjacency=promise.adjacency
+    )
+    classes = data.classes or max(2, int(y.max()) + 1)
+    return CanaryConfig(path.stem, x, y, auxiliary, classes, training, claim, options)
+
+
+def _mechanism(training: Training, promise: Promise, records: int) -> Steps:
+    """What is trained, its noise calibrated where it is not given; the sample rate is of the data trained on."""
+    if not 0 < training.batch_size <= records:
+        raise ConfigurationError(
+            f"batch_size: expected more than 0 and at most the {records:,} records, got {training.batch_size:g}"
+        )
+    q = training.batch_size / records
+    sampling: Sampling = "full-batch" if q == 1 else promise.sampling
+    sigma = training.noise_multiplier
+    if not sigma:
+        if not promise.epsilon:
+            raise ConfigurationError("give [training] noise_multiplier, or [claim] epsilon to have it calibrated")
+        sigma = calibrated(promise.epsilon, q, training.steps, promise.delta, promise.adjacency, sampling=sampling)
+    return Steps(sigma, q, training.steps, sampling)
+
+
+def _clipping(training: Training) -> Clipping:
+    if training.clipping not in ("flat", "auto-s"):
+        raise ConfigurationError(f"clipping: expected flat or auto-s, got {training.clipping!r}")
+    return FlatClipping(training.clip) if training.clipping == "flat" else AutoSClipping(training.clip)
+
+
+def _records(path: Path, label: str) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:
+    x, y, names = load_records(path, label=label or "label")
+    return torch.from_numpy(x), torch.from_numpy(y), names
+
+
+def _renumbered(y: Tensor, theirs: tuple[str, ...] | None, ours: tuple[str, ...] | None, file: str) -> Tensor:
+    """Labels of the auxiliary records, numbered as those of the data."""
+    if theirs == ours:
+        return y
+    if theirs is None or ours is None or set(theirs) - set(ours):
+        raise InputError(
+            f"labels of {file}: expected those of the data, {ours or 'numbers'}; got {theirs or 'numbers'}"
+        )
+    return torch.tensor([ours.index(name) for name in theirs])[y]

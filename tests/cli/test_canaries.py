@@ -11,7 +11,7 @@ import pytest
 from safexplain.audit.canaries.batched import block_store as plan
 from safexplain.audit.canaries.batched.block_store import BlockStore
 from safexplain.cli import _run
-from safexplain.cli.canary_config import load_canary_config
+from safexplain.cli.canaries import load_canary_config
 
 PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "runs")
 
@@ -199,7 +199,7 @@ def test_a_training_function_of_the_current_directory_is_found_by_workers(config
         (("[claim]", "[claims]"), "unknown table"),
         (("epsilon = 12.0", ""), "noise_multiplier"),
         (("delta = 1e-5", "delta = 2"), "delta"),
-        (("train.npz", "none.npz"), "does not exist"),
+        (("train.npz", "none.npz"), "No such file"),
         (('auxiliary = "others.npz"', "classes = 1"), "labels up to 1"),
         (("runs = 400", "threshold = 'high'"), "--threshold"),
         (("runs = 400", "method = 'guess'"), "--method"),

@@ -166,7 +166,7 @@ def show(results: dict[str, Any]) -> str:
         one, ours, paper = cell["repeats"][0], cell["epsilon_lower"], cell["paper_estimator"]
         spread = "" if ours["two_se"] is None else f" +- {ours['two_se']:.2f}"
         rows.append((
-            f"{task}, q {rate}, {SCENARIOS[scenario].number} {scenario}", one["trained"], len(cell["repeats"]),
+            f"{task}, q {rate}, {SCENARIOS[scenario]} {scenario}", one["trained"], len(cell["repeats"]),
             f"{ours['mean']:.2f}{spread}", f"{paper['mean']:.2f}", f"{paper['highest_of_the_curve']:.2f}",
             f"{one['ceiling']:.1f}", f"{at['add_remove'][-1]:.2f}", f"{at['substitute'][-1]:.2f}",
             f"{1000 * np.mean([r['seconds'] / r['trained'] for r in cell['repeats']]):.0f}", one["verdict"],

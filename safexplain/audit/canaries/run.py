@@ -48,7 +48,7 @@ def run_canaries(
     runs: int = 1000,
     every: int | None = None,
     method: BoundMethod = "pld",
-    threshold: Threshold | None = "auto",
+    threshold: Threshold = "auto",
     confidence: float = 0.95,
     canary: Canary | None = None,
     seed: int = 0,
@@ -65,7 +65,7 @@ def run_canaries(
         runs: models on D and D' together, half on each.
         every: audit after each so many steps, too; None: the released model only.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: above which a run is said to be on D; None: "auto".
+        threshold: above which a run is said to be on D.
         confidence: of each bound.
         canary: one of your own; None: crafted.
         seed: of everything random.
@@ -255,12 +255,12 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
 
 
 def checked_threshold(threshold: Any) -> Threshold:
-    """The threshold, if it is "auto", "split" or a finite number; None is "auto".
+    """The threshold, if it is "auto", "split" or a finite number.
 
     Raises:
         ConfigurationError: it is none of these.
     """
-    if threshold is None or (isinstance(threshold, str) and threshold in ("auto", "split")):
+    if isinstance(threshold, str) and threshold in ("auto", "split"):
         return "split" if threshold == "split" else "auto"
     return check_number('threshold (neither "auto" nor "split")', threshold)
 

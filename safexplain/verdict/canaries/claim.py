@@ -15,7 +15,7 @@ from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-__all__ = ["SCENARIOS", "Claim", "Scenario", "ScenarioName", "scenario_of"]
+__all__ = ["SCENARIOS", "Claim", "ScenarioName", "scenario_of"]
 
 
 @dataclass(frozen=True)
@@ -120,30 +120,23 @@ class Claim:
 ScenarioName = Literal["worst-case", "gradient", "crafted", "mislabelled", "natural"]
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A row of the table.
-
-    Args:
-        number: of the paper.
-        substitutes: what stands in the record's place, in words.
-        observed: what the adversary sees, in words.
-    """
-
-    number: str
-    substitutes: str
-    observed: str
-
-
-SCENARIOS: dict[ScenarioName, Scenario] = {
-    "worst-case": Scenario(
-        "S1", "the opposite gradient, where all other records have none", "the sum of all noisy gradients"
-    ),
-    "gradient": Scenario("S2", "the opposite gradient along the parameter that moves least", "that parameter"),
-    "crafted": Scenario("S3", "an input whose gradient is made to oppose the record's", "the outputs for both"),
-    "mislabelled": Scenario("S4", "the same input under the label that opposes it most", "the outputs for both"),
-    "natural": Scenario("S5", "another record, whose gradient opposes it most", "the outputs for both"),
+SCENARIOS: dict[ScenarioName, str] = {
+    "worst-case": "S1",
+    "gradient": "S2",
+    "crafted": "S3",
+    "mislabelled": "S4",
+    "natural": "S5",
 }
+"""The paper's number of each, with what stands in the record's place.
+
+| scenario | in the record's place | what the adversary sees |
+|---|---|---|
+| worst-case | the opposite gradient, where all other records have none | the sum of all noisy gradients |
+| gradient | the opposite gradient along the parameter that moves least | that parameter |
+| crafted | an input whose gradient is made to oppose the record's | the outputs for both |
+| mislabelled | the same input under the label that opposes it most | the outputs for both |
+| natural | another record, whose gradient opposes it most | the outputs for both |
+"""
 
 
 def scenario_of(name: str) -> ScenarioName:
@@ -152,8 +145,8 @@ def scenario_of(name: str) -> ScenarioName:
     Raises:
         ConfigurationError: neither.
     """
-    found = {row.number.lower(): key for key, row in SCENARIOS.items()}.get(name.lower(), name)
+    found = {number.lower(): key for key, number in SCENARIOS.items()}.get(name.lower(), name)
     if found not in get_args(ScenarioName):
-        known = ", ".join(f"{key} ({row.number})" for key, row in SCENARIOS.items())
+        known = ", ".join(f"{key} ({number})" for key, number in SCENARIOS.items())
         raise ConfigurationError(f"scenario: expected one of {known}; got {name!r}")
     return cast(ScenarioName, found)

@@ -184,7 +184,7 @@ def test_scores_that_do_not_fit_are_refused(steps, a, says):
 
 
 def test_scenarios_go_by_name_and_by_number():
-    assert [scenario_of(row.number) for row in SCENARIOS.values()] == list(SCENARIOS)
+    assert [scenario_of(number) for number in SCENARIOS.values()] == list(SCENARIOS)
     assert scenario_of("s4") == "mislabelled"
     with pytest.raises(ConfigurationError, match="gradient"):
         scenario_of("S6")

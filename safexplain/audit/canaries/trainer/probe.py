@@ -107,7 +107,7 @@ class CanaryProbe:
         cache: str | Path | None = None,
         version: str | None = None,
         method: BoundMethod = "pld",
-        threshold: Threshold | None = "auto",
+        threshold: Threshold = "auto",
         confidence: float = 0.95,
         score: Callable[[Any], float] | None = None,
     ) -> None:
