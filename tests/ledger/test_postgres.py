@@ -19,7 +19,7 @@ def test_time_is_that_of_the_server(postgres_url):
 
 
 def test_a_server_that_cannot_be_reached_is_named_without_its_password():
-    with pytest.raises(LedgerError, match="cannot be reached") as error:
+    with pytest.raises(LedgerError, match="look at the URL, at the server") as error:
         Ledger("postgresql://ann:topsecret@127.0.0.1:1/none", epsilon=1.0, timeout=1.0)
     assert "topsecret" not in str(error.value)
     assert "127.0.0.1" in str(error.value)
@@ -53,7 +53,7 @@ def test_a_connection_cut_inside_a_transaction_charges_nothing(postgres_url):
 def test_rows_that_others_hold_are_waited_for_no_longer_than_said(postgres_url):
     with Ledger(postgres_url, epsilon=1.0, timeout=0.3) as ledger, psycopg.connect(postgres_url) as other:
         other.execute("SELECT * FROM ledger_accounts FOR UPDATE")
-        with pytest.raises(LedgerError, match=r"held by others for 0\.3 s"):
+        with pytest.raises(LedgerError, match=r"(?s)lock timeout.* raise timeout="):
             ledger.charge("ann", epsilon=0.25)
         assert ledger.spent("ann") == 0.0
         other.rollback()
@@ -66,7 +66,7 @@ def test_who_may_only_read_is_told_so(postgres_url):
     reading = f"{postgres_url}%20-cdefault_transaction_read_only%3Don"
     with Ledger(reading) as ledger:
         assert ledger.spent("ann") == 0.5
-        with pytest.raises(LedgerError, match="cannot be written by this user"):
+        with pytest.raises(LedgerError, match=r"(?s)read-only transaction.* rights of this user"):
             ledger.charge("ann", epsilon=0.25)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from safexplain.errors import LedgerError
-from safexplain.ledger.storage.schema import Execute, version_of
+from safexplain.ledger.storage.schema import Execute
 
 Rows = list[tuple[Any, ...]]
 
@@ -91,7 +91,12 @@ class Storage(ABC):
     def version(self, execute: Execute | None = None) -> int | None:
         """Version of the schema found; None: there is no ledger yet."""
         rows = execute or self.read
-        return version_of(rows("SELECT version FROM ledger_schema_version", ())) if rows(self._has_tables, ()) else None
+        if not rows(self._has_tables, ()):
+            return None
+        try:
+            return int(rows("SELECT version FROM ledger_schema_version", ())[0][0])
+        except (IndexError, TypeError, ValueError):
+            raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
     def exists(self) -> bool:
         """False where there is no database to connect to; `make` makes one."""

@@ -20,7 +20,6 @@ from safexplain.ledger.storage.schema import Execute, check_identity
 
 try:
     import psycopg
-    from psycopg import errors
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 except ImportError:  # pragma: no cover
     psycopg = None
@@ -139,14 +138,10 @@ class PostgresStorage(Storage):
         try:
             yield
         except psycopg.Error as error:
-            kind = "could not be used"
-            if isinstance(error, errors.LockNotAvailable):
-                kind = f"was held by others for {self.timeout:g} s; raise timeout="
-            elif isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
-                kind = "cannot be written by this user on this server"
-            elif isinstance(error, psycopg.OperationalError):
-                kind = "cannot be reached; look at the URL and at the server"
-            raise LedgerError(f"ledger {self.name} {kind} ({str(error).strip()})") from error
+            raise LedgerError(
+                f"ledger {self.name} cannot be used: {str(error).strip()}. If others hold a lock, raise timeout=; else"
+                " look at the URL, at the server and at the rights of this user"
+            ) from error
 
     def backup(self, path: Path) -> None:
         """See Storage."""

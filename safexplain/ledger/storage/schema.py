@@ -61,18 +61,6 @@ def migrate(execute: Execute, identity: str, at: int | None, to: int = VERSION) 
     execute("UPDATE ledger_schema_version SET version = ?", (to,))
 
 
-def version_of(rows: list[tuple[Any, ...]]) -> int:
-    """The version in the rows of its table.
-
-    Raises:
-        LedgerError: there is none.
-    """
-    try:
-        return int(rows[0][0])
-    except (IndexError, TypeError, ValueError):
-        raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
-
-
 def check_version(at: int | None) -> None:
     """Raise LedgerError for a version that this safexplain does not know."""
     if at is not None and at > VERSION:

@@ -36,18 +36,10 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 @dataclass(frozen=True, eq=False)
 class PrivateModel:
-    """A model, its statement, and the score that is wanted high.
+    """A model as it was given, its statement, and the score that is wanted high.
 
-    Args:
-        model: as it was given.
-        statement: of its training.
-        width: number of features; None for a network, which says so itself.
-        weights: (d,) of a linear logit; None: a network.
-        bias: of the same.
-        network: a torch module, where there is no single linear logit; a copy, as the statement is about these weights.
-        column: of the network's output.
-        labels: (unfavourable, favourable) of a linear model with two classes.
-        search: options of the search.
+    That is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or a column of a network's
+    output, which does not know its width d. The network is a copy, as the statement is about these weights.
     """
 
     model: Any
