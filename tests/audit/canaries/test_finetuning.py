@@ -51,7 +51,7 @@ def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     assert 0 < right.epsilon_lower <= right.epsilon_substitute
     arrays = OTHERS[0].numpy(), OTHERS[1].numpy()
     assert audit_training(tuned, "natural", runs=40, auxiliary=arrays).scenario == "natural"
-    monkeypatch.setattr(dp_head, "_noise", lambda std, like, *_: torch.zeros_like(like))
+    monkeypatch.setattr(dp_head, "gaussian", lambda like, *_, **__: torch.zeros_like(like))
     assert audit_training(tuned, runs=400).verdict == "violates the claim: a bug"
     with pytest.raises(InputError, match="every"):
         audit_training(tuned, runs=20, every=5)
