@@ -35,7 +35,7 @@ from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, lin
 from safexplain.dp.sgd.finetune import DPFineTuner
 from safexplain.dp.sgd.records import InMemory
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim, scenario_of
+from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
 
@@ -85,31 +85,31 @@ def audit_training(
     """
     claim = Claim(tuner.plan.phase(), tuner.plan.budget.delta, adjacency=_adjacency(tuner))
     model = tuner.prepared()
-    if scenario is not None and scenario_of(scenario) == "worst-case":
+    name = None if scenario is None else scenario_of(scenario)
+    if name == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
-    if has_closed_form(model, tuner.records, tuner.config):
-        setting = _head_setting(tuner, model, claim, auxiliary, cache)
-        if scenario is not None and scenario_of(scenario) == "gradient":
-            return run_canaries(
-                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
-                seed=seed, device=tuner.device, cache=cache, progress=progress,
-            )  # fmt: skip
-        if every is not None:
-            raise InputError('every: earlier steps are audited with scenario="gradient" alone; leave it out')
-        return _audit_heads(
-            setting, scenario or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
-            seed=seed, progress=progress,
-        )  # fmt: skip
-    if every is not None:
+    head = has_closed_form(model, tuner.records, tuner.config)
+    if every is not None and not (head and name == "gradient"):
         raise InputError(
             "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
             " out"
         )
+    if head:
+        setting = _head_setting(tuner, model, claim, auxiliary, cache)
+        if name == "gradient":
+            return run_canaries(
+                setting, "gradient", runs=runs, every=every, method=method, threshold=threshold, confidence=confidence,
+                seed=seed, device=tuner.device, cache=cache, progress=progress,
+            )  # fmt: skip
+        return _audit_heads(
+            setting, name or "crafted", runs=runs, method=method, threshold=threshold, confidence=confidence,
+            seed=seed, progress=progress,
+        )  # fmt: skip
     probe = CanaryProbe(
         _train(tuner),
         _data(tuner),
         claim=claim,
-        scenario=scenario or "mislabelled",
+        scenario=name or "mislabelled",
         model=model,
         auxiliary=auxiliary,
         runs=runs,
@@ -131,7 +131,7 @@ def _adjacency(tuner: DPFineTuner) -> Any:
 
 def _audit_heads(
     setting: Setting,
-    scenario: str,
+    name: ScenarioName,
     *,
     runs: int,
     method: BoundMethod,
@@ -146,14 +146,13 @@ def _audit_heads(
     clipping, the sampling of all records, the noise and the updates are those of `train_heads`. Each head draws batches
     of its own: in shared ones the canary's coins would be the same for all.
     """
-    name = scenario_of(scenario)
     check_method(method, setting.claim)
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
     began = time.monotonic()
     canary = canary_for(setting, name, seed=seed)
     if not isinstance(canary, RecordCanary):
-        raise ConfigurationError(f'scenario: expected "crafted", "mislabelled" or "natural", got {scenario!r}')
+        raise ConfigurationError(f'scenario: expected "crafted", "mislabelled" or "natural", got {name!r}')
     generator = generator_of(seed, "train", setting.x.device)
     size = max(2, AT_ONCE // setting.network.parameters // 2 * 2)
     scores = []

@@ -32,7 +32,6 @@ __all__ = [
     "logits_of",
     "make_record",
     "save_canary",
-    "unwrapped",
 ]
 
 
@@ -191,15 +190,9 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     return found
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside Opacus' wrapper."""
-    inner = getattr(model, "_module", model)
-    return inner if isinstance(inner, nn.Module) else model
-
-
 def _plain(model: nn.Module) -> nn.Module:
-    """A copy without the hooks that Opacus left on its layers."""
-    model = copy.deepcopy(unwrapped(model))
+    """A copy of the module inside Opacus' wrapper, without the hooks that Opacus left on its layers."""
+    model = copy.deepcopy(getattr(model, "_module", model))
     for module in model.modules():
         for hooks in (module._forward_hooks, module._backward_hooks):
             for key, hook in list(hooks.items()):

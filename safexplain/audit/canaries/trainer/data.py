@@ -221,10 +221,6 @@ class GradientHook:
         assert self._initial is not None
         return float(self._value()) - self._initial
 
-    def flat(self) -> Tensor:
-        """(P,) the optimizer's parameters."""
-        return torch.cat([p.detach().flatten() for p in self.optimizer.params])
-
     def _attach(self, optimizer: Any) -> None:
         from opacus.optimizers import DPOptimizerFastGradientClipping
 
@@ -326,7 +322,7 @@ class GradientHook:
 
     def _keep(self) -> None:
         """Add what was moved since the last time."""
-        now = self.flat()
+        now = torch.cat([p.detach().flatten() for p in self.optimizer.params])
         moved = torch.zeros_like(now) if self._before is None else (now - self._before).abs()
         self.movement = moved if self.movement is None else self.movement + moved
         self._before = now
