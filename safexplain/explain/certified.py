@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import captum
 import torch
@@ -36,19 +36,6 @@ FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
 
 _SUPERPIXELS = ("n_segments", "compactness")
-
-
-class Certifiable(Protocol):
-    """What `from_certificate` makes: a hardened class of the catalog."""
-
-    _signature: inspect.Signature
-    _pinned: Pinned | None
-
-    def __init__(self, *arguments: Any, hardening: Hardening) -> None:
-        """Model, and layer where the method has one; and the certified hardening."""
-
-
-Kind = TypeVar("Kind", bound="Certifiable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +87,7 @@ class Pinned:
 
 
 def load_certified(
-    kind: type[Kind],
+    kind: type[Any],
     model: nn.Module,
     path: str | Path,
     *,
@@ -108,7 +95,7 @@ def load_certified(
     public_key: str | Path | bytes | None,
     layer: nn.Module | None,
     arguments: Mapping[str, Any],
-) -> Kind:
+) -> Any:
     """See `Hardened.from_certificate`."""
     certificate = load_certificate(path, public_key=public_key)
     row = _row(kind, certificate.method, path)

@@ -94,9 +94,10 @@ class Hardened(Attribution):  # type: ignore[misc]
             RefusedError: there is no noise key, or an argument makes another explainer than the audited one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        return load_certified(
+        certified: Self = load_certified(
             cls, model, path, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
         )
+        return certified
 
     @classmethod
     def catalogued(cls) -> Any:

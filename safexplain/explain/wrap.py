@@ -8,7 +8,7 @@ A new explainer is one row in `safexplain.explain.catalog`; its class is made he
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -22,7 +22,6 @@ from safexplain.explain.aix360 import harden_aix360, is_aix360
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.alibi import harden_alibi
 from safexplain.explain.alibi.base import HardenedAlibi, is_alibi
-from safexplain.explain.as_native import as_native, refuse_twice
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import Hardened
@@ -46,12 +45,13 @@ def build(row: Row) -> type[Hardened]:
     if row.nt_type:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
-    attribute = as_native(Hardened.attribute, native.attribute, signature=signature, owner=name, module=__name__)
+    attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
+    constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
     namespace = {
         "__module__": __name__,
         "__doc__": _class_doc(row),
-        "__init__": as_native(Hardened.__init__, native.__init__, owner=name, module=__name__),
+        "__init__": _as_native(Hardened.__init__, native.__init__, constructor, name),
         "attribute": attribute,
         "_row": row,
         "_native": native,
@@ -59,6 +59,30 @@ def build(row: Row) -> type[Hardened]:
         "catalogued": classmethod(lambda kind: Catalogued(row, kind)),
     }
     return type(name, (Hardened, native), namespace)
+
+
+def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
+    """A native constructor's signature with `hardening=None` as a keyword."""
+    extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Hardening | None)
+    parameters = list(constructor.parameters.values())
+    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
+    return constructor.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
+
+
+def _as_native(
+    function: Callable[..., Any], native: Callable[..., Any], signature: inspect.Signature, owner: str
+) -> Any:
+    """A method of the class `owner` that does what `function` does and looks like the native one."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    name = function.__name__
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    method.__name__, method.__qualname__, method.__module__ = name, f"{owner}.{name}", __name__
+    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].replace(">>> ", "").rstrip()
+    method.__doc__ = f"{inspect.getdoc(function)}\n\nThe native documentation:\n\n{native_doc}"
+    return method
 
 
 def _class_doc(row: Row) -> str:
@@ -120,7 +144,7 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
             answers that no hardening makes fit to leave.
     """
     if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360):
-        refuse_twice(native)
+        raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
     if is_alibi(native):
         return harden_alibi(native, hardening, **options)
     if is_aix360(native):

@@ -19,8 +19,6 @@ from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, R
 from safexplain._digest import model_digest
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
-from safexplain.explain.aix360.base import HardenedAIX360
-from safexplain.explain.alibi.base import HardenedAlibi
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE
@@ -314,12 +312,6 @@ def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
     write_json(path, sign_certificate(load_certificate(path).statement, pem))
     loaded = HardenedIG.from_certificate(model, path, public_key=public)
     assert loaded.attribute(images(), target=1).shape == images().shape
-
-
-@pytest.mark.parametrize("kind", [HardenedAlibi, HardenedAIX360, safexplain.HardenedProtoDash])
-def test_only_maps_are_certified(kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="only maps are certified"):
-        kind.from_certificate(image_net(), tmp_path / "certificate.json")
 
 
 # --- the noise key is the service's own ------------------------------------------------------------------------------

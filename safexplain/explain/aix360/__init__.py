@@ -13,7 +13,6 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Refuse
 from safexplain.explain.aix360.base import HardenedAIX360
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
-from safexplain.explain.as_native import refuse_twice
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
@@ -33,26 +32,6 @@ _SUPPORTED: dict[str, type[HardenedAIX360]] = {
     "lime.lime_tabular.LimeTabularExplainer": HardenedLimeTabular,
     "lime.lime_text.LimeTextExplainer": HardenedLimeText,
 }
-_GLOBAL_SEED = "it seeds NumPy's global generator, so that threads get each other's samples, and "
-
-REFUSED = {
-    "cofrnet": "the answer describes the whole trained network, as printed text; harden a Captum explainer of it",
-    "contrastive": "CEM and CEM-MAF need TensorFlow 1.14, and answer with generated inputs, not attributions",
-    "dipvae": "the answer is an input that a generator trained on the training set made",
-    "gce": _GLOBAL_SEED + "the answer is a table of predictions and of the instances that they are for",
-    "imd": "the answer is the rules where two whole models differ, not an attribution of one prediction",
-    "matching": "the answer is a list of other matchings, exact numbers that cannot be clipped, masked or noised",
-    "nncontrastive": "the answer is made of training rows",
-    "profwt": "needs Keras 2.3, and its answer is a trained model",
-    "rbm": "the answer is the trained model itself, its rules or coefficients: only private training protects those",
-    "rule_induction": "the answer is the trained model itself, its rules: only private training protects those",
-    "shap": "the values add up to the prediction exactly, and need the shap package; use a hardened Captum explainer",
-    "ted": "the answer is a pair of predicted labels, not an attribution",
-    "tsice": "the answer holds the perturbed series and the forecast for each",
-    "tslime": _GLOBAL_SEED + "the answer holds the perturbed series and the prediction for each",
-    "tssaliency": _GLOBAL_SEED + "the answer holds two predictions; use Captum's IntegratedGradients, hardened",
-}
-"""Packages of `aix360.algorithms` that are not hardened, with the reason."""
 
 
 def is_aix360(native: object) -> bool:
@@ -70,12 +49,10 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
             `bins` for tables.
 
     Raises:
-        RefusedError: another explainer; the message says why it is not supported.
+        RefusedError: another explainer.
         ConfigurationError: ProtoDash without `public`.
         ConfigurationTypeError: hardened already, or no AIX360 explainer.
     """
-    if isinstance(native, HardenedAIX360):
-        refuse_twice(native)
     kind = type(native)
     hardened: Any = _SUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")
     if hardened is HardenedProtoDash:
@@ -90,6 +67,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
         return wrapped
     if not is_aix360(native):
         raise ConfigurationTypeError(f"expected an AIX360 or LIME explainer, got {kind.__name__}")
-    reasons = [REFUSED[part] for base in kind.__mro__ for part in base.__module__.split(".") if part in REFUSED]
-    why = reasons[0] if reasons else "nobody has read what its answers hold"
-    raise RefusedError(f"{kind.__name__} is not supported: {why}")
+    raise RefusedError(
+        f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
+        " hardening makes fit to leave. The page on AIX360 in the documentation says why each of the others does not"
+    )

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from safexplain.errors import MissingExtraError, RefusedError
+from safexplain.errors import MissingExtraError
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 
 __all__ = ["HardenedAIX360", "load", "load_protodash"]
@@ -38,11 +38,6 @@ class HardenedAIX360:
 
     def __init__(self, hardening: Hardening | None) -> None:
         self.hardening = hardening_or_default(hardening)
-
-    @classmethod
-    def from_certificate(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: certificates are about maps."""
-        raise RefusedError(f"{cls.__name__} gives no map of numbers, and only maps are certified")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={self.hardening!r})"

@@ -195,13 +195,7 @@ class HardenedLimeTabular(_HardenedLime):
 
 
 class HardenedLimeText(_HardenedLime):
-    """AIX360's `LimeTextExplainer`, hardened.
-
-    Args:
-        *args: as natively.
-        hardening: of the weights of each label; None for `Hardening.recommended()`.
-        **kwargs: as natively.
-    """
+    """AIX360's `LimeTextExplainer`, hardened: takes its arguments, and `hardening` of the weights of each label."""
 
     _module, _name = "lime.lime_text", "LimeTextExplainer"
 
@@ -222,13 +216,7 @@ class HardenedLimeText(_HardenedLime):
 
 
 class HardenedLimeImage(_HardenedLime):
-    """AIX360's `LimeImageExplainer`, hardened.
-
-    Args:
-        *args: as natively.
-        hardening: of the weights of each label, one weight a segment; None for `Hardening.recommended()`.
-        **kwargs: as natively.
-    """
+    """AIX360's `LimeImageExplainer`, hardened: takes its arguments, and `hardening` of the segments' weights."""
 
     _module, _name = "lime.lime_image", "LimeImageExplainer"
 

@@ -8,11 +8,11 @@ each native class that lists what leaves, and `release` builds the answer from i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from safexplain.errors import ConfigurationTypeError
-from safexplain.explain.alibi.base import AsNative, HardenedAlibi, anchor_hardening, is_alibi, new_generator
-from safexplain.explain.alibi.library import draw_from
+from safexplain.explain.alibi.base import HardenedAlibi, anchor_hardening, is_alibi, new_generator
+from safexplain.explain.alibi.library import draw_from, load_alibi
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening.hardening import Hardening
 
@@ -46,11 +46,12 @@ class HardenedAnchors(HardenedAlibi):
 
 
 class _FromArguments(HardenedAnchors):
-    @AsNative  # type: ignore[misc]
+    _kind: ClassVar[str]
+
     def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
         """Make the native explainer, and harden it."""
         with draw_from(new_generator(hardening)):
-            native = type(self)._native(*args, **kwargs)
+            native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening)
 
 
@@ -72,7 +73,7 @@ class HardenedAnchorText(_FromArguments):
     _kind = "AnchorText"
 
 
-_CLASSES: dict[str | None, type[HardenedAlibi]] = {
+_CLASSES: dict[str, type[HardenedAlibi]] = {
     kind._kind: kind for kind in (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)
 }
 

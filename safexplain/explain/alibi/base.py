@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
 from operator import attrgetter
-from types import MethodType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from safexplain._digest import model_digest
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
-from safexplain.explain.as_native import as_native, refuse_twice
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
 
-__all__ = ["AsNative", "HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
+__all__ = ["HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
 
 
 def anchor_hardening(key: bytes | None = None) -> Hardening:
@@ -46,42 +42,6 @@ def new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
     return None if hardening == Hardening.none() else np.random.RandomState()
 
 
-_as_native = cache(as_native)
-
-
-class AsNative:
-    """A method with the signature and documentation of the native class's; absent where that has none.
-
-    Args:
-        function: what is called.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: HardenedAlibi | None, owner: type[HardenedAlibi]) -> Any:
-        try:
-            native = owner._native if instance is None else instance._native
-        except (MissingExtraError, AttributeError):
-            if instance is not None:
-                raise
-            return self._function
-        method = _as_native(self._function, getattr(native, self._function.__name__))
-        return method if instance is None else MethodType(method, instance)
-
-
-class _NativeClass:
-    """The class of the native explainer; of a class that stands for one, without an instance too."""
-
-    def __get__(self, instance: HardenedAlibi | None, owner: type[HardenedAlibi]) -> Any:
-        if instance is not None and "_explainer" in vars(instance):
-            return type(instance._explainer)
-        if owner._kind is None:
-            raise AttributeError(f"{owner.__name__} holds explainers of several classes; ask an instance")
-        return getattr(load_alibi().explainers, owner._kind)
-
-
 class HardenedAlibi:
     """An Alibi explainer, hardened; `harden_alibi` makes it.
 
@@ -101,13 +61,14 @@ class HardenedAlibi:
     hardening: Hardening
     _explainer: Any
     _entry: ClassVar[str] = "explain"
-    _kind: ClassVar[str | None] = None
-    _native: ClassVar[Any] = _NativeClass()
 
     def __init__(self, native: Any, *, hardening: Hardening | None = None) -> None:
         self._adopt(native, hardening)
 
-    @AsNative
+    @property
+    def _native(self) -> Any:
+        return type(self._explainer)
+
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
         load_alibi()
@@ -122,29 +83,20 @@ class HardenedAlibi:
             explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
         return release(explanation, rules, self.hardening, query, bound.arguments)
 
-    @AsNative
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
         with draw_from(new_generator(self.hardening)):
             self._explainer.fit(*args, **kwargs)
         return self
 
-    @AsNative
     def reset_predictor(self, *args: Any, **kwargs: Any) -> None:
         """Give the native explainer another predictor."""
         self._explainer.reset_predictor(*args, **kwargs)
-
-    @classmethod
-    def from_certificate(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: certificates are about maps."""
-        raise RefusedError(f"{cls.__name__} gives no map of numbers, and only maps are certified")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
     def _adopt(self, native: Any, hardening: Hardening | None) -> None:
-        if isinstance(native, HardenedAlibi):
-            refuse_twice(native)
         if not is_alibi(native):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
         anchors = ROWS[kind_of(native)].anchors
