@@ -81,7 +81,9 @@ class L2(_Scaled):
 
     def distance(self, delta: Floats) -> Floats:
         """(...) cost of changes (..., d); does not overflow where the result does not."""
-        return np.asarray(np.hypot.reduce(delta * self.weights(delta.shape[-1]), axis=-1))
+        scaled = delta * self.weights(delta.shape[-1])
+        power = np.frexp(np.abs(scaled).max(axis=-1, initial=0.0, keepdims=True))[1]  # powers of two change no digit
+        return np.asarray(np.ldexp(np.linalg.norm(np.ldexp(scaled, -power), axis=-1), power[..., 0]))
 
 
 @dataclass(frozen=True)
