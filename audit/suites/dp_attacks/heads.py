@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
 from safexplain._privacy_loss import epsilons
-from safexplain.audit.collect import summarise
+from safexplain.audit import Signals
+from safexplain.audit.collect import SUMMARIES, summarise
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
@@ -35,8 +36,9 @@ from safexplain.dp.sgd.clipping import AutoSClipping
 
 from ...shared.run import Progress, code_of, load
 from ..third_party.suite import third_party
-from .released import EXPLAINERS as EXPLAINERS
-from .released import Released, released
+
+EXPLAINERS = ("InputXGradient", "Saliency")
+PREDICTED = ("label", "loss", "margin")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -151,6 +153,49 @@ class Budget:
     def to_dict(self) -> dict[str, Any]:
         """Infinity as null."""
         return {k: None if math.isinf(v) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What all models of a task release.
+
+    Args:
+        budgets: in order.
+        signals: (explainer, name of the budget) -> signals of its models.
+        accuracy: name of the budget -> "members" and "non_members", one number a model.
+        about: what is recorded of the task.
+    """
+
+    budgets: tuple[Budget, ...]
+    signals: dict[tuple[str, str], Signals]
+    accuracy: dict[str, dict[str, list[float]]]
+    about: dict[str, Any]
+
+
+def released(budgets: Sequence[Budget], scalars: Arrays, pool: Pool, about: dict[str, Any]) -> Released:
+    """Signals of each explainer and budget, and accuracy of each model on its members and on the others.
+
+    Args:
+        budgets: in order.
+        scalars: "EXPLAINER SUMMARY", "label", "loss" and "margin" -> (budgets * models, n), those of a budget together.
+        pool: of n examples.
+        about: what is recorded of the task.
+    """
+    right = scalars["label"] == pool.y.numpy()
+    signals, accuracy, models = {}, {}, len(pool.membership)
+    for i, budget in enumerate(budgets):
+        own = slice(i * models, (i + 1) * models)
+        each = list(zip(right[own], pool.membership, strict=True))
+        accuracy[budget.name] = {
+            "members": [float(r[m].mean()) for r, m in each],
+            "non_members": [float(r[~m].mean()) for r, m in each],
+        }
+        for explainer in EXPLAINERS:
+            values = {s: scalars[f"{explainer} {s}"][own] for s in SUMMARIES}
+            values |= {s: scalars[s][own] for s in PREDICTED}
+            meta = {"explainer": explainer, "population": pool.digest(), "subject": budget.name}
+            signals[explainer, budget.name] = Signals(pool.membership, values, meta=meta, inputs=pool.x.numpy())
+    return Released(tuple(budgets), signals, accuracy, about)
 
 
 def train(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], progress: Progress) -> Heads:

@@ -31,9 +31,8 @@ from safexplain.audit.collect import summarise
 from safexplain.dp.heads.closed_form import Heads
 
 from ...shared.run import Progress, code_of
-from .heads import CLASSES, Arrays, Budget, Pool, Released, Size, predicted, save
+from .heads import CLASSES, Arrays, Budget, Pool, Released, Size, predicted, released, save
 from .nets import SIDES, fine_tuned, network
-from .released import released
 
 FULL = Size(net="vit_tiny_patch16_224", side=SIDES["vit_tiny_patch16_224"])
 QUICK = Size(models=3, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, resamples=20)
