@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from safexplain._files import whole_file
-from safexplain.errors import InputError
+from safexplain._files import PieceStore
 
 
 class ModelCache:
@@ -27,16 +26,12 @@ class ModelCache:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot make the cache folder {self.folder}: {error.strerror or error}") from None
+        self._store = PieceStore(folder, "a trained model")
 
     def load(self, key: str, model: nn.Module) -> bool:
         """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
-        path = self._path(key)
-        try:
+
+        def fill(path: Path) -> bool:
             with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
                 if file.testzip() is not None:
                     return False
@@ -45,10 +40,10 @@ class ModelCache:
             if {name: t.shape for name, t in state.items()} != own:
                 return False  # before anything is overwritten
             model.load_state_dict(state)
-        except Exception:
-            return False
-        model.eval()
-        return True
+            model.eval()
+            return True
+
+        return bool(self._store.load(f"{key}.pt", fill))
 
     def save(self, key: str, model: nn.Module) -> None:
         """Store the weights, all or nothing.
@@ -56,14 +51,5 @@ class ModelCache:
         Raises:
             InputError: the disk is full or not writable; what was stored before stays.
         """
-        try:
-            with whole_file(self._path(key)) as partial:
-                torch.save({k: v.detach().cpu() for k, v in model.state_dict().items()}, partial)
-        except (OSError, RuntimeError) as error:
-            raise InputError(
-                f"cannot store a trained model in {self.folder} ({error}); free some space and resume:"
-                " the models stored before are kept"
-            ) from None
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.pt"
+        state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
+        self._store.save(f"{key}.pt", lambda path: torch.save(state, path))

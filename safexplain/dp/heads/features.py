@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import digest, model_digest
-from safexplain._files import whole_file
+from safexplain._files import PieceStore
 from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
 
@@ -42,44 +42,33 @@ class FeatureStore:
     """
 
     def __init__(self, folder: Path, key: str) -> None:
-        self.folder, self.key = folder, key
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot make the cache folder {folder}: {error.strerror or error}") from None
+        self._store, self._key = PieceStore(folder, "features"), key
 
     def whole(self, rows: int) -> Tensor | None:
         """The complete array; None where there is none, or it is damaged."""
-        return _read(self.folder / f"{self.key}.npy", rows)
+        return self._store.load(f"{self._key}.npy", lambda path: _read(path, rows))
 
     def piece(self, start: int, rows: int) -> Tensor | None:
         """The rows from `start` on; None where they are not there, or damaged."""
-        return _read(self._piece(start), rows)
+        return self._store.load(f"{self._key}.{start}.npy", lambda path: _read(path, rows))
 
     def keep(self, start: int, rows: Tensor) -> None:
         """Store a piece."""
-        _write(self._piece(start), rows)
+        self._store.save(f"{self._key}.{start}.npy", lambda path: _write(path, rows))
 
     def finish(self, whole: Tensor) -> None:
         """Store the complete array and remove its pieces."""
-        _write(self.folder / f"{self.key}.npy", whole)
-        for path in self.folder.glob(f"{self.key}.*.npy"):
-            path.unlink(missing_ok=True)
-
-    def _piece(self, start: int) -> Path:
-        return self.folder / f"{self.key}.{start}.npy"
+        self._store.save(f"{self._key}.npy", lambda path: _write(path, whole))
+        self._store.remove(f"{self._key}.*.npy")
 
 
 def _read(path: Path, rows: int) -> Tensor | None:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
+    found = np.load(path, allow_pickle=False)
     return torch.from_numpy(found) if found.ndim == 2 and len(found) == rows else None
 
 
 def _write(path: Path, rows: Tensor) -> None:
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with path.open("wb") as file:
         np.save(file, rows.numpy())
 
 

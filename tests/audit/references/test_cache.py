@@ -51,7 +51,7 @@ def test_a_stored_model_comes_back(tmp_path):
     assert cache.load("key", other)
     assert same(stored, other)
     assert not other.training
-    assert os.listdir(cache.folder) == ["key.pt"]
+    assert os.listdir(tmp_path / "new" / "folder") == ["key.pt"]
 
 
 def test_what_is_not_there_is_not_loaded(tmp_path):

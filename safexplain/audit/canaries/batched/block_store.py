@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from safexplain._files import read_arrays, write_arrays
+from safexplain._files import PieceStore, read_arrays, write_npz
 from safexplain._progress import Progress
-from safexplain.errors import InputError
 
 __all__ = ["Block", "BlockStore", "Tick", "TrainBlock", "blocks_of", "rows_at_once", "train_blocks"]
 
@@ -80,10 +79,7 @@ class BlockStore:
         """What was stored, None where there is nothing, or it is damaged or of another shape."""
         if self.folder is None:
             return None
-        try:
-            found = read_arrays(self._path(self.folder, block)).get("values")
-        except InputError:
-            return None
+        found = self._pieces(self.folder).load(self._name(block), lambda path: read_arrays(path)["values"])
         return found if found is not None and found.shape == shape and found.dtype == np.float64 else None
 
     def save(self, block: Block, values: Array) -> None:
@@ -92,19 +88,14 @@ class BlockStore:
         Raises:
             InputError: the folder cannot be written; what was stored before stays.
         """
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_arrays(self._path(self.folder, block), {"values": values})
-        except (OSError, InputError) as error:
-            raise InputError(
-                f"cannot store finished runs in {self.folder} ({error}); free some space and resume: the runs stored"
-                " before are kept"
-            ) from None
+        if self.folder is not None:
+            self._pieces(self.folder).save(self._name(block), lambda path: write_npz(path, {"values": values}))
 
-    def _path(self, folder: Path, block: Block) -> Path:
-        return folder / f"{self.key}-{block.number}.npz"
+    def _pieces(self, folder: Path) -> PieceStore:
+        return PieceStore(folder, "finished runs")
+
+    def _name(self, block: Block) -> str:
+        return f"{self.key}-{block.number}.npz"
 
 
 def train_blocks(

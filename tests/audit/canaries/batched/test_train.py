@@ -351,7 +351,7 @@ def test_a_damaged_file_is_trained_again_and_a_full_disk_is_an_error_in_words(tm
     assert np.array_equal(train_runs(network, x, y, canary, made_by, **options(cache=tmp_path)).d, whole.d)
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    with pytest.raises(InputError, match="cannot store"):
+    with pytest.raises(InputError, match="cannot make the cache folder"):
         train_runs(network, x, y, canary, made_by, **options(cache=blocked))
 
 
