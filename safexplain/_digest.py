@@ -423,6 +423,7 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     Args:
         forward_func: a module, a function around one, or an object that holds one.
 
+    >>> from torch import nn
     >>> net = nn.Linear(3, 2)
     >>> modules_of(lambda x: net(x).softmax(1)) == modules_of(net.forward) == (net,)
     True
