@@ -21,6 +21,7 @@ from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run, demo
 from safexplain.loading.models.load import load_model
+from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)
@@ -355,6 +356,24 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path:
 # --- demo -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_small_demo_writes_all_files_and_says_its_verdict(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "POOLS", 1)
+    monkeypatch.setattr(demo, "MODELS", 7)
+    code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
+    content = json.loads(out)
+    native, hardened = (
+        max(a["auc"] for a in found["attacks"] if a["role"] == "explanation")
+        for found in (content["compared"]["native"], content)
+    )
+    assert native > hardened + 0.02
+    assert code == EXIT_CODES[content["verdict"]]
+    for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
+        assert (tmp_path / "demo" / name).stat().st_size > 1000
+
+
+@pytest.mark.slow
 def test_the_demo_shows_a_leak_and_takes_it_away(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
