@@ -63,23 +63,25 @@ class _Stopped(Exception):
     """Another block failed, or the user interrupted."""
 
 
-@dataclass(frozen=True)
 class BlockStore:
     """Finished blocks on disk.
 
     Args:
-        folder: where; None: nowhere.
+        folder: where, made when missing; None: nowhere.
         key: digest of all that the numbers depend on, but the block.
+
+    Raises:
+        InputError: the folder cannot be made.
     """
 
-    folder: Path | None
-    key: str
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self._pieces, self._key = None if folder is None else PieceStore(folder, "finished runs"), key
 
     def load(self, block: Block, shape: tuple[int, ...]) -> Array | None:
         """What was stored, None where there is nothing, or it is damaged or of another shape."""
-        if self.folder is None:
+        if self._pieces is None:
             return None
-        found = self._pieces(self.folder).load(self._name(block), lambda path: read_arrays(path)["values"])
+        found = self._pieces.load(self._name(block), lambda path: read_arrays(path)["values"])
         return found if found is not None and found.shape == shape and found.dtype == np.float64 else None
 
     def save(self, block: Block, values: Array) -> None:
@@ -88,14 +90,11 @@ class BlockStore:
         Raises:
             InputError: the folder cannot be written; what was stored before stays.
         """
-        if self.folder is not None:
-            self._pieces(self.folder).save(self._name(block), lambda path: write_npz(path, {"values": values}))
-
-    def _pieces(self, folder: Path) -> PieceStore:
-        return PieceStore(folder, "finished runs")
+        if self._pieces is not None:
+            self._pieces.save(self._name(block), lambda path: write_npz(path, {"values": values}))
 
     def _name(self, block: Block) -> str:
-        return f"{self.key}-{block.number}.npz"
+        return f"{self._key}-{block.number}.npz"
 
 
 def train_blocks(
