@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import (
     CONFIGURATION,
+    as_json,
     checksum,
     configuration_digest,
     statement,
@@ -109,3 +113,13 @@ def at(content: Any, path: tuple[Any, ...]) -> Any:
     for name in path:
         content = content[name]
     return content
+
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schema" / "explanation-audit-v2.json").read_text())
+
+
+def read_back(content: dict[str, Any], tmp_path: Path) -> Certificate:
+    """What is read from a file with this content."""
+    path = tmp_path / "certificate.json"
+    path.write_bytes(as_json(content))
+    return load_certificate(path)

@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import made, sealed
+from certificates import SCHEMA, made, read_back, sealed
 
 from safexplain.dp import Steps
 from safexplain.errors import CertificateError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.canaries.result import CanaryResult, Errors, OneRunResult
-from safexplain.verdict.certificate.read import load_certificate
-from safexplain.verdict.certificate.write import as_json
 
 jsonschema = pytest.importorskip("jsonschema")
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "explanation-audit-v2.json").read_text())
 CLAIM = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
 MANY = CanaryResult("gradient", CLAIM, "pld", 0.95, (Errors(500, 0.0, 185, 1000, 185, 1000),), 2000, 9.0, {"on": "x"})
 ONCE = OneRunResult(CLAIM, "f-dp", 0.95, 1000, 200, 180, 3.0)
@@ -28,22 +25,16 @@ ALONE = CanaryResult(
 )
 
 
-def load(content: dict[str, Any], tmp_path: Path) -> Any:
-    path = tmp_path / "certificate.json"
-    path.write_bytes(as_json(content))
-    return load_certificate(path)
-
-
 @pytest.mark.parametrize("found", [MANY, ONCE, ALONE], ids=["many runs", "one run", "epsilon alone"])
 def test_the_finding_is_read_back_and_fits_the_schema(found: Finding, tmp_path: Path) -> None:
     content = made(canaries=found.to_dict())
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(content)))
-    assert load(content, tmp_path).canaries == found
+    assert read_back(content, tmp_path).canaries == found
 
 
 def test_without_canaries_a_certificate_is_as_before(tmp_path: Path) -> None:
     assert "canaries" not in made()["predicate"]
-    assert load(made(), tmp_path).canaries is None
+    assert read_back(made(), tmp_path).canaries is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +53,7 @@ def test_a_forged_finding_is_found_though_the_checksum_fits(
     content = made(canaries=found.to_dict())
     content["predicate"]["canaries"] |= change
     with pytest.raises(CertificateError, match=f"canaries: .*{says}"):
-        load(sealed(content), tmp_path)
+        read_back(sealed(content), tmp_path)
 
 
 @pytest.mark.parametrize("other", [None, 3, {}, {"epsilon_lower": 1}, {"errors": [], "claim": None}])
@@ -70,4 +61,4 @@ def test_anything_else_is_refused(other: Any, tmp_path: Path) -> None:
     content = made(canaries=MANY.to_dict())
     content["predicate"]["canaries"] = other
     with pytest.raises(CertificateError, match="canar"):
-        load(sealed(content), tmp_path)
+        read_back(sealed(content), tmp_path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from certificates import CERTIFIED, EXCESS, UNDECIDED, audited, changed, made
+from certificates import CERTIFIED, EXCESS, SCHEMA, UNDECIDED, audited, changed, made
 
 from safexplain.audit import Policy, Signals, certify
 from safexplain.hardening.amounts import Relative
@@ -21,7 +20,6 @@ from safexplain.verdict.judgement import Judgement
 
 jsonschema = pytest.importorskip("jsonschema")
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "explanation-audit-v2.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
