@@ -194,6 +194,17 @@ def paired(found: NDArray[np.bool_], baseline: NDArray[np.bool_]) -> tuple[int, 
     return int((found & ~baseline).sum()), int((baseline & ~found).sum())
 
 
+def at_level(signal: str, level: int) -> str:
+    """Name in the file of a signal that an attacker gets who asks `level` times: l1, l1@200."""
+    return signal if level == 1 else f"{signal}@{level}"
+
+
+def split_level(signal: str) -> tuple[str, int]:
+    """The signal and the level that a name in the file means; what is no level belongs to the name."""
+    name, at, level = signal.rpartition("@")
+    return (name, int(level)) if at and name and level.isdecimal() and int(level) > 1 else (signal, 1)
+
+
 WHOLE_MAP = "attributions"
 """Name of the signal that is the whole attribution vector."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from safexplain._validate import check_number, from_table, from_toml
+from safexplain._validate import check_number, check_whole, from_table, from_toml
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction"]
@@ -34,6 +34,13 @@ class Policy:
             about them), taken only where something learns. 0: these attacks learn from reference models' answers about
             the scored examples too, which is fair, since whom the target was trained on is not used; the blind control
             then trains on one half of the examples and is tested on the other.
+        patience: how often the attacker may ask about each example, each time a little differently; every level is
+            judged. (1,) is an attacker who asks once.
+        references: reference models below which nothing is certified: attacks with few of them are far weaker than
+            those of an attacker who trains more.
+        uncounted: certify although nobody counts how many configurations were judged on the same examples; the
+            certificate says so.
+        reason: why the policy is what it is, for whoever reads the certificate.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr
@@ -49,6 +56,10 @@ class Policy:
     suite: tuple[str, ...] = ()
     selection: float = 0.0
     training: float = 0.25
+    patience: tuple[int, ...] = (1, 5, 200)
+    references: int = 16
+    uncounted: bool = False
+    reason: str = ""
 
     def __post_init__(self) -> None:
         for name in ("fpr", "max_tpr", "confidence", "max_excess", "selection", "training"):
@@ -77,6 +88,13 @@ class Policy:
         for name in ("selection", "training"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigurationError(f"policy: {name} lies in [0, 1), got {getattr(self, name)!r}")
+        if not isinstance(self.patience, Sequence) or not self.patience or isinstance(self.patience, str):
+            raise ConfigurationTypeError(f"policy: patience is a list of numbers of queries, got {self.patience!r}")
+        levels = [check_whole("policy: patience", level, 1) for level in self.patience]
+        object.__setattr__(self, "patience", tuple(sorted(set(levels))))
+        object.__setattr__(self, "references", check_whole("policy: references", self.references, 1))
+        if not isinstance(self.uncounted, bool) or not isinstance(self.reason, str):
+            raise ConfigurationTypeError("policy: uncounted is true or false, reason a text")
         if self.selection + self.training > 0.9:
             raise ConfigurationError(
                 f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to certify"
@@ -99,7 +117,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**asdict(self), "suite": list(self.suite)}
+        return {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
