@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, TypeVar
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +92,24 @@ class PieceStore:
 UNWRITABLE = ("file", "allow_pickle")
 """Names that no array can have: `numpy.savez` takes them for itself."""
 
-_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, NotImplementedError, TokenError, BadZipFile, zlib.error)
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, NotImplementedError, RuntimeError, KeyError, SyntaxError, TypeError),
+    *(TokenError, BadZipFile, zlib.error, struct.error),
+)
 """What NumPy and zipfile raise on damaged files."""
+
+_read_magic: Callable[..., tuple[int, int]] = np.lib.format.read_magic
+_PARSE: dict[tuple[int, int], Callable[..., tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+"""Of headers, by the format's version; 3.0 is only of records whose fields have names that Latin-1 lacks."""
+
+_EXPANDS = 1032
+"""DEFLATE makes at most so many bytes of one (RFC 1951: a match of 258 bytes takes at least two bits)."""
+
+_LONGEST_HEADER = 12 + 10_000
+"""Bytes before an array's numbers that NumPy reads (`max_header_size`)."""
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -116,19 +135,165 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 write(file, np.asanyarray(array), allow_pickle=False)
 
 
-def read_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an .npz; pickled ones are refused.
+class Header(NamedTuple):
+    """What an array in a file says of itself."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class ArrayFile:
+    """An .npz of a stranger, looked at before anything is read: names, then dtypes and shapes, then what is wanted.
+
+    Only what `read` is asked for is decompressed, so whatever else lies in the file costs nothing. What is read has the
+    size that its header claims, the zip directory claims the same, and a file of that length can hold it: all of this
+    is known before memory is taken.
+
+    Args:
+        source: the path, or the bytes of the file.
+        where: what messages call it; the path, where it is None.
 
     Raises:
-        InputError: missing, damaged, pickled, or not an .npz.
+        InputError: missing, no zip archive or damaged; two arrays of one name, names with a path, encryption.
     """
+
+    def __init__(self, source: str | Path | bytes, where: str | None = None) -> None:
+        self.where = where or (f"{len(source)} bytes" if isinstance(source, bytes) else str(source))
+        try:
+            self._file: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            raise InputError(f"no such file: {self.where}") from None
+        except OSError as error:
+            self._refuse(f"{error.strerror or error}")
+        try:
+            self._length = self._file.seek(0, io.SEEK_END)
+            self._file.seek(0)
+            if self._file.read(6) == b"\x93NUMPY":
+                raise InputError(f"{self.where} is a single array (.npy); expected an .npz with named arrays")
+            with self._reasons():
+                self._archive = ZipFile(self._file)
+            self._entries = self._checked(self._archive.infolist())
+        except BaseException:
+            self._file.close()
+            raise
+        self._headers: dict[str, Header] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+        self._file.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all arrays, in the file's order."""
+        return tuple(self._entries)
+
+    def header(self, name: str) -> Header:
+        """Dtype and shape of one array; its numbers are not touched.
+
+        Raises:
+            InputError: no array has that name, it is pickled or a record, or claims another size than the file holds.
+        """
+        if name not in self._entries:
+            raise InputError(f"{self.where} has no array {name!r:.60}; found {', '.join(self.names)[:200] or 'none'}")
+        if name not in self._headers:
+            self._headers[name] = self._header(name, self._entries[name])
+        return self._headers[name]
+
+    def read(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Arrays by name.
+
+        Raises:
+            InputError: as `header`; they are damaged, or do not fit into this machine's memory.
+        """
+        claimed = sum(math.prod(shape) * dtype.itemsize for dtype, shape in map(self.header, names))
+        if claimed > (memory := _memory()):
+            raise InputError(f"{self.where} holds {claimed >> 20:,} MiB of arrays, this machine {memory >> 20:,} MiB")
+        return {name: self._read(name) for name in names}
+
+    def _read(self, name: str) -> NDArray[Any]:
+        read: Callable[..., NDArray[Any]] = np.lib.format.read_array
+        with self._reasons(name), self._archive.open(self._entries[name]) as file:
+            array = read(file, allow_pickle=False)
+            file.read(1)  # the end, where the checksum is looked at
+        return array
+
+    def _checked(self, entries: list[ZipInfo]) -> dict[str, ZipInfo]:
+        """The arrays among the entries, by name."""
+        found: dict[str, ZipInfo] = {}
+        end = 0
+        entries = [entry for entry in entries if entry.filename.endswith(".npy")]
+        for entry in sorted(entries, key=lambda entry: entry.header_offset):
+            name = entry.filename
+            if "/" in name or "\\" in name or "\0" in entry.orig_filename:
+                self._refuse(f"it has an entry {name!r:.80}, and names of arrays have no path")
+            if entry.flag_bits & 0x1:
+                self._refuse(f"its entry {name!r:.80} is encrypted")
+            if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                self._refuse(f"its entry {name!r:.80} is compressed in another way than numpy does it")
+            if entry.header_offset < end or entry.header_offset + entry.compress_size > self._length:
+                self._refuse(f"its entry {name!r:.80} lies over another one or beyond the file's end")
+            end = entry.header_offset + entry.compress_size
+            if entry.file_size > (_EXPANDS * entry.compress_size if entry.compress_type else entry.compress_size):
+                self._refuse(f"its entry {name!r:.80} claims {entry.file_size:,} bytes, more than it can hold")
+            if name[:-4] in found:
+                self._refuse(f"it holds two arrays of the name {name[:-4]!r:.60}")
+            found[name[:-4]] = entry
+        return {entry.filename[:-4]: entry for entry in entries}
+
+    def _header(self, name: str, entry: ZipInfo) -> Header:
+        what = f"array {name!r:.60}"
+        with self._reasons(name), self._archive.open(entry) as file:
+            start = file.read(_LONGEST_HEADER)
+        with self._reasons(name):
+            head = io.BytesIO(start)
+            version = _read_magic(head)
+            if version not in _PARSE:
+                self._refuse(f"{what} is a record, or of format {version[0]}.{version[1]}; expected plain numbers")
+            shape, _, dtype = _PARSE[version](head)
+        if dtype.hasobject:
+            self._refuse(
+                f"{what} holds Python objects, which can run code when loaded; save it with a numeric or string dtype"
+            )
+        if dtype.names or dtype.itemsize == 0 or any(side < 0 for side in shape):
+            self._refuse(f"{what} is of dtype {dtype!s:.60} and shape {shape}; expected plain numbers or texts")
+        claimed, held = math.prod(shape) * dtype.itemsize, entry.file_size - head.tell()
+        if claimed != held:
+            self._refuse(
+                f"{what} claims to be {dtype} of shape {shape}, {claimed:,} bytes, where the file holds {held:,}"
+            )
+        return Header(dtype, shape)
+
+    @contextmanager
+    def _reasons(self, name: str = "") -> Iterator[None]:
+        """One sentence for whatever NumPy and zipfile raise on damaged files."""
+        try:
+            yield
+        except InputError:
+            raise
+        except _UNREADABLE as error:
+            what = f"array {name!r:.60} is" if name else "it is"
+            self._refuse(f"{what} damaged or cut short: {str(error).partition(chr(10))[0][:160]}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InputError(f"{self.where} is not a readable .npz of plain arrays ({why}); save it again") from None
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory, or a bound that no file reaches where the system does not tell."""
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.ndarray):
-            with file:
-                return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except _UNREADABLE as error:
-        raise InputError(f"{path} is not a readable .npz of plain arrays ({error})") from None
-    raise InputError(f"{path} is a single array; expected an .npz with membership and signals")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
+
+
+def read_arrays(path: str | Path, *names: str) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz: those of these names, or all. Pickled ones are refused.
+
+    Raises:
+        InputError: missing, damaged, pickled, or not an .npz; see `ArrayFile`.
+    """
+    with ArrayFile(path) as file:
+        return file.read(*(names or file.names))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest import sha256
+from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
 from safexplain.loading.data.tables import load_table, whole_numbers
-from safexplain.loading.files import one_line, read_bytes
+from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_records"]
+
+_LONGEST_NAMES = 64 << 20
+"""Bytes of all names of classes, or of features."""
 
 
 def load_data(path: str | Path, *, label: str = "label") -> AuditData:
@@ -75,48 +77,49 @@ def _load_file(path: str | Path, label: str, member_column: str | None) -> Audit
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
         return load_table(raw, where, label=label, member_column=member_column)
-    arrays = _read_npz(raw, where)
-    _require(arrays, ("x", "y", *([member_column] if member_column else [])), where)
+    arrays = _read_npz(raw, where, ("x", "y", *([member_column] if member_column else [])))
     x = _as_features(arrays["x"], where)
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     features = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
-    if features is not None and (x.ndim != 2 or len(features) != x.shape[1]):
-        raise InputError(f"{where} has {len(features)} feature_names for x of shape {x.shape}; give one a column")
     member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
     return AuditData(x, y, member, class_names, features, sha256(raw), where)
 
 
-def _read_npz(raw: bytes, where: str) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {}
-    name = ""
-    try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            for name in archive.files:
-                value = archive[name]
-                if isinstance(value, np.ndarray):
-                    arrays[name] = value
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            raise InputError(
-                f"array {name!r} of {where} holds Python objects, which can run code when loaded; save it "
-                "with a numeric or string dtype"
-            ) from None
-        raise InputError(f"{where} is not a usable .npz file: {one_line(error)}; save it again") from None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, NotImplementedError) as error:
-        raise InputError(f"the data file {where} is damaged or cut short: {one_line(error)}; save it again") from None
-    if not arrays:
-        raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
-    return arrays
+def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """The arrays of these names and the optional ones, once their headers show that they belong together."""
+    with ArrayFile(raw, where) as file:
+        if not file.names:
+            raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
+        _require(file.names, names, where)
+        x = file.header("x").shape
+        for name in names[1:]:
+            shape = file.header(name).shape
+            if name == "y" and shape not in (shape[:1], (*shape[:1], 1)):
+                raise InputError(
+                    f"y of {where} has shape {shape}; expected (n,): one class a row (of one-hot rows, take argmax)"
+                )
+            if not x or shape not in (x[:1], (x[0], 1)):
+                raise InputError(
+                    f"x of {where} has shape {x} but {name} {shape}; expected ({(*x, 'n')[0]},): one a row"
+                )
+        texts = [name for name in ("class_names", "feature_names") if name in file.names]
+        for name in texts:
+            dtype, shape = file.header(name)
+            if name == "feature_names" and (len(x) != 2 or math.prod(shape) != x[1]):
+                raise InputError(f"{where} has {math.prod(shape)} feature_names for x of shape {x}; give one a column")
+            if dtype.itemsize * math.prod(shape) > _LONGEST_NAMES:
+                raise InputError(f"{name} of {where} are {dtype} of shape {shape}; expected a short name for each")
+        return file.read(*names, *texts)
 
 
-def _require(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], where: str) -> None:
-    missing = [name for name in names if name not in arrays]
+def _require(found: tuple[str, ...], names: tuple[str, ...], where: str) -> None:
+    missing = [name for name in names if name not in found]
     if missing:
         shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
         raise InputError(
-            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(arrays) or 'none'}); "
+            f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(found) or 'none'}); "
             f"expected {', '.join(shapes[n] for n in names[:-1])} and {shapes[names[-1]]}"
         )
 
@@ -138,10 +141,6 @@ def _as_features(x: NDArray[Any], where: str) -> NDArray[np.float32]:
 def _as_labels(y: NDArray[Any], where: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1:
-        raise InputError(
-            f"y of {where} has shape {y.shape}; expected (n,): one class a row (of one-hot rows, take argmax)"
-        )
     if y.dtype.kind in "US":
         names, codes = np.unique(y.astype(str), return_inverse=True)
         return codes.astype(np.int64), tuple(names.tolist())

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import read_arrays, write_arrays
+from safexplain._files import ArrayFile, write_arrays
 from safexplain._privacy_loss import VACUOUS
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
@@ -83,10 +83,18 @@ class Scores:
         Raises:
             InputError: not such a file.
         """
-        found = read_arrays(path)
-        names = ("steps", "a", "b") if "a" in found else ("steps", "d", "d_prime")
-        if missing := set(names) - found.keys():
-            raise InputError(f"{path}: expected arrays steps, d and d_prime; {', '.join(sorted(missing))} missing")
+        with ArrayFile(path) as file:
+            names = ("steps", "a", "b") if "a" in file.names else ("steps", "d", "d_prime")
+            if missing := set(names) - {*file.names}:
+                raise InputError(f"{path}: expected arrays steps, d and d_prime; {', '.join(sorted(missing))} missing")
+            for name in names:
+                dtype, shape = file.header(name)
+                k = file.header("steps").shape
+                expected = len(shape) == 1 if name == "steps" else (len(shape) == 2 and shape[:1] == k)
+                if dtype.kind not in ("iu" if name == "steps" else "fiu") or not expected:
+                    sizes = "(steps,)" if name == "steps" else f"({', '.join(map(str, k))}, runs)"
+                    raise InputError(f"{path}: expected {name} to be numbers of shape {sizes}, got {dtype} {shape}")
+            found = file.read(*names)
         steps, d, d_prime = (found[name] for name in names)
         return cls(tuple(steps.tolist()), d, d_prime)
 

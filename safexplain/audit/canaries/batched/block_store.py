@@ -81,7 +81,7 @@ class BlockStore:
         """What was stored, None where there is nothing, or it is damaged or of another shape."""
         if self._pieces is None:
             return None
-        found = self._pieces.load(self._name(block), lambda path: read_arrays(path)["values"])
+        found = self._pieces.load(self._name(block), lambda path: read_arrays(path, "values")["values"])
         return found if found is not None and found.shape == shape and found.dtype == np.float64 else None
 
     def save(self, block: Block, values: Array) -> None:
