@@ -59,8 +59,8 @@ class Splits:
         """
         data = _data_digest(signals)
         outside = signals.out_of_distribution
-        inside = np.ones(signals.examples, dtype=bool) if outside is None else ~outside
-        place = np.full(signals.examples, np.inf)
+        inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
+        place = np.full(len(signals), np.inf)
         place[inside] = np.random.default_rng(int(data[:16], 16)).permutation(int(inside.sum())) / inside.sum()
         training = policy.training if trains else 0.0
         chosen = place < policy.selection
@@ -221,7 +221,7 @@ def certify(
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
     scored = splits.selection if split == "selection" else splits.certification
     to = Assignment.drawn(signals, seed)
-    everyone = signals.membership[to.target, np.arange(signals.examples)]
+    everyone = signals.membership[to.target, np.arange(len(signals))]
     member = everyone[scored]
     if member.all() or not member.any():
         raise InputError(

@@ -208,7 +208,7 @@ FEWEST_TO_COMPARE = 4
 
 def reference_coverage(signals: Signals, to: Assignment, scored: NDArray[np.bool_]) -> Control:
     """Whether most scored examples have reference models on both sides; likelihood ratios say nothing about others."""
-    both = np.zeros(signals.examples, dtype=bool)
+    both = np.zeros(len(signals), dtype=bool)
     for target in np.unique(to.target):
         inside = signals.membership[to.references(signals, target, target)]
         mine = to.target == target

@@ -262,7 +262,7 @@ def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int =
     """
     splits = Splits.of(signals, policy, trains=trains)
     outside = splits.selection | splits.training
-    member = signals.membership[Assignment.drawn(signals, seed).target, np.arange(signals.examples)]
+    member = signals.membership[Assignment.drawn(signals, seed).target, np.arange(len(signals))]
     members, others = int(member[outside].sum()), int((~member[outside]).sum())
     if min(members, others) >= FEWEST:
         says = f"Measured on {members:,} members and {others:,} non-members outside of the certification split."
@@ -306,8 +306,8 @@ def root_cause(
     if len(signals.models) < 3:
         return ()
     to = to or Assignment.drawn(signals, seed)
-    chosen = _chosen(signals, np.ones(signals.examples, dtype=bool) if rows is None else rows, seed)
-    member = signals.membership[to.target, np.arange(signals.examples)][chosen]
+    chosen = _chosen(signals, np.ones(len(signals), dtype=bool) if rows is None else rows, seed)
+    member = signals.membership[to.target, np.arange(len(signals))][chosen]
     if member.all() or not member.any():
         raise InputError(f"the rows hold {int(member.sum())} members and {int((~member).sum())} non-members; need both")
     found = [(signals, v) for v in _possible(signals, VERSIONS)]

@@ -1,10 +1,12 @@
 """Signals: what each model released about each example, and who was a member. Also a file format (.npz).
 
-Signals of several pools of examples are put side by side, so that their targets are judged together.
+Signals of several pools of examples are put side by side, so that their targets are judged together. `hash_examples`
+gives examples an identity that does not depend on where they stand.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
@@ -18,11 +20,41 @@ from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, read_arrays, write_arrays
 from safexplain.errors import InputError
+from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
 Numbers = NDArray[np.floating[Any]]
 
-RESERVED = ("membership", "attributions", "inputs", "out_of_distribution", "meta")
+OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")
+"""Arrays of the format that may be missing."""
+
+RESERVED = ("membership", *OPTIONAL, "meta")
 """Names that the format takes, so that no signal can have them."""
+
+SLICE = "slice_"
+"""What the names of arrays begin with that say which part of the data an example is from."""
+
+LONGEST_SLICE = 200
+"""Characters of a slice's value, which is a name and no text."""
+
+
+def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
+    """One number an example, equal where all that models see is equal: BLAKE2b of each row as float32, -0 being 0.
+
+    The shape of an example does not enter, nor where it stands among others. Two of a million different examples have
+    the same number with a probability of 3e-8.
+
+    Args:
+        x: (n, ...) numbers.
+
+    Returns:
+        (n,) uint64.
+    """
+    rows = np.asarray(x).reshape(len(x), -1) if len(x) else np.zeros((0, 1))
+    hashes = bytearray()
+    for start in range(0, len(rows), 1024):
+        block = np.ascontiguousarray(rows[start : start + 1024], dtype="<f4") + np.float32(0)
+        hashes += b"".join(hashlib.blake2b(row, digest_size=8, person=b"example").digest() for row in block)
+    return np.frombuffer(bytes(hashes), dtype="<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +65,22 @@ class Signals:
 
         membership           bool (m, n): which model was trained on which example
         l1, loss, ...        numbers (m, n), or (m, n, k) for k numbers about one example; any other name is a signal
+        l1@200, ...          the same for an attacker who asks 200 times, each time a little differently: from the
+                             averaged answers
+        kept@200             share of these queries, (m, n) in [0, 1], that kept the label of the plain query
+        shares@200           share of these queries, (m, n, classes) in [0, 1], that got each label
+        attributions@200     averaged maps, (m, n, d)
         attributions         optional float (m, n, d): whole maps, flattened
         inputs               optional float (n, ...): what was asked about
+        examples             optional uint64 (n,): one hash an example (`hash_examples`), where inputs are too large
+        groups               optional integers (n,): examples of one person, or near-copies, have the same number
+        slice_NAME           optional integers or short texts (n,): class, region, ..., by which results are shown
         out_of_distribution  optional bool (n,): examples from another source that no model was trained on
         meta                 optional JSON object as a string
 
-    Of `meta`, `targets` lists the models that may be attacked (default: all trained ones; each example is then scored
-    once, against one of them), `null` the untrained models, `shape` is the shape of one map, and `population` the
-    digest of what was asked about. Everything else is kept as it is.
+    Of `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
+    untrained models, `shape` is the shape of one map, `population` the digest of what was asked about, and `mixture`
+    in how many audits of disjoint pools these signals stand side by side. Everything else is kept as it is.
 
     Args:
         membership: (m, n) bool.
@@ -49,10 +89,13 @@ class Signals:
         meta: JSON-able.
         inputs: (n, ...) float or None.
         out_of_distribution: (n,) bool or None; only used to train attacks.
+        groups: (n,) integers or None. Examples with the same number are one independent unit on each side.
+        slices: name -> (n,) integers, bools or texts.
+        examples: (n,) uint64 or None: one hash an example; made of the inputs where these are there.
 
     Raises:
-        InputError: shapes disagree, values are not finite, a null model or an example out of distribution has
-            membership, or there is nothing to attack.
+        InputError: shapes disagree, values are not finite, a level or a share is none, a null model or an example out
+            of distribution has membership, or there is nothing to attack.
     """
 
     membership: NDArray[np.bool_]
@@ -61,6 +104,9 @@ class Signals:
     meta: Mapping[str, Any] = field(default_factory=dict)
     inputs: Numbers | None = None
     out_of_distribution: NDArray[np.bool_] | None = None
+    groups: NDArray[np.integer[Any]] | None = None
+    slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    examples: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         m, outside = self.membership, self.out_of_distribution
@@ -68,7 +114,8 @@ class Signals:
             raise InputError(f"membership must be bool of shape (models, examples), got {m.dtype} {m.shape}")
         if not self.values and self.attributions is None:
             raise InputError("there is no signal to attack: expected arrays such as l1, l2, loss or attributions")
-        if taken := sorted(self.values.keys() & {*RESERVED, *UNWRITABLE}):
+        taken = sorted(name for name in self.values if name in (*RESERVED, *UNWRITABLE) or name.startswith(SLICE))
+        if taken:
             raise InputError(f"no signal can be called {', '.join(taken)}: the file format uses that name; rename it")
         for name, a in self.values.items():
             if a.ndim not in (2, 3) or a.shape[:2] != m.shape or a.shape[2:] == (0,) or a.dtype.kind not in "fiub":
@@ -77,17 +124,18 @@ class Signals:
                 )
             if not np.isfinite(a).all():
                 raise InputError(f"signal {name!r} has {int((~np.isfinite(a)).sum())} NaN or infinite values")
+            self._check_level(name, a)
         a3, x = self.attributions, self.inputs
         if a3 is not None and (a3.ndim != 3 or a3.shape[:2] != m.shape or a3.dtype.kind != "f"):
             raise InputError(f"attributions must be floats of shape {m.shape} + (features,), got {a3.dtype} {a3.shape}")
         if x is not None and (x.shape[:1] != m.shape[1:] or x.dtype.kind != "f"):
-            raise InputError(f"inputs must be floats of shape ({self.examples}, ...), got {x.dtype} {x.shape}")
+            raise InputError(f"inputs must be floats of shape ({len(self)}, ...), got {x.dtype} {x.shape}")
         for name, floats in (("attributions", a3), ("inputs", x)):
             if floats is not None and not np.isfinite(floats).all():
                 raise InputError(f"{name} have NaN or infinite values")
         if outside is not None and (outside.dtype != np.bool_ or outside.shape != m.shape[1:]):
             raise InputError(
-                f"out_of_distribution must be bool of shape ({self.examples},), got {outside.dtype} {outside.shape}"
+                f"out_of_distribution must be bool of shape ({len(self)},), got {outside.dtype} {outside.shape}"
             )
         if outside is not None and m[:, outside].any():
             raise InputError(
@@ -102,11 +150,57 @@ class Signals:
             raise InputError(f"meta['targets'] must name models 0 .. {len(m) - 1}, got []")
         if self.shape is not None and a3 is not None and math.prod(self.shape) != a3.shape[2]:
             raise InputError(f"meta['shape'] {list(self.shape)} does not fit attributions of {a3.shape[2]} numbers")
+        self._check_columns()
+        if self.examples is None and x is not None:
+            object.__setattr__(self, "examples", hash_examples(x))
 
-    @property
-    def examples(self) -> int:
+    def _check_level(self, name: str, a: Numbers) -> None:
+        """That what follows @ is a level, and that what such a name promises is there."""
+        plain, level = split_level(name)
+        if "@" in name and (level == 1 or at_level(plain, level) != name or "@" in plain):
+            raise InputError(
+                f"signal {name!r}: expected NAME@L with L queries, a whole number of at least 2, as l1@200; what was"
+                " asked once has no @"
+            )
+        if plain in RESERVED and plain != WHOLE_MAP:
+            raise InputError(f"no signal can be called {name}: {plain} does not depend on how often models are asked")
+        if level > 1 and plain == WHOLE_MAP:
+            d = a.shape[-1] if self.attributions is None else self.attributions.shape[2]
+            if a.ndim != 3 or a.dtype.kind != "f" or a.shape[2] != d:
+                raise InputError(f"{name} must be floats of shape (models, examples, {d}), got {a.dtype} {a.shape}")
+        if level > 1 and plain in ("kept", "shares"):
+            if a.ndim != (2 if plain == "kept" else 3):
+                shape = "(models, examples)" if plain == "kept" else "(models, examples, classes)"
+                raise InputError(f"{name} must be of shape {shape}, got {a.shape}")
+            if a.size and not (a.min() >= 0 and a.max() <= 1):
+                raise InputError(f"{name} are shares of {level} queries, in [0, 1]; got {a.min():g} .. {a.max():g}")
+
+    def _check_columns(self) -> None:
+        """Groups, slices and hashes: one entry an example."""
+        n = len(self)
+        if (g := self.groups) is not None and (g.shape != (n,) or g.dtype.kind not in "iu"):
+            raise InputError(f"groups must be integers of shape ({n},), got {g.dtype} {g.shape}; number the groups")
+        if (e := self.examples) is not None and (e.shape != (n,) or e.dtype != np.uint64):
+            raise InputError(f"examples must be hashes, uint64 of shape ({n},), got {e.dtype} {e.shape}")
+        for name, s in self.slices.items():
+            if not name or s.shape != (n,) or s.dtype.kind not in "iubU":
+                raise InputError(
+                    f"slice {name!r} must be integers or short texts of shape ({n},), got {s.dtype} {s.shape}"
+                )
+            if s.dtype.kind == "U" and (longest := int(np.char.str_len(s).max(initial=0))) > LONGEST_SLICE:
+                raise InputError(
+                    f"slice {name!r} has a text of {longest} characters; expected names of at most {LONGEST_SLICE}"
+                )
+
+    def __len__(self) -> int:
         """Number of examples."""
         return int(self.membership.shape[1])
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How often models were asked about each example: 1, and the levels L of arrays NAME@L that are there."""
+        plain = {1} if self.attributions is not None else set[int]()
+        return tuple(sorted(plain | {split_level(name)[1] for name in self.values}))
 
     @property
     def null(self) -> tuple[int, ...]:
@@ -156,10 +250,10 @@ class Signals:
         Raises:
             InputError: it cannot be written.
         """
-        optional = {name: getattr(self, name) for name in ("attributions", "inputs", "out_of_distribution")}
         meta = np.array(json.dumps(dict(self.meta)))
-        present = {name: a for name, a in optional.items() if a is not None}
-        write_arrays(path, {**self.values, **present, "membership": self.membership, "meta": meta})
+        present = {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
+        slices = {SLICE + name: s for name, s in self.slices.items()}
+        write_arrays(path, {**self.values, **slices, **present, "membership": self.membership, "meta": meta})
 
     @classmethod
     def load(cls, path: str | Path) -> Signals:
@@ -174,9 +268,10 @@ class Signals:
         for name in ("membership", "out_of_distribution"):
             if name in arrays and arrays[name].dtype != np.bool_ and np.isin(arrays[name], (0, 1)).all():
                 arrays[name] = arrays[name].astype(bool)
-        member, maps, meta = arrays.pop("membership"), arrays.pop("attributions", None), arrays.pop("meta", None)
-        optional = {name: arrays.pop(name, None) for name in ("inputs", "out_of_distribution")}
-        return cls(member, arrays, maps, _meta(path, meta), **optional)
+        member, meta = arrays.pop("membership"), arrays.pop("meta", None)
+        optional: dict[str, Any] = {name: arrays.pop(name, None) for name in OPTIONAL}
+        slices = {name.removeprefix(SLICE): arrays.pop(name) for name in list(arrays) if name.startswith(SLICE)}
+        return cls(member, arrays, meta=_meta(path, meta), slices=slices, **optional)
 
 
 def _meta(path: str | Path, raw: NDArray[Any] | None) -> dict[str, Any]:
@@ -198,13 +293,17 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
     example at a time.
 
     Args:
-        parts: with equal numbers of models, the same signals and sizes, targets and null models. Of the meta data the
-            first part's are kept; the digests of the populations are joined by "+".
+        parts: with equal numbers of models, the same signals and sizes, slices, targets and null models. Of the meta
+            data the first part's are kept; the digests of the populations are joined by "+", and `mixture` says how
+            many parts there are. Groups of different parts are different groups. Hashes of the examples are kept where
+            all parts have them.
 
     Raises:
         InputError: they differ in one of these.
     """
     first = parts[0]
+    if len(parts) == 1:
+        return first
     if any(_layout(p) != _layout(first) for p in parts):
         raise InputError(
             "only signals with the same models, names, features, targets and null models can be put side by side"
@@ -214,9 +313,11 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
     meta.pop("population", None)
     if all(digests):
         meta["population"] = "+".join(str(d) for d in digests)
+    meta["mixture"] = sum(int(p.meta.get("mixture", 1)) for p in parts)
+    hashes = [p.examples for p in parts if p.examples is not None]
     outside = None
     if any(p.out_of_distribution is not None for p in parts):
-        flags = [np.zeros(p.examples, bool) if (o := p.out_of_distribution) is None else o for p in parts]
+        flags = [np.zeros(len(p), bool) if (o := p.out_of_distribution) is None else o for p in parts]
         outside = np.concatenate(flags)
     return Signals(
         np.concatenate([p.membership for p in parts], axis=1),
@@ -225,7 +326,25 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
         meta,
         None if first.inputs is None else np.concatenate([np.asarray(p.inputs) for p in parts]),
         outside,
+        _distinct([p.groups for p in parts], [len(p) for p in parts]),
+        {name: np.concatenate([p.slices[name] for p in parts]) for name in first.slices},
+        np.concatenate(hashes) if len(hashes) == len(parts) else None,
     )
+
+
+def _distinct(
+    groups: Sequence[NDArray[np.integer[Any]] | None], sizes: Sequence[int]
+) -> NDArray[np.integer[Any]] | None:
+    """Groups of several parts under numbers of their own; an example of a part without groups is one by itself."""
+    if all(g is None for g in groups):
+        return None
+    numbered, after = [], 0
+    for g, size in zip(groups, sizes, strict=True):
+        own = np.arange(size) if g is None else np.unique(g, return_inverse=True)[1].reshape(-1)
+        numbered.append(own + after)
+        after += int(own.max(initial=-1)) + 1
+    together: NDArray[np.integer[Any]] = np.concatenate(numbered)
+    return together
 
 
 def _layout(s: Signals) -> tuple[Any, ...]:
@@ -233,4 +352,5 @@ def _layout(s: Signals) -> tuple[Any, ...]:
     sizes = {name: a.shape[2:] for name, a in s.values.items()}
     maps = None if s.attributions is None else s.attributions.shape[2:]
     inputs = None if s.inputs is None else s.inputs.shape[1:]
-    return len(s.membership), sizes, maps, inputs, s.targets, s.null, s.shape
+    slices = {name: a.dtype.kind == "U" for name, a in s.slices.items()}
+    return len(s.membership), sizes, maps, inputs, slices, s.targets, s.null, s.shape

@@ -26,7 +26,7 @@ def test_audits_of_disjoint_pools_stand_side_by_side():
         membership=~MEMBER[:, :10], values={"l1": L1[:, :10] + 1, "loss": L1[:, :10]}, attributions=MAPS[:, 5:15]
     )
     together = side_by_side([signals(meta={"targets": [0]}), Signals(**{**vars(other), "meta": {"targets": [0]}})])
-    assert together.examples == 50
+    assert len(together) == 50
     assert together.targets == (0,)
     assert np.array_equal(together.membership, np.hstack([MEMBER, ~MEMBER[:, :10]]))
     assert np.array_equal(together.values["l1"], np.hstack([L1, L1[:, :10] + 1]))
@@ -47,9 +47,26 @@ def test_all_that_belongs_to_examples_follows_them():
     assert np.array_equal(together.values["class_l1"][:, 40:], several["class_l1"])
     assert together.null == (2,)
     assert together.shape == (1, 5)
-    assert together.meta == meta
+    assert together.meta == {**meta, "mixture": 2}
     assert side_by_side([signals(), signals()]).out_of_distribution is None
     assert side_by_side([signals(), signals()]).inputs is None
+
+
+def test_groups_of_different_pools_are_different_groups_and_the_mixture_is_named():
+    groups, region, hashes = np.repeat([7, 3], 20), np.array(["a", "b"] * 20), np.arange(40, dtype=np.uint64)
+    grouped = signals(groups=groups, slices={"region": region}, examples=hashes)
+    together = side_by_side([grouped, signals(slices={"region": region}, examples=hashes + 40), grouped])
+    assert len(np.unique(together.groups)) == 2 + 40 + 2
+    for part in (slice(0, 40), slice(80, 120)):
+        own = together.groups[part]
+        assert np.array_equal(own[:, None] == own[None], groups[:, None] == groups[None])
+    assert np.array_equal(together.slices["region"], np.tile(region, 3))
+    assert np.array_equal(together.examples, np.concatenate([hashes, hashes + 40, hashes]))
+    assert together.meta["mixture"] == 3
+    assert side_by_side([together, grouped]).meta["mixture"] == 4
+    assert "mixture" not in side_by_side([grouped]).meta
+    assert side_by_side([grouped, signals(slices={"region": region})]).examples is None
+    assert side_by_side([signals(), signals()]).groups is None
 
 
 @pytest.mark.parametrize(
@@ -73,6 +90,7 @@ def test_the_digests_of_the_populations_are_joined(digests, joined):
         signals(membership=MEMBER & False, meta={"null": [0], "targets": [0, 1, 2]}),
         signals(meta={"shape": [5]}),
         signals(meta={"targets": [0]}),
+        signals(slices={"region": np.arange(40)}),
     ],
 )
 def test_audits_that_differ_do_not_stand_side_by_side(other):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Signals
+from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -18,7 +19,11 @@ MAPS = RNG.normal(size=(3, 40, 5)).astype(np.float32)
 INPUTS = RNG.normal(size=(40, 2, 3)).astype(np.float32)
 TRAINED = np.array([[True], [False], [True]]) & MEMBER
 """The second model was trained on nothing."""
-TAKEN = ("membership", "attributions", "inputs", "out_of_distribution", "meta", "file", "allow_pickle")
+OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")
+TAKEN = ("membership", *OPTIONAL, "meta", "slice_region", "file", "allow_pickle")
+HASHES = hash_examples(INPUTS)
+GROUPS = np.arange(40) // 4
+REGION = np.array(["north", "south"])[np.arange(40) % 2]
 OUTSIDE = np.arange(40) >= 30
 INSIDE = MEMBER & ~OUTSIDE
 
@@ -31,10 +36,12 @@ def same(a, b):
     assert np.array_equal(a.membership, b.membership)
     assert a.values.keys() == b.values.keys()
     assert all(np.array_equal(a.values[k], b.values[k]) and a.values[k].dtype == b.values[k].dtype for k in a.values)
-    for name in ("attributions", "inputs", "out_of_distribution"):
+    for name in OPTIONAL:
         one, other = getattr(a, name), getattr(b, name)
         assert (one is None) == (other is None), name
         assert one is None or (np.array_equal(one, other) and one.dtype == other.dtype), name
+    assert a.slices.keys() == b.slices.keys()
+    assert all(np.array_equal(a.slices[k], b.slices[k]) for k in a.slices)
     assert dict(a.meta) == dict(b.meta)
 
 
@@ -53,6 +60,9 @@ def same(a, b):
         signals(membership=INSIDE, out_of_distribution=OUTSIDE, inputs=INPUTS[:, 0]),
         signals(membership=TRAINED, meta={"null": [1], "shape": [1, 5], "population": "0f", "data": {"name": "x"}}),
         signals(meta={"targets": [0, 2], "explainer": "Sali\u00e9ncy", "nested": {"a": [1, None, 0.5]}}),
+        signals(groups=GROUPS, slices={"region": REGION, "class": np.arange(40) % 3}, examples=HASHES),
+        signals(groups=GROUPS.astype(np.int16), slices={"a b": np.array(["\u00e9"] * 40)}, inputs=INPUTS),
+        signals(values={"l1@5": L1, "kept@5": L1, "shares@5": np.stack([L1, 1 - L1], 2), "attributions@5": MAPS}),
     ],
 )
 def test_signals_survive_their_file(tmp_path, case):
@@ -72,8 +82,13 @@ def test_the_file_is_the_documented_one(tmp_path):
         assert json.loads(str(file["meta"])) == {"targets": [1]}
     signals(membership=INSIDE, inputs=INPUTS, out_of_distribution=OUTSIDE).save(path)
     with np.load(path, allow_pickle=False) as file:
-        assert set(file.files) == {"membership", "l1", "loss", "attributions", "meta", "inputs", "out_of_distribution"}
+        assert set(file.files) == {"membership", "l1", "loss", "meta", *OPTIONAL} - {"groups"}
         assert file["out_of_distribution"].dtype == np.bool_
+        assert np.array_equal(file["examples"], HASHES)
+    signals(groups=GROUPS, slices={"region": REGION}).save(path)
+    with np.load(path, allow_pickle=False) as file:
+        assert set(file.files) == {"membership", "l1", "loss", "meta", "attributions", "groups", "slice_region"}
+        assert np.array_equal(file["slice_region"], REGION)
 
 
 def test_a_file_of_another_pipeline_is_read(tmp_path):
@@ -83,7 +98,7 @@ def test_a_file_of_another_pipeline_is_read(tmp_path):
     assert found.membership.dtype == np.bool_
     assert list(found.values) == ["my_signal"]
     assert found.targets == (0, 1, 2)
-    assert found.examples == 40
+    assert len(found) == 40
     np.savez(path, membership=INSIDE, l1=L1, out_of_distribution=OUTSIDE.astype(float))
     assert np.array_equal(Signals.load(path).out_of_distribution, OUTSIDE)
     np.savez(path, membership=MEMBER, l1=L1, meta=np.array("made by hand"))
@@ -222,6 +237,25 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         ({"meta": {"targets": "all"}}, "must be a list of models"),
         ({"meta": {"targets": 5}}, "must be a list of models"),
         ({"meta": {"targets": [None]}}, "must be a list of models"),
+        *(
+            ({"values": {"l1": L1, name: L1}}, "expected NAME@L with L queries")
+            for name in ("l1@1", "l1@0", "l1@", "@5", "l1@x", "l1@-5", "l1@05", "l1@5@5", "l1@\u0665")
+        ),
+        ({"values": {"inputs@5": L1}}, "can be called inputs@5"),
+        ({"values": {"kept@5": L1 + 0.5}}, r"kept@5 are shares of 5 queries, in \[0, 1\]"),
+        ({"values": {"kept@5": MAPS}}, r"kept@5 must be of shape \(models, examples\)"),
+        ({"values": {"shares@5": L1}}, r"shares@5 must be of shape \(models, examples, classes\)"),
+        ({"values": {"shares@5": -np.abs(MAPS)}}, r"shares@5 are shares .* in \[0, 1\]"),
+        ({"values": {"attributions@5": MAPS[..., :4]}}, r"attributions@5 must be floats .*examples, 5\)"),
+        ({"values": {"attributions@5": L1}}, "attributions@5 must be floats"),
+        ({"groups": GROUPS[:30]}, r"groups must be integers of shape \(40,\)"),
+        ({"groups": GROUPS * 1.0}, "groups must be integers"),
+        ({"slices": {"region": REGION[:30]}}, r"slice 'region' must be integers or short texts of shape \(40,\)"),
+        ({"slices": {"region": L1[0]}}, "slice 'region' must be integers or short texts"),
+        ({"slices": {"": REGION}}, "slice '' must be"),
+        ({"slices": {"story": np.array(["a" * 201] * 40)}}, "a text of 201 characters"),
+        ({"examples": HASHES[:30]}, r"examples must be hashes, uint64 of shape \(40,\)"),
+        ({"examples": HASHES.astype(np.int64)}, "examples must be hashes, uint64"),
     ],
     ids=lambda case: case if isinstance(case, str) else "+".join(case),
 )
@@ -252,3 +286,39 @@ def test_the_shape_of_a_map_is_kept(shape):
     assert signals().shape is None
     assert signals(attributions=None, meta={"shape": [3, 32, 32]}).shape == (3, 32, 32)
     assert signals(attributions=MAPS[..., :1], meta={"shape": []}).shape == ()
+
+
+# ------------------------------------------------------------------------------------------- levels and examples
+
+
+def test_the_levels_are_those_of_the_names():
+    assert signals().levels == (1,)
+    assert signals(values={}).levels == (1,)
+    assert signals(values={"l1@200": L1, "kept@5": L1}).levels == (1, 5, 200)
+    assert signals(values={"l1@200": L1, "kept@5": L1}, attributions=None).levels == (5, 200)
+    assert signals(values={"l1": L1, "attributions@7": MAPS}, attributions=None).levels == (1, 7)
+
+
+def test_the_hash_of_an_example_is_that_of_what_models_see():
+    zeros = np.zeros((2, 3), np.float32)
+    zeros[1] *= -1
+    assert np.signbit(zeros[1]).all()
+    a, b = hash_examples(zeros)
+    assert a == b
+    assert np.array_equal(hash_examples(INPUTS.astype(float)), HASHES)
+    assert np.array_equal(hash_examples(INPUTS.reshape(40, 6)), HASHES)
+    order = RNG.permutation(40)
+    assert np.array_equal(hash_examples(INPUTS[order]), HASHES[order])
+    assert len(np.unique(HASHES)) == 40
+    other = INPUTS.copy()
+    other[7, 1, 2] = np.nextafter(other[7, 1, 2], np.float32(9))
+    assert list(np.flatnonzero(hash_examples(other) != HASHES)) == [7]
+    many = np.arange(3000, dtype=np.float32)[:, None]  # more than one block
+    assert np.array_equal(hash_examples(many)[1500:], hash_examples(many[1500:]))
+    assert hash_examples(np.zeros((0, 3))).shape == (0,)
+
+
+def test_hashes_come_from_the_inputs_unless_they_are_given():
+    assert np.array_equal(signals(inputs=INPUTS).examples, HASHES)
+    assert np.array_equal(signals(inputs=INPUTS, examples=HASHES + 1).examples, HASHES + 1)
+    assert signals().examples is None

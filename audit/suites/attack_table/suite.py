@@ -298,7 +298,7 @@ def against_every_target(signals: Signals, row: SuiteRow, training: Bools) -> Ar
         for _, reads, fitted in classifiers(signals, row.attack, to, training, values):
             found |= {t: fitted.scores(values[t]) for t in reads.tolist()}
         return np.stack([found[t] for t in targets])
-    everyone = [np.full(signals.examples, t) for t in targets]
+    everyone = [np.full(len(signals), t) for t in targets]
     return np.stack([score(signals, row, Assignment(t, t), training, values) for t in everyone])
 
 

@@ -165,7 +165,7 @@ def cell(signals: Signals, resamples: int, progress: Progress) -> dict[str, Any]
 
 def means(signals: Signals, rows: list[SuiteRow], resamples: int) -> dict[str, Any]:
     """AUC and rates of `MEANS`, averaged over all targets, with intervals from resampled examples."""
-    n, targets = signals.examples, signals.targets
+    n, targets = len(signals), signals.targets
     training = Splits.of(signals, POLICY, trains=False).training
     drawn = np.random.default_rng(0xD9A).multinomial(n, np.full(n, 1 / n), size=resamples).T
     weights = np.concatenate([np.ones((n, 1)), drawn], axis=1).astype(np.float32)

@@ -155,8 +155,8 @@ def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     """Every example scored once, against one model drawn at random; beside it the same against a model that knows
     nothing of the target's members."""
     to = Assignment.drawn(signals, seed)
-    member = signals.membership[to.target, np.arange(signals.examples)]
-    nobody = np.zeros(signals.examples, dtype=bool)
+    member = signals.membership[to.target, np.arange(len(signals))]
+    nobody = np.zeros(len(signals), dtype=bool)
     scores = score(signals, row, to, nobody)
     curve = roc(scores, member)
     null = to.to_null(signals)
@@ -207,7 +207,7 @@ def cell(task: Task, plan: Plan, condition: Condition, seed: int, progress: Prog
         "guarantee": watched.guarantee or None,
         "ceiling": None if condition.name == BASELINE else ceiling(*promised),
         "members_a_model": float(member.sum(1).mean()),
-        "examples": signals.examples,
+        "examples": len(signals),
         "train_accuracy": float(right[member].mean()),
         "test_accuracy": float(right[~member].mean()),
         "use": mean_of(watched.use),

@@ -145,7 +145,7 @@ def measured(task: Task, plan: Plan, condition: Condition, progress: Callable[..
         "epsilon": condition.epsilon,
         "stated": None if promised is None else {"epsilon": promised[0], "delta": promised[1]},
         "ceiling": None if promised is None else ceiling(*promised),
-        "examples": signals.examples,
+        "examples": len(signals),
         "members_a_model": float(member.sum(1).mean()),
         "train_accuracy": float(right[member].mean()),
         "test_accuracy": float(right[~member].mean()),

@@ -39,7 +39,7 @@ class Assignment:
         targets = np.array(signals.targets)
         if len(targets) > MOST_TARGETS:
             targets = np.sort(rng.choice(targets, MOST_TARGETS, replace=False))
-        chosen: NDArray[np.int64] = targets[rng.integers(len(targets), size=signals.examples)]
+        chosen: NDArray[np.int64] = targets[rng.integers(len(targets), size=len(signals))]
         return cls(chosen, chosen)
 
     def to_null(self, signals: Signals) -> Assignment | None:
@@ -101,7 +101,7 @@ def score(
 def _each(
     signals: Signals, to: Assignment, one: Callable[[int, NDArray[np.int64]], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    scores = np.zeros(signals.examples)
+    scores = np.zeros(len(signals))
     for target, read in sorted(set(zip(to.target.tolist(), to.read.tolist(), strict=True))):
         mine = (to.target == target) & (to.read == read)
         scores[mine] = one(read, to.references(signals, target, read))[mine]
@@ -139,7 +139,7 @@ def classifiers(
 def _learned(
     signals: Signals, attack: Learned, to: Assignment, training: NDArray[np.bool_], values: Numbers
 ) -> NDArray[np.float64]:
-    scores = np.zeros(signals.examples)
+    scores = np.zeros(len(signals))
     for mine, reads, fitted in classifiers(signals, attack, to, training, values):
         for read in reads:
             at = mine & (to.read == read)
