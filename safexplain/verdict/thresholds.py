@@ -16,6 +16,7 @@ ties the straight line between its points.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,18 +102,83 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
     return order
 
 
-def found_above(order: NDArray[np.bool_], rank: int | None) -> int:
-    """Members above the rank-th highest non-member; all of them for None."""
+def weights_of(member: NDArray[np.bool_], groups: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
+
+    Args:
+        member: (s,) bool.
+        groups: (s,) which examples belong together (of one person, near-copies); None: each stands alone.
+
+    Raises:
+        InputError: shapes differ.
+    """
+    if groups is None:
+        return np.ones(len(member))
+    if np.shape(groups) != member.shape:
+        raise InputError(f"expected a group for each of {len(member)} examples, got groups of shape {np.shape(groups)}")
+    _, which = np.unique(groups, return_inverse=True)
+    unit = 2 * which.reshape(-1) + member
+    weights: NDArray[np.float64] = 1.0 / np.bincount(unit)[unit]
+    return weights
+
+
+def units_of(weights: NDArray[np.float64]) -> int:
+    """How many independent units (groups) the examples of one side are: the sum of their weights."""
+    return round(float(weights.sum()))
+
+
+@overload
+def found_above(order: NDArray[np.bool_], rank: int | None) -> int: ...
+@overload
+def found_above(
+    order: NDArray[np.bool_], rank: int | None, weights: NDArray[np.float64] | None, *, strict: bool = False
+) -> float: ...
+def found_above(
+    order: NDArray[np.bool_], rank: int | None, weights: NDArray[np.float64] | None = None, *, strict: bool = False
+) -> float:
+    """Weighted members above the threshold of a rank among the non-members; all of them for None.
+
+    Without weights this is the number of members above the rank-th highest non-member. With weights the threshold is
+    the first non-member with which the weights from the highest on add up to `rank`: the one for an upper bound; or,
+    `strict`, with which they are above rank - 1: the one for a lower bound. Where all weights are 1 they are the same.
+
+    Args:
+        order: (s,) bool, who is a member, from the highest score to the lowest.
+        rank: among the non-members, counted in units.
+        weights: (s,) of the examples in the same order.
+        strict: the count is for a lower bound.
+    """
+    if weights is None:
+        return int(order.sum()) if rank is None else int(np.flatnonzero(~order)[rank - 1]) - (rank - 1)
     if rank is None:
-        return int(order.sum())
-    return int(np.flatnonzero(~order)[rank - 1]) - (rank - 1)
+        return float(weights[order].sum())
+    outside = np.cumsum(np.where(order, 0.0, weights))
+    slack = ROUNDING * outside[-1]
+    at = np.searchsorted(outside, rank - 1 + slack, side="right") if strict else np.searchsorted(outside, rank - slack)
+    return float(weights[:at][order[:at]].sum())
 
 
-def upper_bound(found: int, members: int, risk: float) -> float:
-    """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`."""
+ROUNDING = 1e-9
+"""Relative error of sums of weights."""
+
+
+def upper_bound(found: float, members: int, risk: float) -> float:
+    """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`.
+
+    Args:
+        found: members found; in units, so that it need not be a whole number (see the module).
+        members: in units.
+        risk: of the error.
+    """
     return clopper_pearson(found, members, 1 - 2 * risk)[1]
 
 
-def lower_bound(found: int, members: int, risk: float) -> float:
-    """One-sided Clopper-Pearson limit: the true rate is below it with a probability of at most `risk`."""
+def lower_bound(found: float, members: int, risk: float) -> float:
+    """One-sided Clopper-Pearson limit: the true rate is below it with a probability of at most `risk`.
+
+    Args:
+        found: members found; in units, so that it need not be a whole number (see the module).
+        members: in units.
+        risk: of the error.
+    """
     return clopper_pearson(found, members, 1 - 2 * risk)[0]

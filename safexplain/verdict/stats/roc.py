@@ -20,10 +20,11 @@ from scipy import stats as distributions
 from safexplain.errors import InputError
 
 
-def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact two-sided interval of a binomial proportion (Clopper & Pearson, Biometrika 1934).
 
-    Its coverage is at least `confidence` for every true proportion, since each tail is inverted by itself.
+    Its coverage is at least `confidence` for every true proportion, since each tail is inverted by itself. Successes
+    that are no whole number (sums of shares) get the limits of the same beta distributions, which lie in between.
 
     Raises:
         InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).
@@ -36,7 +37,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     return float(low), float(high)
 
 
-def check_counts(successes: int, trials: int) -> None:
+def check_counts(successes: float, trials: int) -> None:
     """Raise InputError unless 0 <= successes <= trials with trials >= 1."""
     if trials < 1 or not 0 <= successes <= trials:
         raise InputError(f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
