@@ -1,6 +1,5 @@
 """From signals to a verdict: split, assign, attack, run the controls, count, judge; `verdict.judgement` has the rule.
 
-What chose is not what certifies: `Splits` sets examples aside for choosing a configuration and for training attacks.
 Of each attack's scores, `conclude` counts the members above the ranks that the policy fixed, and pairs attacks on the
 same members.
 """
@@ -8,19 +7,26 @@ same members.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._digest import sha256
 from safexplain._progress import Progress, silent
-from safexplain.audit import controls
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
+from safexplain.audit.controls.differences import (
+    blind_baseline,
+    more_than_chance,
+    null_model,
+    other_source,
+    shuffled_membership,
+)
+from safexplain.audit.controls.strength import recipe_fit, reference_coverage
 from safexplain.audit.holdout_uses import Uses
 from safexplain.audit.signals import Signals
+from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control, Pair, is_judged, paired, title
 from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult
@@ -29,56 +35,6 @@ from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranks_of, upper_bound_rank
 
 SplitName = Literal["certification", "selection"]
-
-
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """Disjoint sets of examples.
-
-    Args:
-        selection: (n,) bool, for choosing a configuration, as often as one likes.
-        training: (n,) bool, for attacks that learn and for the blind control.
-        certification: (n,) bool, for the verdict, once.
-        identity: hex digest of what is certified: which population, and who is a member of which target
-            (`meta["subject"]`). The same for every hardening and for other shares, so that a second look is noticed.
-    """
-
-    selection: NDArray[np.bool_]
-    training: NDArray[np.bool_]
-    certification: NDArray[np.bool_]
-    identity: str
-
-    @classmethod
-    def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
-        """Split the examples at random, by the data alone: no other seed draws another split.
-
-        Args:
-            signals: whose examples are split; out-of-distribution ones belong to no set.
-            policy: says which shares.
-            trains: whether some attack or control is trained; without, no example is spent on it.
-        """
-        data = _data_digest(signals)
-        outside = signals.out_of_distribution
-        inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
-        place = np.full(len(signals), np.inf)
-        place[inside] = np.random.default_rng(int(data[:16], 16)).permutation(int(inside.sum())) / inside.sum()
-        training = policy.training if trains else 0.0
-        chosen = place < policy.selection
-        trained = ~chosen & (place < policy.selection + training)
-        certified = ~chosen & ~trained & np.isfinite(place)
-        subject = f"{data}{sorted(signals.targets)}{signals.meta.get('subject', '')}"
-        return cls(chosen, trained, certified, sha256(subject))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Examples in each."""
-        return {name: int(getattr(self, name).sum()) for name in ("selection", "training", "certification")}
-
-
-def _data_digest(signals: Signals) -> str:
-    """Of the population where the signals name it, and of who is a member of what."""
-    members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
-    return sha256(f"{signals.meta.get('population', '')}{signals.membership.shape}".encode() + members)
 
 
 def conclude(
@@ -218,6 +174,7 @@ def certify(
             f"no explanation signal among {sorted(signals.values)}; expected l1, l2, variance or attributions"
         )
     inputs = signals.inputs if inputs is None else inputs
+    signals, copies = copies_together(signals)
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
     scored = splits.selection if split == "selection" else splits.certification
     to = Assignment.drawn(signals, seed)
@@ -242,18 +199,20 @@ def certify(
         progress("attacking", i + 1, len(rows))
     orders = [by_score(s, seed) for s in scores]
     kind = "a reference model" if null is not None and null.read[0] in signals.models else "an untrained model"
+    judged_orders = [o for o, r in zip(orders, rows, strict=True) if r in judged]
+    groups = None if signals.groups is None else signals.groups[scored]
+    target = signals.targets[0]
     found = (
-        controls.blind_baseline(inputs, everyone, splits.training, scored, policy, seed),
-        controls.null_model(of_null, member, policy, kind),
-        controls.shuffled_membership(
-            [o for o, r in zip(orders, rows, strict=True) if r in judged], int(member.sum()), policy, seed
-        ),
-        controls.reference_coverage(signals, to, scored),
-        controls.recipe_fit(signals, to, scored),
-        *controls.other_source(signals.out_of_distribution, inputs, splits.training, seed),
+        blind_baseline(inputs, everyone, splits.training, scored, policy, seed, signals.groups),
+        null_model(of_null, member, policy, kind, seed, groups),
+        shuffled_membership(more_than_chance(judged_orders, int(member.sum()), policy), member, policy, seed, groups),
+        reference_coverage(signals, signals.references(target), scored),
+        recipe_fit(signals, target, signals.references(target), scored),
+        *other_source(signals.out_of_distribution, inputs, splits.training, seed),
+        copies,
     )
     references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0
-    used = None if counted is None else counted.record(splits.identity)
+    used = None if counted is None else counted.record(signals, scored)
     return conclude(
         rows,
         scores,

@@ -1,27 +1,57 @@
 """How often examples have been used for a verdict. Whoever tries configurations until one is certified certifies luck.
 
-A use is one configuration judged on one certification split. The same configuration again is the same use, and so is a
-verdict under another policy. Native explanations, which every audit attacks, are none (`uses_of`).
+A use is one configuration judged on a set of examples. Two uses are of the same examples where they share more than one
+in a hundred of the smaller set: another order, seed or model, or some examples more or less, do not make new ones. The
+same configuration again is the same use, and so is a verdict against another limit.
+
+What is kept, in one SQLite file of the user: for each use a digest of the configuration, the digest of the population,
+the time, and hashes of the examples, at most 65,536 of them (half a megabyte); a set that is used again is kept once.
+Whoever has the file and an example can tell whether a verdict was taken on it, not whether it was a member.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safexplain._digest import sha256
+from safexplain.audit.signals import Signals
+from safexplain.audit.splits import spread
 from safexplain.errors import InputError, UsesWarning
+from safexplain.verdict.policy import Policy
 
 VARIABLE = "SAFEXPLAIN_USES"
 """Environment variable that names the file in which uses are counted."""
+
+MOST_HASHES = 2**16
+"""Hashes kept of one set: of a larger one the smallest, after `spread`, which are a random sample of it."""
+
+SAME = 0.01
+"""Two sets are the same examples where they share more than this of the smaller one."""
+
+CONFIGURES = ("explainer", "output", "options", "hardening", "seed", "recipe", "references", "asked", "dither")
+"""Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
+
+LIMITS = ("max_tpr", "reason", "uncounted")
+"""Entries of the policy that do not: any limit may be compared with a bound that was taken once."""
+
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS example_sets (digest TEXT PRIMARY KEY, hashes BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS judged (id INTEGER PRIMARY KEY, configuration TEXT NOT NULL, population TEXT NOT NULL,"
+    " examples TEXT NOT NULL, at TEXT NOT NULL, UNIQUE (configuration, population, examples))",
+)
 
 
 def default_path() -> Path:
@@ -34,11 +64,11 @@ def default_path() -> Path:
 
 @dataclass(frozen=True)
 class Uses:
-    """Counts verdicts on certification splits.
+    """Counts verdicts on the same examples.
 
     Args:
         path: of an SQLite file; it and its folder are made.
-        configuration: digest of what is judged: explainer, hardening, seed, effort.
+        configuration: digest of what is judged, see `uses_of`.
         force: certify although the examples were used for other configurations; the certificate says so.
     """
 
@@ -46,25 +76,42 @@ class Uses:
     configuration: str
     force: bool = False
 
-    def record(self, identity: str) -> int:
+    def record(self, signals: Signals, certified: NDArray[np.bool_]) -> int:
         """Note this use; which configuration this is on these examples, the first being 1.
 
         Args:
-            identity: of the split, see `Splits.identity`.
+            signals: with hashes of the examples, or the digest of their population, which stands for them all.
+            certified: (n,) bool, the examples that the verdict is taken on.
 
         Raises:
-            InputError: the file cannot be read or written.
+            InputError: the signals have neither, or the file cannot be read or written.
         """
-        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        this = (identity, self.configuration)
+        pool = _population(signals)
+        if signals.examples is None and not pool:
+            raise InputError(
+                "uses are counted by hashes of the examples (array examples, or inputs) or the digest of their"
+                " population (meta['population']); the signals have neither"
+            )
+        sample = np.zeros(0, np.uint64) if signals.examples is None else sample_of(signals.examples[certified])
+        blob = sample.astype("<u8").tobytes()
+        name = sha256(blob) if len(sample) else ""
         with self._table() as table:
-            table.execute("INSERT OR IGNORE INTO uses VALUES (?, ?, ?)", (*this, now))
-            count = table.execute(
-                "SELECT COUNT(*) FROM uses WHERE split = ? AND rowid <="
-                " (SELECT rowid FROM uses WHERE split = ? AND configuration = ?)",
-                (identity, *this),
-            ).fetchone()[0]
-        return int(count)
+            table.execute("BEGIN IMMEDIATE")  # nobody writes between the look and the note
+            before = table.execute("SELECT configuration, population, examples FROM judged ORDER BY id").fetchall()
+            same = self._same(table, sample, {examples for _, _, examples in before if examples})
+            configurations = []
+            for configuration, population, examples in before:
+                both_known = bool(examples) and len(sample) > 0
+                if examples in same if both_known else _shares_a_pool(population, pool):
+                    configurations.append(configuration)
+            if len(sample):
+                table.execute("INSERT OR IGNORE INTO example_sets VALUES (?, ?)", (name, blob))
+            now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+            table.execute(
+                "INSERT OR IGNORE INTO judged (configuration, population, examples, at) VALUES (?, ?, ?, ?)",
+                (self.configuration, pool, name, now),
+            )
+        return list(dict.fromkeys([*configurations, self.configuration])).index(self.configuration) + 1
 
     def check(self) -> None:
         """See that uses can be counted, before anything long is begun.
@@ -75,15 +122,23 @@ class Uses:
         with self._table():
             pass
 
+    @staticmethod
+    def _same(table: sqlite3.Connection, sample: NDArray[np.uint64], names: set[str]) -> set[str]:
+        """Which of the sets of these names are of the same examples as the sample."""
+        found = set[str]()
+        for name in names if len(sample) else ():
+            (blob,) = table.execute("SELECT hashes FROM example_sets WHERE digest = ?", (name,)).fetchone()
+            if are_same(np.frombuffer(blob, "<u8"), sample):
+                found.add(name)
+        return found
+
     @contextmanager
     def _table(self) -> Iterator[sqlite3.Connection]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS uses (split TEXT, configuration TEXT, at TEXT,"
-                    " PRIMARY KEY (split, configuration))"
-                )
+            with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
+                for statement in SCHEMA:
+                    connection.execute(statement)
                 yield connection
         except (OSError, sqlite3.Error) as error:
             raise InputError(
@@ -92,20 +147,56 @@ class Uses:
             ) from None
 
 
-CONFIGURES = ("explainer", "output", "options", "hardening", "seed", "recipe", "references", "asked")
-"""Entries of the signals' meta data that make another configuration. The policy does not: a bound may be compared with
-any limit."""
+def sample_of(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The set of the hashes, sorted, as `spread` makes it uniform; of a large one the `MOST_HASHES` smallest."""
+    return np.unique(spread(hashes))[:MOST_HASHES]
 
 
-def uses_of(meta: Mapping[str, Any], force: bool) -> Uses | None:
-    """Where a verdict on signals with this meta data is counted.
+def are_same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
+    """Whether two samples are of sets that share more than `SAME` of the smaller one.
 
-    None for signals that do not name their population, so that examples cannot be recognised, and for native
-    explanations: every audit shows what attacks find in those, so looking at them chooses nothing.
+    A full sample says nothing above its largest number, so both are compared up to the smaller of these.
     """
-    if "population" not in meta or "hardening" not in meta:
+    for sample in (one, other):
+        if len(sample) == MOST_HASHES:
+            one, other = one[one <= sample[-1]], other[other <= sample[-1]]
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    return shared > SAME * min(len(one), len(other))
+
+
+def _population(signals: Signals) -> str:
+    """Digest of the population, or of several joined by "+"; "" where it is not known."""
+    return str(signals.meta.get("population") or "")
+
+
+def _shares_a_pool(one: str, other: str) -> bool:
+    return bool(one and other and set(one.split("+")) & set(other.split("+")))
+
+
+def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
+    """Where a verdict on these signals is counted.
+
+    Args:
+        signals: what is judged. Where its meta data name neither explainer nor hardening, the signals themselves, in
+            the order of the examples' hashes, are the configuration.
+        policy: what counts as a leak; all of it but its limit makes another configuration.
+        suite: names of the rows that are run.
+        seed: of the audit.
+        force: see `Uses`.
+
+    Returns:
+        None, which means "not counted": the policy asks for that, examples cannot be recognised because the signals
+        have neither hashes nor inputs nor a population, or (with a warning) the file cannot be written.
+    """
+    if policy.uncounted or (signals.examples is None and not _population(signals)):
         return None
-    text = json.dumps({name: meta.get(name) for name in CONFIGURES}, sort_keys=True)
+    known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES if name in signals.meta}
+    known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
+    known["policy"]["suite"] = sorted(policy.suite)
+    known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}
+    if "explainer" not in known and "hardening" not in known:
+        known["signals"] = _values_digest(signals)
+    text = json.dumps(known, sort_keys=True, default=repr)
     uses = Uses(default_path(), sha256(text), force)
     try:
         uses.check()
@@ -113,3 +204,15 @@ def uses_of(meta: Mapping[str, Any], force: bool) -> Uses | None:
         warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
         return None
     return uses
+
+
+def _values_digest(signals: Signals) -> str:
+    """Of all that was released, whatever the order of the examples, where they have hashes."""
+    order = np.arange(len(signals)) if signals.examples is None else np.argsort(signals.examples, kind="stable")
+    found = hashlib.sha256()
+    maps = {} if signals.attributions is None else {"attributions": signals.attributions}
+    for name, values in sorted({**signals.values, **maps}.items()):
+        found.update(f"{name} {values.dtype} {values.shape} ".encode())
+        for row in values:
+            found.update(row[order].tobytes())
+    return found.hexdigest()

@@ -421,11 +421,13 @@ class _Way:
         self, name: str, signals: Signals, native: Signals, inputs: NDArray[Any], hardening: HardeningLike
     ) -> Configuration:
         """Attack one configuration."""
+        judged = signals is not native or hardening.is_none  # what is shown beside it chooses nothing
+        rows = [f"{r.name} on {r.title_signal}" for r in fitting(signals, self.policy.suite)]
         result = certify(
             signals,
             self.policy,
             inputs=inputs,
-            uses=uses_of(signals.meta, self.options.force),
+            uses=uses_of(signals, self.policy, rows, self.seed, self.options.force) if judged else None,
             seed=self.seed,
             progress=named(self.progress, f"attacking ({name})"),
         )

@@ -49,8 +49,9 @@ from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Si
 from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, classifiers, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
-from safexplain.audit.certify import Splits, certify
+from safexplain.audit.certify import certify
 from safexplain.audit.queries import Queries
+from safexplain.audit.splits import Splits
 from safexplain.explain import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.verdict.judgement import AuditResult

@@ -45,7 +45,8 @@ from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
-from safexplain.audit.certify import Splits, certify
+from safexplain.audit.certify import certify
+from safexplain.audit.splits import Splits
 from safexplain.dp.accounting.calibration import noise_multiplier
 
 from ...shared.cells import FPRS, auc, failed, found_by, rates, written

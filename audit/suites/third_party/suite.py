@@ -41,7 +41,7 @@ from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Thre
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import SUMMARIES
-from safexplain.audit.controls import blind_baseline
+from safexplain.audit.controls.differences import blind_baseline
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written
 from ...shared.run import Parts, Progress, Unusable, destination, load, parser, provenance, rounded, table, write_json

@@ -1,28 +1,23 @@
-"""Controls: audits of what cannot leak. One that finds something has failed: members and non-members differ by more
-than training, or the tool is broken, and the verdict is then inconclusive.
+"""Audits of what cannot leak. One that finds something has failed: members and non-members differ by more than
+training, or the tool is broken, and the verdict is then inconclusive.
 
     blind baseline       a classifier that sees inputs only
     null model           the attacks, on a model that knows nothing of the target's members
     shuffled membership  the judged attacks, with the members drawn at random
+    other source         what inputs tell of out-of-distribution examples; informative, it never fails
 
-Each fails by mistake with a probability of about 1 %. Two more ask whether the attacks were strong enough: where they
-fail, nothing is certified, but a leak that was found stands.
-
-    references           whether reference models with and without the scored examples are there
-    recipe               whether the target's losses look like those of the reference models
+Each fails by mistake with a probability of about 1 %. All look at one target. Of each group one member and one
+non-member are looked at, drawn at random, so that what is tested are independent examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as distributions
 
-from safexplain.audit.attacks.scoring import Assignment
-from safexplain.audit.signals import Signals
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
@@ -44,6 +39,7 @@ def blind_baseline(
     scored: NDArray[np.bool_],
     policy: Policy,
     seed: int,
+    groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
     """A classifier of members and non-members that sees what was asked, but no answer.
 
@@ -54,11 +50,12 @@ def blind_baseline(
 
     Args:
         inputs: (n, ...) what models were asked about.
-        member: (n,) of the target that each example is scored against.
+        member: (n,) of the target.
         training: (n,) bool.
         scored: (n,) bool.
         policy: whose false-positive rate is looked at.
         seed: of the classifiers.
+        groups: (n,) of examples that belong together; a group is trained on or tested on, never both.
     """
     name = "blind baseline"
     if inputs is None:
@@ -67,14 +64,16 @@ def blind_baseline(
         )
     folds = [(training, scored)]
     if training.sum() < FEWEST_TO_TRAIN:
-        half = np.random.default_rng([seed, 0xB11D]).random(len(scored)) < 0.5
+        group = np.arange(len(scored)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+        half = (np.random.default_rng([seed, 0xB11D]).random(int(group.max()) + 1) < 0.5)[group]
         folds = [(scored & half, scored & ~half), (scored & ~half, scored & half)]
     if any(
         fit.sum() < FEWEST_TO_TRAIN or len(np.unique(member[part])) < 2 for fit, test in folds for part in (fit, test)
     ):
         return Control(name, None, "too few examples to train a classifier on", {})
-    tests = []
-    for fit, test in folds:
+    tests, alone = [], one_of_each(groups, member, seed)
+    for fit, whole in folds:
+        test = whole & alone
         scores = _classified(inputs, member, fit, test, seed)
         tests.append(_test(scores, member[test], policy, RISK / len(folds)))
     auc, low, rate = max(tests, key=lambda t: max(t[1] - 0.5, t[2] - policy.fpr))
@@ -85,7 +84,12 @@ def blind_baseline(
 
 
 def null_model(
-    scores: Mapping[str, NDArray[np.float64]], member: NDArray[np.bool_], policy: Policy, kind: str
+    scores: Mapping[str, NDArray[np.float64]],
+    member: NDArray[np.bool_],
+    policy: Policy,
+    kind: str,
+    seed: int = 0,
+    groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
     """The attacks, read off a model that knows nothing of the target's members.
 
@@ -94,8 +98,11 @@ def null_model(
         member: (s,) of the target.
         policy: whose false-positive rate is looked at.
         kind: which model was read, in words.
+        seed: of the draw from each group.
+        groups: (s,) of examples that belong together.
     """
-    found = {name: _test(s, member, policy, RISK / max(len(scores), 1)) for name, s in scores.items()}
+    alone = one_of_each(groups, member, seed)
+    found = {name: _test(s[alone], member[alone], policy, RISK / max(len(scores), 1)) for name, s in scores.items()}
     if not found:
         return Control("null model", None, "there is no model that knows nothing of the target's members", {})
     worst = max(found, key=lambda n: (max(found[n][1] - 0.5, found[n][2] - policy.fpr), found[n][0]))
@@ -106,35 +113,55 @@ def null_model(
     return Control("null model", failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 
-def shuffled_membership(orders: Sequence[NDArray[np.int64]], members: int, policy: Policy, seed: int) -> Control:
+def shuffled_membership(
+    alarm: Callable[[NDArray[np.bool_]], bool] | None,
+    member: NDArray[np.bool_],
+    policy: Policy,
+    seed: int,
+    groups: NDArray[np.integer[Any]] | None = None,
+) -> Control:
     """How often the judged attacks would find more than chance if the members had been drawn at random.
 
     This is the false-alarm rate of this very audit, on its own scores; its expectation is at most 1 - confidence.
 
     Args:
-        orders: for each judged attack, (s,) indices of the scored examples from the highest score to the lowest.
-        members: how many of them are members.
+        alarm: whether this audit, were these (s,) the members, would prove more than chance; None: nothing is judged.
+        member: (s,) of the target. As many are drawn; of groups, as many groups as have mostly members.
         policy: whose confidence is tested.
         seed: of the draws.
+        groups: (s,) of examples that belong together: all are drawn, or none.
     """
-    if not orders:
-        return Control("shuffled membership", None, "no attack was judged", {})
-    n = len(orders[0])
-    r = ranks_of(policy, n - members, len(orders))
+    name = "shuffled membership"
+    if alarm is None:
+        return Control(name, None, "no attack was judged", {})
+    group = np.arange(len(member)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    drawn = np.bincount(group, np.where(member, 1.0, -1.0)) > 0
+    if drawn.all() or not drawn.any():
+        return Control(name, None, "too few groups of examples to draw members from", {})
     rng = np.random.default_rng([seed, 0x5AFF])
-    first = np.zeros(n, dtype=bool)
-    first[:members] = True
-    lows = (lower_bound(k, members, r.lower_risk / 2) * r.lower_bound_share for k in range(members + 1))
-    enough = next((k for k, low in enumerate(lows) if low > policy.fpr), n)
-    alarms = 0
-    for _ in range(SHUFFLES):
-        member = rng.permutation(first)
-        alarms += any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
+    alarms = sum(alarm(rng.permutation(drawn)[group]) for _ in range(SHUFFLES))
     share, low = alarms / SHUFFLES, clopper_pearson(alarms, SHUFFLES, 1 - 2 * RISK)[0]
     says = f"with members drawn at random, {alarms} of {SHUFFLES} audits find more than chance"
-    return Control(
-        "shuffled membership", bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk}
-    )
+    return Control(name, bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk})
+
+
+def more_than_chance(
+    orders: Sequence[NDArray[np.int64]], members: int, policy: Policy
+) -> Callable[[NDArray[np.bool_]], bool] | None:
+    """The alarm of an audit that judges these attacks one by one: a lower bound above the policy's false-positive rate.
+
+    Args:
+        orders: for each judged attack, (s,) indices of the scored examples from the highest score to the lowest.
+        members: how many of them are members.
+        policy: what counts.
+    """
+    if not orders:
+        return None
+    n = len(orders[0])
+    r = ranks_of(policy, n - members, len(orders))
+    lows = (lower_bound(k, members, r.lower_risk / 2) * r.lower_bound_share for k in range(members + 1))
+    enough = next((k for k, low in enumerate(lows) if low > policy.fpr), n)
+    return lambda member: any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
 
 
 def other_source(
@@ -158,6 +185,17 @@ def other_source(
         f" from the examples of this one (AUC {auc:.3f}): it may have learned the source instead of membership"
     )
     return (Control(name, None, says, {"auc": auc}),)
+
+
+def one_of_each(groups: NDArray[np.integer[Any]] | None, member: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
+    """(n,) bool: of each group one member and one non-member, drawn at random; all where there are no groups."""
+    if groups is None:
+        return np.ones(len(member), dtype=bool)
+    order = np.random.default_rng([seed, 0x0E5]).permutation(len(member))
+    unit = 2 * np.unique(groups, return_inverse=True)[1].reshape(-1) + member
+    alone = np.zeros(len(member), dtype=bool)
+    alone[order[np.unique(unit[order], return_index=True)[1]]] = True
+    return alone
 
 
 def _test(
@@ -197,58 +235,3 @@ def _classified(
         p = model.fit(x[training], member[training]).predict_proba(x[scored])[:, 1]
         scores += np.argsort(np.argsort(p, kind="stable"))
     return scores
-
-
-FEWEST_BOTH_SIDES = 0.8
-"""Share of the scored examples that must have reference models with and without them; four references give 7/8."""
-
-FEWEST_TO_COMPARE = 4
-"""Reference models below which their recipe is not compared with the target's."""
-
-
-def reference_coverage(signals: Signals, to: Assignment, scored: NDArray[np.bool_]) -> Control:
-    """Whether most scored examples have reference models on both sides; likelihood ratios say nothing about others."""
-    both = np.zeros(len(signals), dtype=bool)
-    for target in np.unique(to.target):
-        inside = signals.membership[to.references(signals, target, target)]
-        mine = to.target == target
-        both[mine] = (inside.any(0) & ~inside.all(0))[mine]
-    if len(signals.models) < 3:
-        return Control("references", None, "there are no reference models", {})
-    share = float(both[scored].mean())
-    says = f"{share:.0%} of the scored examples have reference models both with and without them"
-    return Control("references", share < FEWEST_BOTH_SIDES, says, {"share": share})
-
-
-def recipe_fit(signals: Signals, to: Assignment, scored: NDArray[np.bool_]) -> Control:
-    """Whether the target's losses look like those of reference models, trained by the same recipe as they should be.
-
-    Trained alike, the target's mean log loss over its members is one more draw of what the reference models have over
-    theirs, and so for non-members. It fails where the target's lies further from theirs than a t-test at `RISK` allows
-    and by more than a tenth (in natural logarithms): a leak found is a leak, but a certificate would rest on attackers
-    who know less than they may.
-
-    Args:
-        signals: with the signal `loss`; without it the control is not run.
-        to: targets of the examples; the control looks at a single target only.
-        scored: (n,) bool.
-    """
-    name, targets = "recipe", np.unique(to.target)
-    others = to.references(signals, int(targets[0]), int(targets[0]))
-    if len(targets) > 1:
-        return Control(name, None, "targets take turns, and each is the others' reference", {})
-    if "loss" not in signals.values or len(others) < FEWEST_TO_COMPARE:
-        return Control(name, None, "without losses, or with few reference models, recipes cannot be compared", {})
-    logs = np.log(np.maximum(signals.values["loss"][:, scored].astype(np.float64), 1e-12))
-    inside = signals.membership[:, scored]
-    apart = []
-    for side in (inside, ~inside):
-        means = (logs * side).sum(1) / np.maximum(side.sum(1), 1)
-        mine, theirs = means[targets[0]], means[others]
-        spread = theirs.std(ddof=1) * np.sqrt(1 + 1 / len(theirs))
-        reach = max(distributions.t.isf(RISK / 4, len(theirs) - 1) * spread, 0.1)
-        apart.append((abs(mine - theirs.mean()) / reach, mine - theirs.mean()))
-    worst, by = max(apart)
-    what = f"the target's losses are {np.exp(by):.2g} times those of the reference models"
-    says = f"{what}: they do not repeat its recipe" if worst > 1 else f"{what}, within what recipes like theirs give"
-    return Control(name, bool(worst > 1), says, {"ratio": float(np.exp(by)), "of_tolerated": float(worst)})

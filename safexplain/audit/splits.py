@@ -1,0 +1,160 @@
+"""Which examples belong together, and what each is for: choosing, training, or the verdict.
+
+What chose is not what certifies. An example's place depends on its content alone, so that nobody can draw another
+split: neither by a seed, nor by another order of the rows, nor by leaving rows out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from safexplain._digest import sha256
+from safexplain.audit.signals import Signals
+from safexplain.errors import InputError
+from safexplain.verdict.evidence import Control
+from safexplain.verdict.policy import Policy
+
+SHOWN_COPIES = 5
+"""Pairs of copies that an error names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Disjoint sets of examples. Those of one group are in the same set.
+
+    Args:
+        selection: (n,) bool, for choosing a configuration, as often as one likes.
+        training: (n,) bool, for attacks that learn and for the blind control.
+        certification: (n,) bool, for the verdict, once.
+    """
+
+    selection: NDArray[np.bool_]
+    training: NDArray[np.bool_]
+    certification: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
+        """Split the examples at random, by the data alone.
+
+        Where examples have hashes (or inputs, which are hashed), each goes where its own hash says, or the smallest one
+        of its group: other examples do not matter, nor does their order. Each set then holds about its share. Without
+        hashes the shares are exact, and the split that of the population's digest and of who is a member of which
+        target: another order or another row gives another split.
+
+        Args:
+            signals: whose examples are split; out-of-distribution ones belong to no set.
+            policy: says which shares.
+            trains: whether some attack or control is trained; without, no example is spent on it.
+        """
+        outside = signals.out_of_distribution
+        inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
+        place = np.full(len(signals), np.inf)
+        groups = np.arange(len(signals)) if signals.groups is None else signals.groups
+        _, first, unit = np.unique(groups[inside], return_index=True, return_inverse=True)
+        unit = np.argsort(np.argsort(first))[unit.reshape(-1)]  # numbered as they come
+        if signals.examples is not None:
+            smallest = np.full(len(first), np.iinfo(np.uint64).max, dtype=np.uint64)
+            np.minimum.at(smallest, unit, signals.examples[inside])
+            place[inside] = (spread(smallest)[unit] >> np.uint64(11)) * 2.0**-53
+        elif inside.any():
+            drawn = np.random.default_rng(int(_data_digest(signals)[:16], 16)).permutation(len(first))
+            place[inside] = drawn[unit] / len(first)
+        training = policy.training if trains else 0.0
+        chosen = place < policy.selection
+        trained = ~chosen & (place < policy.selection + training)
+        return cls(chosen, trained, ~chosen & ~trained & np.isfinite(place))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Examples in each."""
+        return {name: int(getattr(self, name).sum()) for name in ("selection", "training", "certification")}
+
+
+def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Other numbers in place of hashes, one for one, uniform where these are not, as serial numbers: the finaliser of
+    SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17).
+    """
+    z = hashes + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _data_digest(signals: Signals) -> str:
+    """Of the population where the signals name it, and of who is a member of what."""
+    members = np.packbits(signals.membership[list(signals.targets)]).tobytes()
+    return sha256(f"{signals.meta.get('population', '')}{signals.membership.shape}".encode() + members)
+
+
+def refuse_copies(
+    examples: NDArray[np.uint64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
+) -> None:
+    """Refuse a member that is an exact copy of a non-member: what is true of one copy would be false of the other.
+
+    Args:
+        examples: (n,) hashes.
+        member: (n,) of one target, or (targets, n) of several, each looked at on its own.
+        out_of_distribution: (n,) bool, examples that are left out.
+
+    Raises:
+        InputError: there are such copies.
+    """
+    inside = np.ones(len(examples), dtype=bool) if out_of_distribution is None else ~out_of_distribution
+    at = np.flatnonzero(inside)
+    _, which, count = np.unique(examples[inside], return_inverse=True, return_counts=True)
+    if not (count > 1).any():
+        return
+    which = which.reshape(-1)
+    for one in np.atleast_2d(member)[:, inside]:
+        mixed = (np.bincount(which, one) > 0) & (np.bincount(which, ~one) > 0)
+        if not mixed.any():
+            continue
+        both = np.flatnonzero(mixed[which])
+        pairs = []
+        for copy in np.unique(which[both])[:SHOWN_COPIES]:
+            same = both[which[both] == copy]
+            pairs.append(f"{at[same[one[same]][0]]} and {at[same[~one[same]][0]]}")
+        raise InputError(
+            f"{int((mixed[which] & one).sum())} members are exact copies of {int((mixed[which] & ~one).sum())}"
+            f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): whether such an"
+            " example is a member has no answer. Keep one copy of each, or all its copies on one side, and train"
+            " again; or leave all copies that are on both sides out"
+        )
+
+
+def copies_together(signals: Signals) -> tuple[Signals, Control]:
+    """Signals in which exact copies are in one group, and a line that says so: a copy is no independent example.
+
+    Args:
+        signals: with hashes or inputs; others are returned as they are.
+
+    Raises:
+        InputError: members of a target are exact copies of its non-members.
+    """
+    name, hashes = "exact copies", signals.examples
+    if hashes is None:
+        says = "neither inputs nor hashes of the examples are in the signals, so exact copies cannot be looked for"
+        return signals, Control(name, None, says, {})
+    refuse_copies(hashes, signals.membership[list(signals.targets)], signals.out_of_distribution)
+    distinct, which = np.unique(hashes, return_inverse=True)
+    copies = len(hashes) - len(distinct)
+    if not copies:
+        return signals, Control(name, False, "no two examples are equal", {"copies": 0.0})
+    groups = _joined(np.arange(len(hashes)) if signals.groups is None else signals.groups, which.reshape(-1))
+    says = f"{copies} examples are exact copies of others on the same side: copies count as one example"
+    return replace(signals, groups=groups), Control(name, False, says, {"copies": float(copies)})
+
+
+def _joined(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) the finest grouping in which all that are together in one of two groupings are together."""
+    (first, a), (second, b) = (np.unique(g, return_inverse=True) for g in (one, other))
+    size, a, b = len(first) + len(second), a.reshape(-1), b.reshape(-1) + len(first)
+    _, component = connected_components(coo_array((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
+    joined: NDArray[np.int64] = component[a].astype(np.int64)
+    return joined
