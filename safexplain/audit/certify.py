@@ -168,7 +168,7 @@ def certify(
         InputError: no attack fits, the scored examples are all members or all non-members, or uses cannot be counted.
     """
     policy = policy or Policy()
-    rows = fitting(signals, policy.suite) if suite is None else list(suite)
+    rows = fitting(signals, policy) if suite is None else list(suite)
     if not any(r.role == "explanation" for r in rows):
         raise InputError(
             f"no explanation signal among {sorted(signals.values)}; expected l1, l2, variance or attributions"

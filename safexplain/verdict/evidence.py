@@ -223,6 +223,10 @@ ATTACK_NAMES = {
     "DirectionLRT": "Direction likelihood ratio",
     "DirectionDensity": "Direction density ratio",
     "AveragingAttack": "Averaging attack",
+    "LabelPatience": "Best label attack",
+    "PredictionPatience": "Best prediction attack",
+    "Boosted": "Boosted trees",
+    "Stacked": "Stacked attacks",
 }
 SIGNAL_NAMES = {
     "l1": "L1 norm",
@@ -243,9 +247,10 @@ SIGNAL_NAMES = {
     "class_l2": "L2 norms of several classes",
     "class_mean": "signed means of several classes",
     "l1+mean+positive+sparsity+peak": "summary numbers of the map",
-    "near_l1+near_mean+near_positive": "summary numbers (near-duplicates averaged)",
-    "repeated_l1+repeated_mean+repeated_positive": "summary numbers (repeated queries averaged)",
-    "near_map": "whole map, near-duplicates averaged",
+    "prediction": "prediction",
+    "kept": "share of queries that kept the label",
+    "shares": "shares of queries with each label",
+    "explanation": "whole explanation",
     "distance": "recourse distance",
     "signed_distance": "recourse distance, signed by the true label",
     "score": "released score",
@@ -260,15 +265,22 @@ AVERAGED = {"near_": "near-duplicates averaged", "repeated_": "repeated queries 
 
 
 def signal_name(signal: str) -> str:
-    """Readable name of a signal, or of several joined by +."""
+    """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
     if signal in SIGNAL_NAMES:
         return SIGNAL_NAMES[signal]
-    if "+" in signal:
-        return " and ".join(signal_name(part) for part in signal.split("+"))
+    parts = signal.split("+")
+    level = split_level(parts[0].partition(":")[0])[1]
+    for size in range(len(parts), 0, -1):
+        plain = "+".join(parts[:size]).replace(f"@{level}", "")
+        if plain in SIGNAL_NAMES and (size > 1 or len(parts) == 1):
+            known = SIGNAL_NAMES[plain] + (f", {level} queries" if level > 1 else "")
+            return " and ".join([known, *map(signal_name, parts[size:])])
+    if len(parts) > 1:
+        return " and ".join(map(signal_name, parts))
     for prefix, what in AVERAGED.items():
         if signal.startswith(prefix):
             return f"{signal_name(signal.removeprefix(prefix))} ({what})"
-    return signal
+    return split_level(signal)[0] + (f", {level} queries" if level > 1 else "")
 
 
 def title(attack: str, signal: str) -> str:
@@ -278,4 +290,5 @@ def title(attack: str, signal: str) -> str:
         return f"{name} on the {signal_name(signal)}"
     if attack in ATTACK_NAMES:
         name = name[:1].lower() + name[1:]
-    return f"{name} of the {signal_name(signal)}"
+    of = "on" if attack in ("Boosted", "Stacked", "LabelPatience", "PredictionPatience") else "of"
+    return f"{name} {of} the {signal_name(signal)}"

@@ -1,17 +1,175 @@
-"""Scores of every example by one row of the suite, against the target that the example was assigned to."""
+"""Scores of every example by every row of the suite, for one target at a time.
+
+`Scorer` fits what learns (stacks, boosted trees, classifiers of maps) on reference models only: some of them play the
+target, with the other references as theirs, so that whom the target was trained on changes no score.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, Learned
+from safexplain._progress import Progress, silent
+from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned.classifier import FittedLearned
-from safexplain.audit.attacks.suite import Numbers, SuiteRow, values_of
+from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.stacked import FittedStack, Stacked
+from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, Numbers, SuiteRow, values_of
 from safexplain.audit.signals import Signals
+
+PSEUDO_TARGETS = 8
+"""Reference models that play the target for the stacks, at most; others are left for what learns before these."""
+
+Array = NDArray[np.float64]
+
+
+class Scorer:
+    """Scores of one target by the rows of a suite; everything that is fitted is fitted once, on references only.
+
+    Half of the references, at most `PSEUDO_TARGETS`, play the target for the stacks. Classifiers of maps and boosted
+    trees are trained on the other half, so that what a stack sees of them is what they say about models that they
+    were not trained on. Stacks are fitted on examples that no classifier was trained on.
+
+    Args:
+        signals: what was released.
+        rows: of the suite, as `fitting` gives them.
+        target: the model whose membership is guessed; it is nobody's reference.
+        training: (n,) bool, the examples that classifiers of maps may be trained on; none: all.
+        seed: of the choice of pseudo-targets and of what learns.
+        progress: told after each row.
+
+    Raises:
+        InputError: a row has too few references, or as its attack.
+    """
+
+    def __init__(
+        self,
+        signals: Signals,
+        rows: Sequence[SuiteRow],
+        *,
+        target: int,
+        training: NDArray[np.bool_],
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> None:
+        self.rows = tuple(rows)
+        self.target = target
+        self._signals = signals
+        self._seed = seed
+        self._training = training
+        self._references = np.array(signals.references(target), dtype=np.int64)
+        order = np.random.default_rng([seed, 0x57AC]).permutation(self._references)
+        playing = min(PSEUDO_TARGETS, len(order) // 2) if len(order) >= FEWEST_TO_LEARN else 0
+        self._players, self._teachers = np.sort(order[:playing]), np.sort(order[playing:])
+        outside = signals.out_of_distribution
+        fit = ~training if not training.all() else np.ones_like(training)
+        self._fit_on = fit if outside is None else fit & ~outside
+        self._fitted: dict[SuiteRow, FittedStack | FittedBoosted | FittedLearned] = {}
+        self._of_players: dict[SuiteRow, Array] = {}
+        self._of_target: dict[SuiteRow, Array] = {}
+        self._joined = {column for row in rows for column in _columns(row)}
+        for i, row in enumerate(self.rows):
+            self._prepare(row)
+            progress("fitting attacks", i + 1, len(self.rows))
+
+    def scores(self, read: int) -> list[Array]:
+        """(n,) scores of every row, higher says "member", of what one model released.
+
+        Args:
+            read: the target; for the null control another model, which is then nobody's reference.
+        """
+        known = dict(self._of_target) if read == self.target else {}
+        return [self._score(row, read, known) for row in self.rows]
+
+    def adds(self, row: SuiteRow) -> bool:
+        """Whether a stack uses more than its first column."""
+        fitted = self._fitted[row]
+        return isinstance(fitted, FittedStack) and fitted.adds
+
+    def _prepare(self, row: SuiteRow) -> None:
+        """Fit what the row needs; scores of the target and of the pseudo-targets, where a stack asks for them."""
+        if row in self._of_target:
+            return
+        for column in row.columns:
+            self._prepare(column)
+        attack = row.attack
+        if isinstance(attack, Stacked) and row.columns:
+            features = np.stack([self._of_players[c] for c in row.columns], axis=-1)
+            member = self._signals.membership[self._players]
+            stack = attack.fit(features[:, self._fit_on], member[:, self._fit_on])
+            self._fitted[row] = stack
+            self._of_target[row] = stack.scores(np.stack([self._of_target[c] for c in row.columns], axis=-1))
+            if row in self._joined:
+                self._of_players[row] = np.stack([stack.scores(f) for f in features])
+            return
+        if isinstance(attack, Learned):
+            self._fitted[row] = self._classifier(attack, row)
+        elif isinstance(attack, Boosted):
+            values, among = self._values(row)[self._references], self._signals.membership[self._references]
+            teachers = np.flatnonzero(np.isin(self._references, self._teachers))
+            self._fitted[row] = replace(attack, seed=self._seed).fit(values, among, teachers.tolist())
+        players = self._players.tolist() if row in self._joined else []
+        scores = self._leaf(row, [self.target, *players])
+        self._of_target[row] = scores[0]
+        if row in self._joined:
+            self._of_players[row] = scores[1:]
+
+    def _score(self, row: SuiteRow, read: int, known: dict[SuiteRow, Array]) -> Array:
+        if row not in known:
+            if row.columns:
+                stack = self._fitted[row]
+                assert isinstance(stack, FittedStack)
+                known[row] = stack.scores(np.stack([self._score(c, read, known) for c in row.columns], axis=-1))
+            else:
+                known[row] = self._leaf(row, [read])[0]
+        return known[row]
+
+    def _leaf(self, row: SuiteRow, reads: Sequence[int]) -> Array:
+        """(len(reads), n) scores by an attack that is no stack."""
+        attack, membership = row.attack, self._signals.membership
+        if isinstance(attack, LikelihoodRatio):
+            name, _, view = row.signal.partition(":")
+            values = values_of(self._signals, name)
+            return likelihood_ratios(attack, values, membership, self._references, reads, VIEWS.get(view))
+        values = self._values(row)
+        fitted = self._fitted.get(row)
+        if isinstance(fitted, FittedLearned):
+            return np.stack([fitted.scores(values[read]) for read in reads])
+        out = []
+        for read in reads:
+            others = self._references[self._references != read]
+            if isinstance(attack, Threshold):
+                out.append(attack(values[read]))
+            elif isinstance(fitted, FittedBoosted):
+                out.append(fitted.scores(values[read], values[others], membership[others]))
+            else:
+                out.append(attack(values[read], values[others], membership[others]))
+        return np.stack(out)
+
+    def _values(self, row: SuiteRow) -> Numbers:
+        return values_of(self._signals, row.signal)
+
+    def _classifier(self, attack: Learned, row: SuiteRow) -> FittedLearned:
+        """Trained on references that are no pseudo-targets."""
+        shape, outside = self._signals.shape, self._signals.out_of_distribution
+        if shape is not None and len(shape) == 3 and min(shape[1:]) > 1:
+            attack = replace(attack, shape=tuple(shape))
+        training = self._training
+        at = np.flatnonzero(training if outside is None else training | outside) if training.any() else None
+        values, teachers = self._values(row), self._teachers
+        return attack.fit(values[teachers], self._signals.membership[teachers], rows=at, out_of_distribution=outside)
+
+
+def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
+    """All rows that are columns of a stack somewhere in it."""
+    for column in row.columns:
+        yield column
+        yield from _columns(column)
+
 
 MOST_TARGETS = 64
 """Most models that take turns as the target; more would only cost time, as each example is scored once."""
@@ -76,6 +234,8 @@ def score(
         training: (n,) bool.
         values: what `values_of` gives for the row, where it is there already.
     """
+    if row.columns or isinstance(row.attack, Boosted):
+        return _each_scorer(signals, row, to, training)
     values = values_of(signals, row.signal) if values is None else values
     if isinstance(row.attack, Learned):
         scores = _learned(signals, row.attack, to, training, values)
@@ -88,13 +248,14 @@ def score(
             return attack(values[read], values[others], signals.membership[others])
 
         scores = _each(signals, to, one)
-    if row.plus_label:
-        label = signals.values["label"]
+    return scores
 
-        def also(read: int, others: NDArray[np.int64]) -> NDArray[np.float64]:
-            return LabelLikelihoodRatio()(label[read], label[others], signals.membership[others])
 
-        scores = scores + _each(signals, to, also)
+def _each_scorer(signals: Signals, row: SuiteRow, to: Assignment, training: NDArray[np.bool_]) -> NDArray[np.float64]:
+    scores = np.zeros(len(signals))
+    for target, read in sorted(set(zip(to.target.tolist(), to.read.tolist(), strict=True))):
+        mine = (to.target == target) & (to.read == read)
+        scores[mine] = Scorer(signals, [row], target=target, training=training).scores(read)[0][mine]
     return scores
 
 

@@ -1,9 +1,14 @@
-"""Which attacks are run, as rows of a table: fixed before anything is measured."""
+"""Which attacks are run, as rows of a table: fixed before anything is measured.
+
+Every level of the policy's patience has its rows: attacks on the explanation alone, what is known without it (the
+baseline: the labels of the same queries, with the probabilities where these are released), and every attack on the
+explanation stacked with the baseline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +24,33 @@ from safexplain.audit.attacks import (
     SeparateVariance,
     Threshold,
 )
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
+from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.evidence import AVERAGED, WHOLE_MAP, Role
+from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
+from safexplain.verdict.policy import Policy
 
 Numbers = NDArray[np.floating[Any]]
 
+
+def _ranks(a: Numbers) -> Numbers:
+    """Place of each entry in the order, from 0 to 1; equal entries in the order of the features."""
+    order, d = np.argsort(a, axis=-1, kind="stable"), a.shape[-1]
+    out = np.empty(a.shape, dtype=np.float32)
+    np.put_along_axis(
+        out, order, (np.arange(d) / max(d - 1, 1)).astype(np.float32).reshape((1,) * (a.ndim - 1) + (d,)), -1
+    )
+    return out
+
+
 VIEWS: dict[str, Callable[[Numbers], Numbers]] = {
     "sign": lambda a: np.sign(a).astype(np.float32),
-    "rank": lambda a: (np.argsort(np.argsort(a, axis=-1), axis=-1) / max(a.shape[-1] - 1, 1)).astype(np.float32),
+    "rank": _ranks,
 }
 """What clipping and normalisation leave of a map: the sign and the rank of each entry."""
 
@@ -40,32 +61,39 @@ class SuiteRow:
 
     Args:
         name: of the attack.
-        attack: what scores.
-        signal: name in the file; several joined by "+" are columns of one vector; "attributions:sign" is a view.
+        attack: what scores; of a stack, what joins the scores of its columns.
+        signal: name in the file; several joined by "+" are columns of one vector; "attributions:sign" is a view. A
+            stack has no signal of its own: its name says what its columns read.
         role: what is read.
-        plus_label: add the likelihood ratio of the label, which is released anyway.
+        level: how often the attacker asks about each example.
+        columns: of a stack, the attacks whose scores it joins; the first is the one that it must beat.
+        baseline: whether it is what is known without an explanation at this level, which the others are compared with.
     """
 
     name: str
     attack: Attack
     signal: str
     role: Role
-    plus_label: bool = False
+    level: int = 1
+    columns: tuple[SuiteRow, ...] = ()
+    baseline: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the signals that must be there."""
+        if self.columns:
+            return tuple(dict.fromkeys(part for column in self.columns for part in column.parts))
         return tuple(part.partition(":")[0] for part in self.signal.split("+"))
 
     @property
     def title_signal(self) -> str:
         """Name of what is read, as results have it."""
-        return f"{self.signal}+label" if self.plus_label else self.signal
+        return self.signal
 
     @property
     def learns(self) -> bool:
         """Whether it is trained on examples, which then certify nothing."""
-        return isinstance(self.attack, Learned)
+        return isinstance(self.attack, Learned) or any(column.learns for column in self.columns)
 
     @property
     def needs_references(self) -> bool:
@@ -78,6 +106,15 @@ EXPLANATION_SCALARS = ("variance", "l1", "l2")
 
 SHAPE_SCALARS = ("mean", "positive", "support", "sparsity", "peak")
 """Signals that no clipping and no scaling takes away."""
+
+SUMMARY = ("l1", "mean", "positive", "sparsity", "peak")
+"""Summary numbers of a map that are read together."""
+
+PREDICTION = ("loss", "margin")
+"""Signals of a service that releases probabilities."""
+
+OF_LABELS = ("label", "kept", "shares")
+"""Signals of the labels of the same queries."""
 
 RECOURSE: tuple[SuiteRow, ...] = (
     SuiteRow("CounterfactualDistance", CounterfactualDistance(), "distance", "explanation"),
@@ -102,99 +139,258 @@ RECOURSE: tuple[SuiteRow, ...] = (
 the distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
 asked for (`audit.collect_recourse`)."""
 
-SUITE: tuple[SuiteRow, ...] = (
+ONCE: tuple[SuiteRow, ...] = (
     *(SuiteRow("Threshold", Threshold(), s, "explanation") for s in EXPLANATION_SCALARS),
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in (*EXPLANATION_SCALARS, *SHAPE_SCALARS)),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+mean+positive+sparsity+peak", "explanation"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1", "explanation"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "+".join(SUMMARY), "explanation"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
     SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
     SuiteRow("LearnedElsewhere", Learned(non_members="out-of-distribution"), WHOLE_MAP, "explanation"),
-    *(
-        SuiteRow(type(attack).__name__, attack, signal.format(prefix), "explanation")
-        for prefix in AVERAGED
-        for attack, signal in (
-            (LikelihoodRatio(), "{0}l1"),
-            (LikelihoodRatio(), "{0}mean"),
-            (JointLikelihoodRatio(), "{0}l1+{0}mean+{0}positive"),
-        )
-    ),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "near_map", "explanation"),
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"class_{s}", "explanation") for s in ("l1", "l2", "mean")),
+)
+"""Attacks on the explanation of the plain query."""
+
+OFTEN: tuple[SuiteRow, ...] = (
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1", "explanation"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "+".join(SUMMARY), "explanation"),
+    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
+)
+"""Attacks on the explanation averaged over several queries."""
+
+NUMBERS = (
+    ("Threshold", Threshold()),
+    ("LikelihoodRatio", LikelihoodRatio()),
+)
+"""Attacks on a signal that no table names."""
+
+SUITE: tuple[SuiteRow, ...] = (
+    *ONCE,
     SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label"),
     SuiteRow("Threshold", Threshold(), "loss", "loss"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "loss", "loss"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
     SuiteRow("RMIA", RMIA(), "loss", "loss"),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation+label", plus_label=True),
-    SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation+label", plus_label=True),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
-    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "variance+loss", "explanation+loss"),
     *RECOURSE,
 )
-"""The attacks that are run as far as the signals are there; other signals get Threshold and LikelihoodRatio."""
+"""The attacks on single answers, run as far as the signals are there; `fitting` adds the levels and the stacks."""
+
+NAMES = frozenset({r.name for r in SUITE} | {"LabelPatience", "PredictionPatience", "Boosted", "Stacked"})
+"""Names that `Policy.suite` may list."""
 
 FEWEST_TO_LEARN = 4
 """Reference models below which nothing is learned from them."""
 
+MOST_BOOSTED = 12
+"""Columns of the signal that boosted trees read, at most."""
 
-def fitting(signals: Signals, names: Sequence[str] = ()) -> list[SuiteRow]:
-    """The rows whose signals are there and whose reference models are enough; signals of other names too.
+
+def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
+    """The rows whose signals are there and whose reference models are enough, level by level; other signals too.
 
     Args:
         signals: of any pipeline.
-        names: of attacks to keep; empty: all.
+        policy: whose patience, release and suite are looked at; default `Policy()`.
 
     Raises:
-        ConfigurationError: a name is not one of the suite's.
+        ConfigurationError: the policy's suite names an attack that is not known.
     """
-    known = {r.name for r in SUITE}
-    if wrong := set(names) - known:
-        raise ConfigurationError(f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(known)}")
-    rows = [r for r in SUITE if r not in RECOURSE or "recourse" in signals.meta]
-    named = {part for r in rows for part in r.parts}
-    extra = [
-        SuiteRow(name, attack, signal, "explanation")
-        for signal, values in signals.values.items()
-        if signal not in named and not signal.startswith(tuple(AVERAGED))
-        for name, attack in (("Threshold", Threshold()), ("LikelihoodRatio", LikelihoodRatio()))
-        if values.ndim == 2 or name != "Threshold"
-    ]
-    references = len(signals.models) - 1
-    return [
-        r
-        for r in (*rows, *extra)
-        if (not names or r.name in names)
-        and all(_has(signals, part) for part in r.parts)
-        and any(_varies(signals, part) for part in r.parts)
-        and (not r.plus_label or "label" in signals.values)
-        and (not r.needs_references or references >= 2)
-        and (not r.learns or references >= FEWEST_TO_LEARN)
-        and (r.name != "LearnedElsewhere" or signals.out_of_distribution is not None)
-    ]
+    policy = policy or Policy()
+    if wrong := set(policy.suite) - NAMES:
+        raise ConfigurationError(f"policy: unknown attacks {sorted(wrong)} in the suite; known are {sorted(NAMES)}")
+    rows = [row for level in policy.patience for row in _Level(signals, policy, level).rows()]
+    if not policy.suite:
+        return rows
+    kept = [r for r in rows if r.name in policy.suite]
+    levels = {r.level for r in kept if r.columns}
+    return [r for r in rows if r.name in policy.suite or (r.baseline and r.level in levels)]
+
+
+def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[str, ...]:
+    """Names of the attacks that the complete suite would run on these signals, whatever the policy's suite says."""
+    return tuple(dict.fromkeys(r.name for r in fitting(signals, replace(policy or Policy(), suite=()))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """The rows of one level of patience.
+
+    Args:
+        signals: of any pipeline.
+        policy: as `fitting`.
+        level: how often the attacker asks.
+    """
+
+    signals: Signals
+    policy: Policy
+    level: int
+
+    def rows(self) -> list[SuiteRow]:
+        """Those that can be run."""
+        alone = self._explanation()
+        known = self._known()
+        baseline = next((r for r in known if r.baseline), None)
+        if baseline is None:
+            if self._learn() and (boosted := self._boosted((), alone)):
+                alone.append(boosted)
+            return [*alone, *known]
+        return [*alone, *known, *self._with(baseline, alone)]
+
+    def _explanation(self) -> list[SuiteRow]:
+        """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
+        named = {part for r in (*SUITE, *RECOURSE) for part in r.parts if r not in RECOURSE or self._recourse()}
+        table = ONCE if self.level == 1 else OFTEN
+        extra = [
+            SuiteRow(name, attack, signal, "explanation")
+            for signal in self._base_names()
+            if signal not in named and signal not in OF_LABELS and not signal.startswith("label")
+            for name, attack in NUMBERS[self.level > 1 :]
+        ]
+        rows = [self._at(r) for r in (*table, *extra)]
+        if self.level == 1 and self._recourse():
+            rows += RECOURSE
+        there = [r for r in rows if self._fits(r)]
+        return [r for r in there if self._varies(r)] or there[:1]
+
+    def _known(self) -> list[SuiteRow]:
+        """What is known without an explanation, and the stacks of that."""
+        single = [r for r in SUITE if r.role in ("label", "loss") and (self.level == 1 or r.name != "RMIA")]
+        rows = [self._at(r) for r in single if self.level == 1 or r.role == "loss"]
+        rows = [r for r in rows if self._fits(r) and self._varies(r)]
+        if not self._learn() or "label" not in self.signals.values:
+            return rows
+        if self.level > 1 and at_level("kept", self.level) not in self.signals.values:
+            return rows
+        labels = self._label_columns()
+        joined = [r for r in rows if r.role == "loss" and r.name in ("JointLikelihoodRatio", "LikelihoodRatio")]
+        predicted = bool(joined) and self.policy.release == "explanation+prediction"
+        rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, not predicted))
+        if predicted:
+            trees = self._trees([at_level(s, self.level) for s in PREDICTION])
+            columns = [*sorted(joined, key=lambda r: r.name), trees, *labels]
+            rows.append(self._stack("PredictionPatience", at_level("prediction", self.level), "loss", columns, True))
+        return rows
+
+    def _label_columns(self) -> list[SuiteRow]:
+        ratio = LikelihoodRatio("identity")
+        columns = [SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label", self.level)]
+        if self.level > 1:
+            kept, shares = (at_level(s, self.level) for s in ("kept", "shares"))
+            columns.append(SuiteRow("LikelihoodRatio", ratio, kept, "label", self.level))
+            if shares in self.signals.values and self.signals.values["label"].max() < self._width(shares):
+                columns.append(SuiteRow("OwnLabelRatio", OwnLabelRatio(), f"label+{shares}", "label", self.level))
+                columns.append(SuiteRow("LikelihoodRatio", ratio, shares, "label", self.level))
+        return [*columns, self._trees([])]
+
+    def _with(self, baseline: SuiteRow, alone: list[SuiteRow]) -> list[SuiteRow]:
+        """Every attack on the explanation that compares with references, stacked with the baseline."""
+        what = "loss" if baseline.role == "loss" else "label"
+        role: Role = "explanation+loss" if what == "loss" else "explanation+label"
+        single = [r for r in alone if r.needs_references and r.role == "explanation"]
+        rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
+        boosted = self._boosted(PREDICTION if what == "loss" else (), alone, labels=True)
+        if boosted is not None:
+            rows.append(
+                self._stack("Boosted", f"{boosted.signal.removeprefix('label+')}+{what}", role, [baseline, boosted])
+            )
+        scalars = (*EXPLANATION_SCALARS, *SHAPE_SCALARS)
+        best = [r for r in single if r.name != "LikelihoodRatio" or r.signal not in scalars]
+        columns = [baseline, *(best or single), *([boosted] if boosted else [])]
+        rows.append(self._stack("Stacked", f"{at_level('explanation', self.level)}+{what}", role, columns))
+        return rows
+
+    def _boosted(self, also: Iterable[str], alone: list[SuiteRow], labels: bool = False) -> SuiteRow | None:
+        """Trees on the summary numbers (without these, on other numbers of the explanation) and on what is known."""
+        single = dict.fromkeys(r.signal for r in alone if "+" not in r.signal and ":" not in r.signal)
+        numbers = [name for s in SUMMARY if self._has(name := at_level(s, self.level))]
+        numbers = numbers or [s for s in single if self._width(s) == 1]
+        if not numbers:
+            return None
+        row = self._trees([*numbers, *(at_level(s, self.level) for s in also)], labels)
+        return replace(row, role="explanation+label" if labels else "explanation")
+
+    def _trees(self, signals: list[str], labels: bool = True) -> SuiteRow:
+        """Boosted trees on these signals as far as they are there, with the labels of the same queries."""
+        chosen = [s for s in signals if self._has(s) and self._varies_signal(s)]
+        if labels:
+            kept = at_level("kept", self.level)
+            chosen = ["label", *chosen, *([kept] if self.level > 1 and self._varies_signal(kept) else [])]
+        while len(chosen) > 1 and sum(map(self._width, chosen)) > MOST_BOOSTED:
+            chosen.pop()
+        return SuiteRow("Boosted", Boosted(labels=int(labels)), "+".join(chosen), "label", self.level)
+
+    def _stack(self, name: str, signal: str, role: Role, columns: list[SuiteRow], baseline: bool = False) -> SuiteRow:
+        return SuiteRow(name, Stacked(self.policy.fpr), signal, role, self.level, tuple(columns), baseline)
+
+    def _at(self, row: SuiteRow) -> SuiteRow:
+        """The row at this level."""
+        if self.level == 1:
+            return row
+        parts = (part.partition(":") for part in row.signal.split("+"))
+        signal = "+".join(f"{at_level(name, self.level)}{colon}{view}" for name, colon, view in parts)
+        return replace(row, signal=signal, level=self.level)
+
+    def _fits(self, row: SuiteRow) -> bool:
+        """Whether its signals are there, of a shape that it reads, and its references are enough."""
+        references = len(self.signals.models) - 1
+        width = sum(map(self._width, row.parts)) if all(map(self._has, row.parts)) else 0
+        return (
+            width > 0
+            and (
+                width == 1 or not isinstance(row.attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT)
+            )
+            and (width <= MOST_NUMBERS or not isinstance(row.attack, JointLikelihoodRatio))
+            and (not row.needs_references or references >= 2)
+            and (not row.learns or references >= FEWEST_TO_LEARN)
+            and (row.name != "LearnedElsewhere" or self.signals.out_of_distribution is not None)
+        )
+
+    def _learn(self) -> bool:
+        return len(self.signals.models) - 1 >= FEWEST_TO_LEARN
+
+    def _recourse(self) -> bool:
+        return "recourse" in self.signals.meta
+
+    def _base_names(self) -> Iterator[str]:
+        for signal in self.signals.values:
+            name, level = split_level(signal)
+            if level == self.level:
+                yield name
+
+    def _has(self, name: str) -> bool:
+        return self.signals.attributions is not None if name == WHOLE_MAP else name in self.signals.values
+
+    def _width(self, name: str) -> int:
+        """Numbers an example."""
+        values = self.signals.attributions if name == WHOLE_MAP else self.signals.values.get(name)
+        return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
+
+    def _varies(self, row: SuiteRow) -> bool:
+        """Whether one of its signals is not one number throughout, which would decide nothing."""
+        return any(map(self._varies_signal, row.parts))
+
+    def _varies_signal(self, name: str) -> bool:
+        values = values_of(self.signals, name)
+        return values.size > 0 and any(bool((part != values.flat[0]).any()) for part in values)
 
 
 def values_of(signals: Signals, signal: str) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads.
+    """(m, n) or (m, n, k): what a row reads, but for its view; shares of labels as log odds.
 
     Raises:
         InputError: it is not there.
     """
     name, _, view = signal.partition(":")
     if "+" in signal:
-        columns = [values_of(signals, part) for part in signal.split("+")]
-        return np.stack([np.asarray(c, dtype=np.float64) for c in columns], axis=-1)
+        columns = [np.asarray(values_of(signals, part), dtype=np.float64) for part in signal.split("+")]
+        return np.concatenate([c[..., None] if c.ndim == 2 else c for c in columns], axis=-1)
     values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
     if values is None:
         raise InputError(f"signal {name!r} is not there; found {sorted(signals.values)}")
+    what, level = split_level(name)
+    if what in ("kept", "shares") and level > 1:
+        return log_odds(values, level)
     return VIEWS[view](values) if view else values
-
-
-def _has(signals: Signals, name: str) -> bool:
-    return signals.attributions is not None if name == WHOLE_MAP else name in signals.values
-
-
-def _varies(signals: Signals, name: str) -> bool:
-    """Whether the signal is not one number throughout, which would decide nothing."""
-    values = values_of(signals, name)
-    return values.size > 0 and bool((values != values.flat[0]).any())

@@ -1,0 +1,180 @@
+"""Gradient-boosted trees over what reference models say about each example.
+
+A likelihood ratio assumes Gaussians; trees learn from pseudo-targets (reference models in the target's place) how a
+signal's value, the means and spreads of models with and without the example, and the ratios themselves go together with
+membership. Trees remember, so they are split twice: they learn from other models than those they score, and each half
+of the examples is scored by trees that were fitted to the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._validate import check_number, check_whole
+from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS, JointLikelihoodRatio
+from safexplain.audit.attacks.likelihood.moments import transformed
+from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
+from safexplain.errors import ConfigurationError, InputError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Boosted:
+    """Histogram gradient boosting (scikit-learn) on reference features of one signal or of several.
+
+    Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
+    the example and their gap, the distances from both in standard deviations, `LikelihoodRatio` and
+    `JointLikelihoodRatio`, both log variances, and the ranks among both; of a label: the shares of models with and
+    without the example that gave the same one, and `LabelLikelihoodRatio`. With several numbers also their joint ratio.
+
+    Args:
+        trees: boosting steps.
+        leaves: of each tree, at most.
+        rate: learning rate.
+        models: reference models that play the target, at most.
+        labels: how many of the first columns are class indices.
+        seed: which models play the target, and which examples are in which half.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    trees: int = 150
+    leaves: int = 15
+    rate: float = 0.06
+    models: int = 8
+    labels: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("trees", 1), ("leaves", 2), ("models", 2), ("labels", 0), ("seed", 0)):
+            check_whole(name, getattr(self, name), low)
+        check_number("rate", self.rate, above=0)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """Score every example; higher says "member".
+
+        Args:
+            target: (n,) or (n, k) signals of the target model.
+            shadows: (m, n) or (m, n, k) signals of m >= 4 reference models.
+            membership: (m, n) bool.
+
+        Returns:
+            (n,) log odds.
+
+        Raises:
+            InputError: shapes disagree, values are not finite, or there is nothing to learn from.
+        """
+        target, shadows, membership = check_signals(target, shadows, membership)
+        fitted = self.fit(shadows, membership)
+        return fitted.scores(target, shadows, membership)
+
+    def fit(self, shadows: Floats, membership: Bools, players: Sequence[int] | None = None) -> FittedBoosted:
+        """Trees from reference models in the target's place.
+
+        Args:
+            shadows: (m, n) or (m, n, k).
+            membership: (m, n) bool.
+            players: indices of the models that play the target; None: up to `models` of them, drawn at random.
+
+        Raises:
+            InputError: fewer than 4 reference models, or no members or no non-members in one of the halves.
+        """
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        m, n = membership.shape
+        if m < 4 or n < 4:
+            raise InputError(f"Boosted needs at least 4 reference models and 4 examples, got {m} and {n}")
+        rng = np.random.default_rng([self.seed, 0xB005])
+        drawn = rng.permutation(m if players is None else players)[: self.models].tolist()
+        half = np.zeros(n, dtype=bool)
+        half[rng.permutation(n)[: n // 2]] = True
+        x = np.stack([self.features(shadows[j], *_without(j, shadows, membership)) for j in drawn])
+        y = membership[drawn]
+        trees = []
+        for side in (half, ~half):
+            if y[:, side].all() or not y[:, side].any():
+                raise InputError("the pseudo-targets have no members or only members; both are needed")
+            trees.append(
+                HistGradientBoostingClassifier(
+                    max_iter=self.trees,
+                    max_leaf_nodes=self.leaves,
+                    learning_rate=self.rate,
+                    early_stopping=False,
+                    random_state=self.seed,
+                ).fit(x[:, side].reshape(-1, x.shape[2]), y[:, side].ravel())
+            )
+        return FittedBoosted(self, half, (trees[0], trees[1]))
+
+    def features(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float32]:
+        """(n, features) what the trees see of each example."""
+        if target.ndim == 1:
+            target, shadows = target[:, None], shadows[:, :, None]
+        k = target.shape[1]
+        if not self.labels <= k:
+            raise ConfigurationError(f"labels={self.labels}, but the signal has only {k} columns")
+        columns: list[Array] = []
+        for j in range(self.labels):
+            same = shadows[:, :, j] == target[:, j]
+            columns += [(same & side).sum(0) / np.maximum(side.sum(0), 1) for side in (membership, ~membership)]
+            columns.append(LabelLikelihoodRatio()(target[:, j], shadows[:, :, j], membership))
+        for j in range(self.labels, k):
+            columns += _of_number(target[:, j], shadows[:, :, j], membership)
+        if 1 < k - self.labels <= MOST_NUMBERS:
+            numbers = slice(self.labels, k)
+            columns.append(JointLikelihoodRatio()(target[:, numbers], shadows[:, :, numbers], membership))
+        return np.stack(columns, axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedBoosted:
+    """Trees for both halves of the examples.
+
+    Args:
+        attack: whose features they read.
+        half: (n,) bool, the examples that the first of the two was fitted to.
+        trees: classifiers.
+    """
+
+    attack: Boosted
+    half: Bools
+    trees: tuple[Any, Any]
+
+    def scores(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log odds, of each example from the trees that were fitted to the other half."""
+        x = self.attack.features(target, shadows, membership)
+        out = np.empty(len(x))
+        for side, trees in ((~self.half, self.trees[0]), (self.half, self.trees[1])):
+            out[side] = trees.decision_function(x[side])
+        return out
+
+
+def _without(j: int, shadows: Floats, membership: Bools) -> tuple[Floats, Bools]:
+    others = np.arange(len(membership)) != j
+    return shadows[others], membership[others]
+
+
+def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array]:
+    ratio = LikelihoodRatio()(target, shadows, membership)
+    joint = JointLikelihoodRatio()(target, shadows, membership)
+    t, values = transformed("auto", target, shadows)
+    t, values = np.asarray(t, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    means, variances, ranks = [], [], []
+    floor = 1e-9 * float(values.var(0).mean()) or 1.0
+    for side in (membership, ~membership):
+        count = np.maximum(side.sum(0), 1)
+        mean = (values * side).sum(0) / count
+        means.append(mean)
+        variances.append((np.square(values - mean) * side).sum(0) / np.maximum(count - 1, 1) + floor)
+        ranks.append(((values < t) & side).sum(0) / count)
+    centre = (means[0] + means[1]) / 2
+    distances = [(t - mean) / np.sqrt(v) for mean, v in zip(means, variances, strict=True)]
+    logs = [np.log(v) for v in variances]
+    return [t - centre, *means, means[0] - means[1], *distances, ratio, joint, *logs, *ranks]
