@@ -422,7 +422,7 @@ class _Way:
     ) -> Configuration:
         """Attack one configuration."""
         judged = signals is not native or hardening.is_none  # what is shown beside it chooses nothing
-        rows = [f"{r.name} on {r.title_signal}" for r in fitting(signals, self.policy.suite)]
+        rows = [f"{r.name} on {r.title_signal}" for r in fitting(signals, self.policy)]
         result = certify(
             signals,
             self.policy,

@@ -141,7 +141,7 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split is certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    rows = [f"{r.name} on {r.title_signal}" for r in fitting(loaded, judged_by.suite)]
+    rows = [f"{r.name} on {r.title_signal}" for r in fitting(loaded, judged_by)]
     with shown(quiet or json_) as progress:
         result = certify(
             loaded,

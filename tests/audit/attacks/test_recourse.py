@@ -484,7 +484,8 @@ def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):
 def test_signals_of_the_same_names_that_are_no_recourse_get_the_general_attacks(overfitted):
     elsewhere = Signals(overfitted.membership, {name: overfitted.values[name] for name in ("score", "distance")})
     assert {(r.name, r.signal) for r in fitting(elsewhere)} == {
-        (name, signal) for name in ("Threshold", "LikelihoodRatio") for signal in ("score", "distance")
+        *((name, signal) for name in ("Threshold", "LikelihoodRatio") for signal in ("score", "distance")),
+        ("Boosted", "score+distance"),
     }
 
 
