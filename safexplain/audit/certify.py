@@ -1,140 +1,45 @@
-"""From signals to a verdict: split, assign, attack, run the controls, count, judge; `verdict.judgement` has the rule.
+"""From signals to a verdict: split, attack, run the controls, count, judge; `verdict.judgement` has the rule.
 
-Of each attack's scores, `conclude` counts the members above the ranks that the policy fixed, and pairs attacks on the
-same members.
+Each target is judged on its own, and the most exposed one speaks for all. Of each attack's scores, `conclude` counts the
+members above the ranks that the policy fixed, alone and beside the baseline of the same level of patience: what the
+labels (or predictions) of the same queries tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.scoring import Assignment, score
-from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
-from safexplain.audit.controls.differences import (
-    blind_baseline,
-    more_than_chance,
-    null_model,
-    other_source,
-    shuffled_membership,
-)
+from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
+from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, values_of
+from safexplain.audit.controls.differences import blind_baseline, null_model, other_source, shuffled_membership
 from safexplain.audit.controls.strength import recipe_fit, reference_coverage
-from safexplain.audit.holdout_uses import Uses
+from safexplain.audit.exposure import most_exposed, slices_of
+from safexplain.audit.holdout_uses import Uses, uses_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import Control, Pair, is_judged, paired, title
-from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult
+from safexplain.verdict.evidence import BASELINES, Control, is_judged, title
+from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
-from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranks_of, upper_bound_rank
+from safexplain.verdict.stats.paired import count_pairs, difference_bounds, rank_at
+from safexplain.verdict.thresholds import (
+    by_score,
+    found_above,
+    lower_bound,
+    lower_bound_rank,
+    units_of,
+    upper_bound_rank,
+    weights_of,
+)
 
 SplitName = Literal["certification", "selection"]
-
-
-def conclude(
-    rows: Sequence[SuiteRow],
-    scores: Sequence[NDArray[np.float64]],
-    orders: Sequence[NDArray[np.int64]],
-    member: NDArray[np.bool_],
-    policy: Policy,
-    found: tuple[Control, ...] = (),
-    references: int = 1,
-    split: str = "certification",
-    sizes: dict[str, int] | None = None,
-    uses: int | None = None,
-    forced: bool = False,
-) -> AuditResult:
-    """Count what each attack found and judge it.
-
-    Args:
-        rows: the attacks.
-        scores: (s,) of each.
-        orders: (s,) of each, `by_score`.
-        member: (s,) bool.
-        policy: what counts as a leak.
-        found: controls.
-        references: models that stood in for the target.
-        split: which examples these are.
-        sizes: examples in each split.
-        uses: which configuration this is that is judged on them; None: not counted.
-        forced: certify although it is not the first.
-    """
-    judged = [is_judged(r.role, policy) for r in rows]
-    r = ranks_of(policy, int((~member).sum()), sum(judged))
-    fprs = sorted({*SHOWN_FPRS, policy.fpr})
-    results, ordered = [], []
-    for row, s, order, counts in zip(rows, scores, orders, judged, strict=True):
-        curve, by_rank = roc(s, member), member[order]
-        upper, lower = found_above(by_rank, r.upper_bound_rank), found_above(by_rank, r.lower_bound_rank)
-        rates = tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs)
-        results.append(
-            AttackResult(row.name, row.title_signal, row.role, max(upper, lower), lower, curve=curve, rates=rates)
-        )
-        if counts:
-            ordered.append(by_rank)
-    pairs, baseline = _pairs(rows, orders, member, policy)
-    return AuditResult(
-        policy,
-        tuple(results),
-        int(member.sum()),
-        int((~member).sum()),
-        references,
-        found,
-        pairs,
-        baseline,
-        split,
-        uses,
-        forced,
-        orders=tuple(ordered),
-        sizes=sizes or {"certification": len(member)},
-    )
-
-
-def _pairs(
-    rows: Sequence[SuiteRow], orders: Sequence[NDArray[np.int64]], member: NDArray[np.bool_], policy: Policy
-) -> tuple[tuple[Pair, ...], str]:
-    """Every judged attack against the one that knows the prediction only (or, of explanations, the label only)."""
-    wanted: tuple[tuple[str, str], ...] = (("LabelLikelihoodRatio", "label"),)
-    if policy.release == "explanation+prediction":
-        wanted = (("LikelihoodRatio", "loss"), ("Threshold", "loss"), *wanted)
-    named = {(r.name, r.title_signal): i for i, r in enumerate(rows)}
-    base = next((named[w] for w in wanted if w in named), None)
-    if base is None:
-        return (), ""
-    name = title(rows[base].name, rows[base].title_signal)
-    beside = replace(policy, claim="excess", max_excess=policy.max_excess or 0.5)
-    compared = [i for i, r in enumerate(rows) if is_judged(r.role, beside)]
-    n0, each = int((~member).sum()), policy.risk / max(len(compared), 1)
-
-    def ranks(risk: float) -> tuple[int | None, int]:
-        """Of the upper and of the lower bound; the latter accepts nobody where only a share could be."""
-        rank, share = lower_bound_rank(n0, policy.fpr, risk)
-        return upper_bound_rank(n0, policy.fpr, risk), rank if share == 1.0 else 0
-
-    (wide, narrow), (wide_for_lower, narrow_for_lower) = ranks(policy.risk / 4), ranks(each / 4)
-    pairs = []
-    for i in compared:
-        own, other = orders[i], orders[base]
-        for_upper = paired(_accepted(own, member, wide), _accepted(other, member, narrow))
-        for_lower = paired(_accepted(own, member, narrow_for_lower), _accepted(other, member, wide_for_lower))
-        pairs.append(Pair(rows[i].name, rows[i].title_signal, *for_upper, *for_lower))
-    return tuple(pairs), name
-
-
-def _accepted(order: NDArray[np.int64], member: NDArray[np.bool_], rank: int | None) -> NDArray[np.bool_]:
-    """(members,) bool: which members stand above the rank-th highest non-member; all for None, none for 0."""
-    accepted = np.zeros(len(member), dtype=bool)
-    if rank is None:
-        accepted[:] = True
-    elif rank > 0:
-        accepted[order[: np.flatnonzero(~member[order])[rank - 1]]] = True
-    return accepted[member]
 
 
 def certify(
@@ -145,84 +50,284 @@ def certify(
     suite: Sequence[SuiteRow] | None = None,
     split: SplitName = "certification",
     uses: Uses | None = None,
+    force: bool = False,
     seed: int = 0,
+    exposed: int = 0,
     progress: Progress = silent,
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
-    Each example is scored once: against the one target, or, where several models may be targets, against one of them
-    drawn at random, with all other models as references. Scored examples are then independent.
+    Every model that the signals name as a target is judged on its own, with all other trained models as references.
 
     Args:
         signals: what was released.
         policy: default `Policy()`.
-        inputs: (n, ...) what models were asked about, for the blind control; default those of the signals.
-        suite: attacks to run instead of those that fit.
+        inputs: (n, ...) what models were asked about, for the blind control, exact copies and the count of uses;
+            default those of the signals.
+        suite: attacks to run instead of those that fit; a suite that leaves some of those out certifies nothing.
         split: "selection" attacks the examples set aside for choosing a configuration, as often as one likes; nothing
             is decided there.
-        uses: where verdicts on the same examples are counted. None: nowhere.
-        seed: of the assignment of examples to targets, of the controls and of attacks that learn.
+        uses: where verdicts on the same examples are counted. None: in this user's file (`holdout_uses`), unless the
+            policy says uncounted.
+        force: certify although the examples were used for other configurations; the certificate says so.
+        seed: of ties, of the controls and of attacks that learn.
+        exposed: how many of the members that are found most surely are listed, for the owner of the data.
         progress: told after each attack.
 
+    Returns:
+        The most exposed target's result, the others' within it.
+
     Raises:
-        InputError: no attack fits, the scored examples are all members or all non-members, or uses cannot be counted.
+        InputError: no attack fits, the scored examples are all members or all non-members, an exact copy of a member is
+            a non-member, or uses cannot be counted.
     """
     policy = policy or Policy()
+    if inputs is not None and signals.inputs is None:
+        signals = replace(signals, inputs=np.asarray(inputs))
+    signals, copies = copies_together(signals)
     rows = fitting(signals, policy) if suite is None else list(suite)
-    if not any(r.role == "explanation" for r in rows):
+    if not any("explanation" in r.role for r in rows):
         raise InputError(
             f"no explanation signal among {sorted(signals.values)}; expected l1, l2, variance or attributions"
         )
-    inputs = signals.inputs if inputs is None else inputs
-    signals, copies = copies_together(signals)
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
-    scored = splits.selection if split == "selection" else splits.certification
-    to = Assignment.drawn(signals, seed)
-    everyone = signals.membership[to.target, np.arange(len(signals))]
-    member = everyone[scored]
-    if member.all() or not member.any():
-        raise InputError(
-            f"the {split} split has {int(member.sum())} members and {int((~member).sum())} non-members; it needs both"
-        )
-    counted = uses if split == "certification" else None
+    if split == "certification" and uses is None:
+        uses = uses_of(signals, policy, [f"{r.name} on {r.title_signal}" for r in rows], seed, force)
+    counted = uses if split == "certification" and not policy.uncounted else None
     if counted is not None:
         counted.check()
-    judged = [r for r in rows if is_judged(r.role, policy)]
-    null = to.to_null(signals)
-    scores: list[NDArray[np.float64]] = []
-    of_null: dict[str, NDArray[np.float64]] = {}
-    for i, row in enumerate(rows):
-        values = values_of(signals, row.signal)
-        scores.append(score(signals, row, to, splits.training, values)[scored])
-        if null is not None and row in judged and not row.learns:
-            of_null[title(row.name, row.title_signal)] = score(signals, row, null, splits.training, values)[scored]
-        progress("attacking", i + 1, len(rows))
-    orders = [by_score(s, seed) for s in scores]
-    kind = "a reference model" if null is not None and null.read[0] in signals.models else "an untrained model"
-    judged_orders = [o for o, r in zip(orders, rows, strict=True) if r in judged]
-    groups = None if signals.groups is None else signals.groups[scored]
-    target = signals.targets[0]
-    found = (
-        blind_baseline(inputs, everyone, splits.training, scored, policy, seed, signals.groups),
-        null_model(of_null, member, policy, kind, seed, groups),
-        shuffled_membership(more_than_chance(judged_orders, int(member.sum()), policy), member, policy, seed, groups),
-        reference_coverage(signals, signals.references(target), scored),
-        recipe_fit(signals, target, signals.references(target), scored),
-        *other_source(signals.out_of_distribution, inputs, splits.training, seed),
-        copies,
-    )
-    references = len(signals.models) - 1 if any(r.needs_references for r in rows) else 0
-    used = None if counted is None else counted.record(signals, scored)
-    return conclude(
-        rows,
-        scores,
-        orders,
-        member,
+    one = _Judge(signals, policy, rows, splits, split, seed, exposed, copies, progress)
+    for target in signals.targets:
+        one.check(target)
+    found = [one.judge(target) for target in signals.targets]
+    used = None if counted is None else counted.record(signals, splits.certification)
+    forced = counted is not None and counted.force
+    found = [replace(r, uses=used, forced=forced) for r in found]
+    first = max(range(len(found)), key=lambda i: (*_exposure(found[i]), -i))
+    rest = tuple(r for i, r in enumerate(found) if i != first)
+    return replace(found[first], others=rest)
+
+
+def _exposure(result: AuditResult) -> tuple[float, float]:
+    """How far a leak is proven, and the highest bound."""
+    bounds = result.decisive.values()
+    above = max((low - result.limit for low, _ in bounds), default=0.0)
+    return max(above, 0.0), max((high for _, high in bounds), default=1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Attacks one target and judges it."""
+
+    signals: Signals
+    policy: Policy
+    rows: Sequence[SuiteRow]
+    splits: Splits
+    split: SplitName
+    seed: int
+    exposed: int
+    copies: Control
+    progress: Progress
+
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        return self.splits.selection if self.split == "selection" else self.splits.certification
+
+    def check(self, target: int) -> None:
+        """See that both sides are there, before anything long."""
+        member = self.signals.membership[target, self.scored]
+        if member.all() or not member.any():
+            raise InputError(
+                f"the {self.split} split has {int(member.sum())} members and {int((~member).sum())} non-members of"
+                f" model {target}; it needs both"
+            )
+
+    def judge(self, target: int) -> AuditResult:
+        """The result for one target, uses not yet counted."""
+        signals, policy, rows, scored = self.signals, self.policy, self.rows, self.scored
+        targets, everyone = len(signals.targets), signals.membership[target]
+        member = everyone[scored]
+        groups = None if signals.groups is None else signals.groups[scored]
+        weights = None if groups is None else weights_of(member, groups)
+        about = f"model {target}, " if targets > 1 else ""
+
+        def told(stage: str, done: int, total: int, note: str = "") -> None:
+            self.progress(f"{about}{stage}", done, total, note)
+
+        scorer = Scorer(signals, rows, target=target, training=self.splits.training, seed=self.seed, progress=told)
+        scores = [s[scored] for s in scorer.scores(target)]
+        compared = policy.claim == "excess" and any(r.name == baseline_of(policy) for r in rows)
+        claim = policy.claim if compared else "whole"
+        judged = [is_judged(r.role, policy, claim) and r.level in policy.patience for r in rows]
+        of_null, kind = self._null(scorer, target, judged)
+        orders = [by_score(s, self.seed) for s in scores]
+        references = signals.references(target)
+        result = conclude(rows, scores, orders, member, policy, weights=weights, targets=targets)
+        judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
+        bases = [_base_of(rows, r, policy) for r, j in zip(rows, judged, strict=True) if j]
+        compared_with = [None if claim == "whole" or b is None else orders[b] for b in bases]
+        names = [r.signal for r, j in zip(rows, judged, strict=True) if j]
+        found = (
+            blind_baseline(signals.inputs, everyone, self.splits.training, scored, policy, self.seed, signals.groups),
+            null_model(of_null, member, policy, kind, self.seed, groups),
+            shuffled_membership(
+                _alarm(result, judged_orders, compared_with, policy), member, policy, self.seed, groups
+            ),
+            reference_coverage(signals, references, scored),
+            recipe_fit(signals, target, references, scored, names),
+            *other_source(signals.out_of_distribution, signals.inputs, self.splits.training, self.seed),
+            self.copies,
+        )
+        needing = any(r.needs_references and j for r, j in zip(rows, judged, strict=True))
+        run = {r.name for r in rows}
+        result = replace(
+            result,
+            references=len(references) if needing else 0,
+            controls=found,
+            omitted=tuple(name for name in families_allowed(signals, policy) if name not in run),
+            split=self.split,
+            sizes=self.splits.sizes,
+            mixture=int(signals.meta.get("mixture", 1)),
+            target=target if targets > 1 else None,
+        )
+        best = scores[next(i for i, a in enumerate(result.attacks) if a is result.strongest)]
+        index = np.flatnonzero(scored)
+        parts = {name: values[scored] for name, values in signals.slices.items()}
+        return replace(
+            result,
+            slices=slices_of(best, member, parts, policy, weights),
+            exposed=most_exposed(best, member, self.exposed, index) if self.exposed else (),
+        )
+
+    def _null(self, scorer: Scorer, target: int, judged: Sequence[bool]) -> tuple[dict[str, NDArray[np.float64]], str]:
+        """Scores of the judged attacks, read off a model that knows nothing of the target's members, and which."""
+        signals, models = self.signals, np.array(self.signals.models)
+        if len(models) >= FEWEST_FOR_NULL:
+            read, kind = int(models[(np.searchsorted(models, target) + 1) % len(models)]), "a reference model"
+        elif signals.null:
+            read, kind = signals.null[0], "an untrained model"
+        else:
+            return {}, ""
+        scores = scorer.scores(read)
+        kept = (i for i, (r, j) in enumerate(zip(self.rows, judged, strict=True)) if j and not r.learns)
+        return {title(self.rows[i].name, self.rows[i].title_signal): scores[i][self.scored] for i in kept}, kind
+
+
+def baseline_of(policy: Policy) -> str:
+    """Name of the attack on what is released anyway."""
+    wanted = "predictions" if policy.release == "explanation+prediction" else "labels"
+    return next(name for name, what in BASELINES.items() if what == wanted)
+
+
+def conclude(
+    rows: Sequence[SuiteRow],
+    scores: Sequence[NDArray[np.float64]],
+    orders: Sequence[NDArray[np.int64]],
+    member: NDArray[np.bool_],
+    policy: Policy,
+    *,
+    weights: NDArray[np.float64] | None = None,
+    targets: int = 1,
+) -> AuditResult:
+    """Count what each attack found, alone and beside the baseline of its level.
+
+    Args:
+        rows: the attacks.
+        scores: (s,) of each.
+        orders: (s,) of each, `by_score` with one seed for all, so that equal scores are in one order.
+        member: (s,) bool.
+        policy: what counts as a leak.
+        weights: (s,) of each example, `weights_of`; None: each is a unit of its own.
+        targets: models that are judged, each on its own.
+
+    Returns:
+        A result that knows of no references, no controls and no uses yet.
+    """
+    name = baseline_of(policy)
+    base = {r.level: i for i, r in enumerate(rows) if r.name == name}
+    claim = policy.claim if base else "whole"
+    judged = [is_judged(r.role, policy, claim) and r.level in policy.patience for r in rows]
+    w = np.ones(len(member)) if weights is None else weights
+    units, others = (units_of(w[side]) for side in (member, ~member))
+    shared = lower_risks([r.name for r, j in zip(rows, judged, strict=True) if j], policy, targets)
+    risks, spare = iter(shared), policy.risk / targets / (sum(judged) + 1)
+    fprs = sorted({*SHOWN_FPRS, policy.fpr})
+    upper = upper_bound_rank(others, policy.fpr, policy.risk / 2)
+    results, ordered = [], []
+    for i, (row, s, order) in enumerate(zip(rows, scores, orders, strict=True)):
+        risk = next(risks) if judged[i] else spare
+        by_rank, heavy = member[order], None if weights is None else weights[order]
+        high = found_above(by_rank, upper, heavy)
+        low = found_above(by_rank, lower_bound_rank(others, policy.fpr, risk / 2)[0], heavy, strict=True)
+        pair = None
+        if row.level in base and base[row.level] != i:
+            pair = count_pairs(order, orders[base[row.level]], member, policy.fpr, weights)
+        curve = roc(s, member)
+        results.append(
+            AttackResult(
+                row.name,
+                row.title_signal,
+                row.role,
+                row.level,
+                found_above(by_rank, rank_at(others, policy.fpr), heavy),
+                max(high, low),
+                low,
+                pair,
+                curve=curve,
+                rates=tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs),
+            )
+        )
+        if judged[i]:
+            ordered.append(by_rank)
+    return AuditResult(
         policy,
-        found,
-        references,
-        split,
-        splits.sizes,
-        used,
-        uses is not None and uses.force,
+        tuple(results),
+        units,
+        others,
+        0,
+        grouped=None if weights is None else len(member),
+        targets=targets,
+        orders=tuple(ordered),
+        sizes={"certification": len(member)},
     )
+
+
+def _base_of(rows: Sequence[SuiteRow], row: SuiteRow, policy: Policy) -> int | None:
+    """Index of the baseline of a row's level; None where there is none."""
+    name = baseline_of(policy)
+    return next((i for i, r in enumerate(rows) if r.name == name and r.level == row.level), None)
+
+
+def _alarm(
+    result: AuditResult,
+    orders: Sequence[NDArray[np.int64]],
+    bases: Sequence[NDArray[np.int64] | None],
+    policy: Policy,
+) -> Callable[[NDArray[np.bool_]], bool] | None:
+    """Whether this audit would find more than chance, were these the members; each a unit of its own.
+
+    Args:
+        result: of this audit, for the risks of its judged attacks.
+        orders: of each judged attack.
+        bases: order of what it is compared with; None: its rate is compared with the policy's.
+        policy: what counts.
+    """
+    if not orders:
+        return None
+    risks = [result.lower_risk(e) for e in result.judged]
+
+    def alarm(member: NDArray[np.bool_]) -> bool:
+        inside, outside = int(member.sum()), int((~member).sum())
+        for order, base, risk in zip(orders, bases, risks, strict=True):
+            if base is not None:
+                pair = count_pairs(order, base, member, policy.fpr)
+                low, chance = difference_bounds(pair, inside, outside, policy.fpr, risk, policy.risk)[0], 0.0
+            else:
+                rank, share = lower_bound_rank(outside, policy.fpr, risk / 2)
+                found = found_above(member[order], rank, strict=True)
+                low, chance = lower_bound(found, inside, risk / 2) * share, policy.fpr
+            if low > chance:
+                return True
+        return False
+
+    return alarm

@@ -26,7 +26,6 @@ from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import Explain, collect_signals
-from safexplain.audit.holdout_uses import uses_of
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries
@@ -35,6 +34,7 @@ from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import Configuration
+from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, side_by_side
@@ -97,6 +97,8 @@ class AuditOptions:
         classes: that are explained of every example beside the predicted one: what a client sees who may choose.
         batch_size: examples in one call of the explainer.
         force: judge although the examples were used for the verdict on another configuration; the certificate says so.
+        exposed: how many of the members that are found most surely the report and the JSON list, for the owner of the
+            data; leave it at 0 where these are shared.
         title: of the report, and name of the model in the certificate. "": the name of the model's class.
         subject: name -> {algorithm: digest} of the audited models; empty: the digest of their parameters.
         materials: name -> digest of what else the certificate should name.
@@ -109,6 +111,7 @@ class AuditOptions:
     classes: tuple[int, ...] = ()
     batch_size: int = 256
     force: bool = False
+    exposed: int = 0
     title: str = ""
     subject: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     materials: Mapping[str, str] = field(default_factory=dict)
@@ -323,6 +326,8 @@ def audit_pools(
         "notes": notes,
         "privacy": options.privacy.to_dict() if options.privacy else None,
         "canaries": options.canaries.to_dict() if options.canaries else None,
+        "native": configurations[0].result.summary() if len(configurations) > 1 else None,
+        "limits": limits(judged.result, None if hardening.noise is None else True),
     }
     report = ReportData(
         title=options.title or "audit",
@@ -421,14 +426,14 @@ class _Way:
         self, name: str, signals: Signals, native: Signals, inputs: NDArray[Any], hardening: HardeningLike
     ) -> Configuration:
         """Attack one configuration."""
-        judged = signals is not native or hardening.is_none  # what is shown beside it chooses nothing
-        rows = [f"{r.name} on {r.title_signal}" for r in fitting(signals, self.policy)]
+        beside = signals is native and not hardening.is_none
         result = certify(
             signals,
-            self.policy,
+            replace(self.policy, uncounted=True) if beside else self.policy,  # looking at it chooses nothing
             inputs=inputs,
-            uses=uses_of(signals, self.policy, rows, self.seed, self.options.force) if judged else None,
+            force=self.options.force,
             seed=self.seed,
+            exposed=self.options.exposed,
             progress=named(self.progress, f"attacking ({name})"),
         )
         if signals is native:

@@ -1,19 +1,18 @@
-"""What a verdict is made of: counts of members found, paired counts and controls. NumPy only.
+"""What a verdict is made of: counts of members found, alone and in pairs, and controls.
 
 Also what attacks and signals are called, as the files have them and as people read them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from safexplain.errors import InputError
-from safexplain.verdict.policy import Policy
+from safexplain.verdict.policy import Claim, Policy
+from safexplain.verdict.stats.paired import PairedCounts
 
 Verdict = Literal["certified", "leak", "inconclusive"]
 Role = Literal["explanation", "label", "loss", "explanation+label", "explanation+loss"]
@@ -22,86 +21,63 @@ ROLES: tuple[Role, ...] = get_args(Role)
 EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3}
 """Exit code of the command line for each verdict; 2 is unusable input."""
 
-KEYS = {
-    "upper_bound_count": "loose",
-    "lower_bound_count": "tight",
-    "upper_bound_only": "loose_only",
-    "upper_bound_missed": "loose_missed",
-    "lower_bound_only": "tight_only",
-    "lower_bound_missed": "tight_missed",
-    "upper_bound_rank": "loose",
-    "lower_bound_rank": "tight",
-    "lower_bound_share": "tight_share",
-    "failed": "fired",
-}
-"""Fields whose names in files are others: those of version 2 of the certificate, which stays readable."""
-
 
 @dataclass(frozen=True)
 class Evidence:
-    """How many members one attack found.
+    """How many members one attack found, alone and beside the baseline of its level.
+
+    Counts are of independent units (see `thresholds.weights_of`): whole numbers where every example is one.
 
     Args:
         attack, signal: which attack on what.
         role: what it reads: the explanation, the label, the loss, or two of these.
+        level: how often the attacker asked about each example.
+        found: members above the rank of the policy's false-positive rate: the estimate.
         upper_bound_count: members above the threshold of the upper bound (see `thresholds`).
         lower_bound_count: members above that of the lower bound, which is higher.
+        pair: counted on the same examples against the baseline; None: this is the baseline, or there is none.
     """
 
     attack: str
     signal: str
     role: Role
-    upper_bound_count: int
-    lower_bound_count: int
+    level: int
+    found: float
+    upper_bound_count: float
+    lower_bound_count: float
+    pair: PairedCounts | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it tells what the labels (or predictions) of the same queries tell."""
+        return self.attack in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return _written(self, Evidence)
+        written = {f.name: getattr(self, f.name) for f in fields(Evidence)}
+        return {**written, "pair": None if self.pair is None else self.pair.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
         """Read what `to_dict` wrote.
 
         Raises:
-            InputError: a count is no whole number.
+            InputError: a count is no number.
             KeyError, TypeError: a field is missing, or there are none.
         """
-        return cls(str(content["attack"]), str(content["signal"]), content["role"], *_counts(cls, content))
+        pair = content["pair"]
+        return cls(
+            str(content["attack"]),
+            str(content["signal"]),
+            content["role"],
+            whole_in(content, "level"),
+            *(count_in(content, name) for name in ("found", "upper_bound_count", "lower_bound_count")),
+            None if pair is None else PairedCounts.from_dict(pair),
+        )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Members that an attack found and the baseline did not, and the other way round; the same members, paired.
-
-    Args:
-        attack, signal: the attack on the release.
-        upper_bound_only, upper_bound_missed: above the attack's threshold of an upper bound, and the baseline's of a
-            lower one.
-        lower_bound_only, lower_bound_missed: above the attack's threshold of a lower bound, and the baseline's of an
-            upper one.
-    """
-
-    attack: str
-    signal: str
-    upper_bound_only: int
-    upper_bound_missed: int
-    lower_bound_only: int
-    lower_bound_missed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return _written(self, Pair)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Pair:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            InputError: a count is no whole number.
-            KeyError, TypeError: a field is missing, or there are none.
-        """
-        return cls(str(content["attack"]), str(content["signal"]), *_counts(cls, content))
-
+BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
+"""Attacks that read what is released anyway -> what that is."""
 
 STRENGTH = ("references", "recipe")
 """Controls of the attacks' strength: when they fail, nothing is certified, but a leak that was found stands."""
@@ -130,7 +106,7 @@ class Control:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**_written(self, Control), "numbers": dict(self.numbers)}
+        return {**asdict(self), "numbers": dict(self.numbers)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Control:
@@ -140,9 +116,9 @@ class Control:
             InputError: it is neither failed, passed nor not run.
             KeyError, TypeError, ValueError: a field is missing or of the wrong type.
         """
-        failed = content[KEYS["failed"]]
+        failed = content["failed"]
         if failed is not None and not isinstance(failed, bool):
-            raise InputError(f"{UNREADABLE}: {KEYS['failed']} is true, false or null, got {failed!r:.60}")
+            raise InputError(f"{UNREADABLE}: failed is true, false or null, got {failed!r:.60}")
         numbers = {str(k): float(v) for k, v in content["numbers"].items()}
         return cls(str(content["name"]), failed, str(content["says"]), numbers)
 
@@ -150,7 +126,7 @@ class Control:
 UNREADABLE = "not the outcome of an audit"
 
 
-def count_in(content: Mapping[str, Any], key: str) -> int:
+def whole_in(content: Mapping[str, Any], key: str) -> int:
     """A whole number under this name.
 
     Raises:
@@ -158,40 +134,41 @@ def count_in(content: Mapping[str, Any], key: str) -> int:
     """
     value = content[key]
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{UNREADABLE}: {key} is a count, got {value!r:.60}")
+        raise InputError(f"{UNREADABLE}: {key} is a whole number, got {value!r:.60}")
     return value
 
 
-def _written(of: Any, kind: type[Evidence | Pair | Control]) -> dict[str, Any]:
-    return {KEYS.get(f.name, f.name): getattr(of, f.name) for f in fields(kind)}
+def count_in(content: Mapping[str, Any], key: str) -> float:
+    """A number of units under this name, which need not be whole.
+
+    Raises:
+        InputError: it is no finite number.
+    """
+    value = content[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{UNREADABLE}: {key} is a count, got {value!r:.60}")
+    return float(value)
 
 
-def _counts(of: type[Evidence | Pair], content: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(count_in(content, KEYS[f.name]) for f in fields(of) if f.name in KEYS)
+def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
+    """Whether the verdict rests on attacks that read this: whatever the stated attacker can run.
+
+    Under the claim "excess" these are the attacks on the explanation together with what is released anyway.
+
+    Args:
+        role: what an attack reads.
+        policy: says what is released.
+        claim: None: the policy's; "whole" where there is nothing to compare with.
+    """
+    predictions = policy.release == "explanation+prediction"
+    if (claim or policy.claim) == "excess":
+        return role == ("explanation+loss" if predictions else "explanation+label")
+    return predictions or role in ("explanation", "label", "explanation+label")
 
 
-def is_judged(role: Role, policy: Policy) -> bool:
-    """Whether the verdict rests on attacks that read this."""
-    prediction, excess = policy.release == "explanation+prediction", policy.claim == "excess"
-    match role:
-        case "explanation":
-            return True
-        case "explanation+label":
-            return prediction or excess
-        case "explanation+loss":
-            return prediction
-        case _:
-            return prediction and not excess
-
-
-def code(of: Evidence | Pair) -> str:
+def code(of: Evidence) -> str:
     """Name as the JSON has it."""
     return f"{of.attack} on {of.signal}"
-
-
-def paired(found: NDArray[np.bool_], baseline: NDArray[np.bool_]) -> tuple[int, int]:
-    """Members found by the first only, and by the second only."""
-    return int((found & ~baseline).sum()), int((baseline & ~found).sum())
 
 
 def at_level(signal: str, level: int) -> str:

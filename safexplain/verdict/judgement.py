@@ -1,13 +1,16 @@
 """From counts to a verdict. NumPy and SciPy only, so that whoever reads a certificate can compute it again.
 
     leak          the lower bound of some judged attack lies above the limit
-    certified     the upper bounds of all judged attacks lie at or below the limit
+    certified     at every level of patience, the upper bounds of all judged attacks lie at or below the limit
     inconclusive  otherwise, and whenever a control failed
 
-Of K judged attacks, each lower bound has a risk of (1 - confidence) / K (Bonferroni), because one of them is enough to
-call a leak. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it is wrong only if
-that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982). Half of every risk is
-spent on the threshold, half on the count, see `thresholds`.
+Bounds are those of the rate of members found (the claim "whole"), or of how much more are found than by the labels of
+the same queries alone ("excess"). Where there are no labels, there is nothing to compare with: the whole is judged.
+
+All lower bounds of one target share its risk of 1 - confidence (Bonferroni), because one of them is enough to call a
+leak: half of it goes to the attacks called `MAIN`, which are expected to be the strongest, the rest to all others;
+several targets share it equally. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it
+is wrong only if that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982).
 
 A `Judgement` follows from counts alone and is what a certificate holds; an `AuditResult` adds each attack's curve and
 rates, and what a larger sample would decide.
@@ -15,7 +18,7 @@ rates, and what a larger sample would decide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,24 +28,42 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import (
+    BASELINES,
     EXIT_CODES,
-    KEYS,
     ROLES,
     UNREADABLE,
     Control,
     Evidence,
-    Pair,
     Verdict,
     code,
-    count_in,
     is_judged,
     title,
+    whole_in,
 )
-from safexplain.verdict.policy import Policy
+from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import Needed, could_certify, needed
 from safexplain.verdict.stats import RocCurve, auc_interval
+from safexplain.verdict.stats.paired import difference_bounds
 from safexplain.verdict.stats.roc import RateAtFpr
-from safexplain.verdict.thresholds import Ranks, lower_bound, ranks_of, upper_bound
+from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
+
+MAIN = "Stacked"
+"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured."""
+
+
+def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
+    """Risk of the lower bound of each judged attack; they add up to (1 - confidence) / targets.
+
+    Args:
+        attacks: names of the judged attacks.
+        policy: whose confidence is shared.
+        targets: models that are judged, each on its own.
+    """
+    main = sum(name == MAIN for name in attacks)
+    others, risk = len(attacks) - main, policy.risk / targets
+    if not main or not others:
+        return [risk / len(attacks)] * len(attacks)
+    return [risk / 2 / (main if name == MAIN else others) for name in attacks]
 
 
 @dataclass(frozen=True)
@@ -52,14 +73,19 @@ class Judgement:
     Args:
         policy: what counts as a leak.
         evidence: of every attack, judged or not.
-        pairs: of every judged attack against the baseline, under the claim "excess".
-        baseline: name of the baseline attack of the pairs, or "".
-        controls: that were run, or could not be.
-        members, non_members: examples scored, each once.
+        members, non_members: independent units that were scored: examples, or groups of them that belong together.
         references: models that stood in for the target; 0 when only thresholds could be tried.
+        controls: that were run, or could not be.
+        omitted: attacks that the signals allow and the whole suite has, but that were not run.
         split: "certification", or "selection": then nothing can be decided.
         uses: which configuration this is that was judged on these examples; None: not counted.
         forced: certify although it is not the first.
+        grouped: examples that were scored, where groups of them are the units; None: each is a unit.
+        mixture: models that the scored examples belong to, of which each answered about its own only: the verdict is
+            about their mixture, and about none of them alone.
+        target: which model this is about, where there are several.
+        targets: how many are judged, each on its own.
+        others: judgements of the other targets; this one is the most exposed.
     """
 
     policy: Policy
@@ -68,42 +94,81 @@ class Judgement:
     non_members: int
     references: int
     controls: tuple[Control, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    baseline: str = ""
+    omitted: tuple[str, ...] = ()
     split: str = "certification"
     uses: int | None = None
     forced: bool = False
+    grouped: int | None = None
+    mixture: int = 1
+    target: int | None = None
+    targets: int = 1
+    others: tuple[Judgement, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.members, self.non_members) < 1:
             raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
+        room = self.members * (1 + 1e-9)
         for e in self.evidence:
             few, many = e.lower_bound_count, e.upper_bound_count
-            if e.role not in ROLES or not 0 <= few <= self.members or not 0 <= many <= self.members:
+            if e.role not in ROLES or e.level < 1 or not 0 <= min(few, e.found) or not max(many, e.found) <= room:
                 raise InputError(f"evidence out of range: {e} with {self.members} members")
-            if few > many:
+            if few > many * (1 + 1e-9):
                 raise InputError(f"evidence is impossible: {few} members above the higher threshold, {many} below")
+            if e.pair is not None:
+                e.pair.check(self.members, self.non_members, self.policy.fpr)
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
-        for p in self.pairs:
-            upper, lower = (p.upper_bound_only, p.upper_bound_missed), (p.lower_bound_only, p.lower_bound_missed)
-            if min(*upper, *lower) < 0 or self.members < max(sum(upper), sum(lower)):
-                raise InputError(f"pairs out of range: {p} with {self.members} members")
+        if self.mixture < 1 or self.targets != len(self.others) + 1 and self.others:
+            raise InputError(f"expected judgements of {self.targets} targets, got {len(self.others) + 1}")
+
+    # ------------------------------------------------------------------------------------ what is judged
 
     @property
-    def judged(self) -> tuple[Evidence, ...]:
-        """The attacks that the verdict rests on."""
-        return tuple(e for e in self.evidence if is_judged(e.role, self.policy))
+    def baseline_name(self) -> str:
+        """The attack on what is released anyway."""
+        wanted = "predictions" if self.policy.release == "explanation+prediction" else "labels"
+        return next(name for name, what in BASELINES.items() if what == wanted)
+
+    def baseline(self, level: int) -> Evidence | None:
+        """What the labels (or predictions) of the same queries tell."""
+        return next((e for e in self.evidence if e.attack == self.baseline_name and e.level == level), None)
 
     @cached_property
-    def ranks(self) -> Ranks:
-        """Where the thresholds lie."""
-        return ranks_of(self.policy, self.non_members, len(self.judged))
+    def claim(self) -> Claim:
+        """What is claimed: that of the policy, or "whole" where no level has anything to compare with."""
+        compared = any(e.attack == self.baseline_name for e in self.evidence)
+        return self.policy.claim if compared else "whole"
 
     @property
-    def judged_confidence(self) -> float:
-        """Confidence of each lower bound, so that all of them hold together (Bonferroni)."""
-        return 1 - self.ranks.lower_risk
+    def limit(self) -> float:
+        """What bounds are compared with."""
+        return self.policy.max_tpr if self.claim == "whole" else self.policy.tolerated_excess
+
+    def is_judged(self, e: Evidence) -> bool:
+        """Whether the verdict rests on this attack."""
+        return is_judged(e.role, self.policy, self.claim) and e.level in self.policy.patience
+
+    @cached_property
+    def judged(self) -> tuple[Evidence, ...]:
+        """The attacks that the verdict rests on."""
+        return tuple(e for e in self.evidence if self.is_judged(e))
+
+    @cached_property
+    def missing(self) -> tuple[int, ...]:
+        """Levels of the policy at which nothing could be judged."""
+        there = {e.level for e in self.judged if code(e) in self.decisive}
+        return tuple(level for level in self.policy.patience if level not in there)
+
+    # ------------------------------------------------------------------------------------ bounds
+
+    @cached_property
+    def _risks(self) -> dict[str, float]:
+        shares = lower_risks([e.attack for e in self.judged], self.policy, self.targets) if self.judged else []
+        return dict(zip(map(code, self.judged), shares, strict=True))
+
+    def lower_risk(self, e: Evidence) -> float:
+        """Probability with which the lower bound of this attack may fail; unjudged ones count as one more."""
+        return self._risks.get(code(e), self.policy.risk / self.targets / (len(self.judged) + 1))
 
     @cached_property
     def could_certify(self) -> float:
@@ -112,31 +177,44 @@ class Judgement:
 
     def bounds(self, e: Evidence) -> tuple[float, float]:
         """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
-        r = self.ranks
-        low = lower_bound(e.lower_bound_count, self.members, r.lower_risk / 2) * r.lower_bound_share
-        return low, upper_bound(e.upper_bound_count, self.members, r.upper_risk / 2)
+        risk, fpr = self.lower_risk(e), self.policy.fpr
+        share = lower_bound_rank(self.non_members, fpr, risk / 2)[1]
+        low = lower_bound(e.lower_bound_count, self.members, risk / 2) * share
+        if upper_bound_rank(self.non_members, fpr, self.policy.risk / 2) is None:
+            return low, 1.0
+        return low, upper_bound(e.upper_bound_count, self.members, self.policy.risk / 2)
 
-    def excess(self, pair: Pair) -> tuple[float, float]:
-        """Lower and upper bound of the attack's true-positive rate above the baseline's.
-
-        Each of the two thresholds and each of the two counts has a quarter of the risk.
-        """
-        n, upper, lower = self.members, self.policy.risk / 4, self.policy.risk / len(self.pairs) / 4
-        low = lower_bound(pair.lower_bound_only, n, lower) - upper_bound(pair.lower_bound_missed, n, lower)
-        high = upper_bound(pair.upper_bound_only, n, upper) - lower_bound(pair.upper_bound_missed, n, upper)
-        return low, high
+    def added(self, e: Evidence) -> tuple[float, float] | None:
+        """Lower and upper bound of the attack's true-positive rate above the baseline's; None without a baseline."""
+        if e.pair is None:
+            return None
+        n, fpr = (self.members, self.non_members), self.policy.fpr
+        return difference_bounds(e.pair, *n, fpr, self.lower_risk(e), self.policy.risk)
 
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
-        """Bounds that the limit is compared with, by attack: of the rate, or of the excess."""
-        if self.policy.claim == "excess":
-            return {code(p): self.excess(p) for p in self.pairs}
-        return {code(e): self.bounds(e) for e in self.judged}
+        """Bounds that the limit is compared with, by judged attack: of the rate, or of the excess."""
+        if self.claim == "whole":
+            return {code(e): self.bounds(e) for e in self.judged}
+        compared = {code(e): self.added(e) for e in self.judged}
+        return {name: bounds for name, bounds in compared.items() if bounds is not None}
 
-    def proven(self, e: Evidence | Pair) -> bool:
+    def proven(self, e: Evidence) -> bool:
         """Whether this attack alone proves a leak."""
         bounds = self.decisive.get(code(e))
-        return bounds is not None and bounds[0] > self.policy.limit
+        return bounds is not None and bounds[0] > self.limit
+
+    @cached_property
+    def beyond(self) -> tuple[Evidence, ...]:
+        """Attacks that were run and not judged, whose lower bound is above the limit; the clearest first."""
+        found = []
+        for e in self.evidence:
+            bounds = None if self.is_judged(e) else (self.bounds(e) if self.claim == "whole" else self.added(e))
+            if bounds is not None and bounds[0] > self.limit:
+                found.append((-bounds[0], len(found), e))
+        return tuple(e for *_, e in sorted(found))
+
+    # ------------------------------------------------------------------------------------ verdict
 
     @property
     def reused(self) -> bool:
@@ -148,19 +226,21 @@ class Judgement:
         """Controls that found what must not be there."""
         return tuple(c for c in self.controls if c.failed)
 
-    @property
-    def verdict(self) -> Verdict:
-        """See the module."""
+    @cached_property
+    def own_verdict(self) -> Verdict:
+        """Of this target alone; see the module."""
         bounds = self.decisive.values()
         if any(not c.spares_leaks for c in self.failed) or self.split != "certification" or not bounds:
             return "inconclusive"
-        if any(low > self.policy.limit for low, _ in bounds):
+        if any(low > self.limit for low, _ in bounds):
             return "leak"
-        if self.failed:
-            return "inconclusive"
-        if all(high <= self.policy.limit for _, high in bounds) and self.references > 0 and not self.reused:
-            return "certified"
-        return "inconclusive"
+        return "inconclusive" if self.obstacles or any(high > self.limit for _, high in bounds) else "certified"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all targets: a leak where one leaks, certified where each is."""
+        verdicts = {self.own_verdict, *(o.own_verdict for o in self.others)}
+        return "leak" if "leak" in verdicts else "certified" if verdicts == {"certified"} else "inconclusive"
 
     @property
     def exit_code(self) -> int:
@@ -170,115 +250,202 @@ class Judgement:
     @property
     def bound(self) -> float:
         """No judged attack finds more, with the policy's confidence (of the excess: adds more)."""
-        return max((high for _, high in self.decisive.values()), default=1.0)
+        return max((high for one in (self, *self.others) for _, high in one.decisive.values()), default=1.0)
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why the verdict is inconclusive; empty for the others."""
-        if self.verdict != "inconclusive":
-            return ()
+    @cached_property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why nothing may be certified, whatever the bounds are."""
         found = [f"the control “{c.name}” failed: {c.says}" for c in self.failed]
         if self.split != "certification":
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
-        if not self.decisive:
-            found.append(f"there is no {'baseline to compare with' if self.judged else 'attack to judge'}")
-        elif any(low > self.policy.limit for low, _ in self.decisive.values()):
-            pass  # a leak, were it not for the control
-        elif self.bound > self.policy.limit:
-            found.append("the interval is too wide to decide")
-        elif self.reused and self.references:
+        if missing := self.missing:
+            found.append(_missing_says(missing, self.policy.patience))
+        if self.omitted:
+            found.append(f"the suite is incomplete: {', '.join(self.omitted)} fit these signals and were not run")
+        if self.references < self.policy.references:
+            many = f"{self.references or 'no'} reference model{'' if self.references == 1 else 's'}"
+            found.append(f"{many} stood behind the judged attacks, and the policy asks for {self.policy.references}")
+        if self.uses is None and not self.policy.uncounted:
+            found.append(
+                "how many configurations were judged on these examples is not counted: the signals name neither inputs"
+                " nor population, or the count could not be kept (the policy can allow it: uncounted = true)"
+            )
+        if self.reused:
             before = self.uses - 1 if self.uses else 0
             found.append(
                 f"{before} other configuration{'s were' if before > 1 else ' was'} judged on these examples before,"
                 " so that a certificate is refused: choosing by verdicts certifies luck. Choose on a selection split"
                 " and certify on fresh examples, or force it, and the certificate counts the uses"
             )
-        elif self.references == 0:
-            found.append("without reference models only weak attacks could run, so nothing can be certified")
         return tuple(found)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the verdict is inconclusive; empty for the others."""
+        if self.verdict != "inconclusive":
+            return ()
+        one = self if self.own_verdict == "inconclusive" else next(o for o in self.others if o.reasons_alone)
+        return one.reasons_alone
+
+    @property
+    def reasons_alone(self) -> tuple[str, ...]:
+        """Why nothing is decided about this target."""
+        if self.own_verdict != "inconclusive":
+            return ()
+        found = []
+        if not self.judged:
+            found.append("there is no attack to judge")
+        elif self.decisive and max(high for _, high in self.decisive.values()) > self.limit:
+            if not any(low > self.limit for low, _ in self.decisive.values()):  # else a leak, were it not for a control
+                found.append("the interval is too wide to decide")
+        return (*found, *self.obstacles)
 
     @cached_property
     def strongest(self) -> Evidence:
         """The attack that decides: of those that prove a leak the clearest, or else that with the highest bound."""
-        among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged)
+        among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged) or list(self.evidence)
 
         def key(e: Evidence) -> tuple[float, float]:
             low, high = self.decisive[code(e)] if code(e) in self.decisive else self.bounds(e)
-            return max(low - self.policy.limit, 0.0), high
+            return max(low - self.limit, 0.0), high
 
         return max(among, key=key)
 
+    # ------------------------------------------------------------------------------------ words
+
+    @property
+    def subject(self) -> str:
+        """What the verdict is about, where that is not one model: words for the sentence."""
+        if self.mixture > 1:
+            return f" for the mixture of {self.mixture} models and for none of them alone"
+        if self.targets > 1:
+            return f" for each of {self.targets} models" if self.verdict == "certified" else f" for model {self.target}"
+        return ""
+
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
-        p = self.policy
+        """The verdict in plain words: about what, against whom, what was found, what is allowed."""
+        word = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}[self.verdict]
         if not self.decisive:
-            return f"Inconclusive: {'; '.join(self.reasons)}."
-        best = self.strongest
+            return f"{word}{self.subject}: {'; '.join(self.reasons)}."
+        p, best = self.policy, self.strongest
+        most = max(p.patience)
+        times = "once" if most == 1 else f"up to {most} times"
         low, high = self.decisive[code(best)]
-        if p.claim == "whole":
-            found = (
-                f"the strongest attack ({title(best.attack, best.signal)}) finds between {low:.1%} and {high:.1%} of"
-                f" the members at a false-positive rate of at most {p.fpr:.1%}"
-            )
-            allowed, all_below = (
-                f"the policy allows {p.limit:.1%}",
-                f"no attack that was run finds more than {self.bound:.1%}",
-            )
+        attack = f"the strongest judged attack ({title(best.attack, best.signal)})"
+        at = f"at a false-positive rate of at most {p.fpr:.1%}"
+        if self.claim == "whole":
+            found = f"{attack} finds between {low:.1%} and {high:.1%} of the members {at}"
+            allowed = f"the policy allows {self.limit:.1%}"
+            all_below = f"no judged attack finds more than {self.bound:.1%}"
         else:
             found = (
-                f"the strongest attack ({title(best.attack, best.signal)}) finds {low:+.1%} to {high:+.1%} more of the"
-                f" members than the {self.baseline} alone, at a false-positive rate of at most {p.fpr:.1%}"
+                f"{attack} finds {low:+.1%} to {high:+.1%} more of the members than the"
+                f" {BASELINES[self.baseline_name]} of the same queries alone, {at}"
             )
-            allowed, all_below = (
-                f"the policy allows {p.limit:+.1%}",
-                f"no attack that was run adds more than {self.bound:+.1%}",
-            )
+            allowed = f"the policy allows {self.limit:+.1%}"
+            all_below = f"no judged attack adds more than {self.bound:+.1%}"
+        text = f"{word}{self.subject}, against an attacker who asks {times} about each example: {found}"
         match self.verdict:
             case "leak":
-                return f"Leak proven: {found}; {allowed}."
+                text += f"; {allowed}."
             case "certified":
-                return f"Certified: {found}; {all_below} ({p.confidence:.0%} confidence), and {allowed}."
+                text += f"; {all_below} ({p.confidence:.0%} confidence), and {allowed}."
             case "inconclusive":
-                return f"Inconclusive: {found}; {allowed}, but {'; '.join(self.reasons)}."
+                text += f"; {allowed}, but {'; '.join(self.reasons)}."
+        return " ".join([text, *self._caveats()])
+
+    def _caveats(self) -> list[str]:
+        """What a reader of the sentence would otherwise not know."""
+        found = []
+        if self.policy.claim != self.claim:
+            found.append(
+                f"There are no {BASELINES[self.baseline_name]} to compare with, so the release is judged as a whole,"
+                " and an attacker who sees them too may find more."
+            )
+        if self.beyond:
+            e = self.beyond[0]
+            bounds = self.bounds(e) if self.claim == "whole" else self.added(e)
+            assert bounds is not None
+            what = f"at least {bounds[0]:.1%}" if self.claim == "whole" else f"at least {bounds[0]:+.1%} more"
+            rest = f", and so do {len(self.beyond) - 1} others" if len(self.beyond) > 1 else ""
+            found.append(
+                f"Not judged, because it reads what is not released: {title(e.attack, e.signal)} finds {what}{rest}."
+            )
+        if self.verdict == "certified" and self.uses is None:
+            found.append("How many configurations were judged on these examples was not counted.")
+        return found
+
+    @property
+    def levels(self) -> list[dict[str, Any]]:
+        """At each level of the policy: what labels find, what the explanation adds, what both find together.
+
+        `labels` (or `predictions`, under that name too): the baseline's rate and its bounds; `added`: bounds of the
+        judged attack that adds most; `whole`: bounds of the judged attack that finds most. None where there is nothing.
+        """
+        return [self._level(level) for level in self.policy.patience]
+
+    def _level(self, level: int) -> dict[str, Any]:
+        base = self.baseline(level)
+        rows = [e for e in self.judged if e.level == level]
+        added = [(b, code(e)) for e in rows if (b := self.added(e)) is not None]
+        whole = [(self.bounds(e), code(e)) for e in rows]
+
+        def worst(bounds: list[tuple[tuple[float, float], str]]) -> dict[str, Any] | None:
+            if not bounds:
+                return None
+            low, high = max(b[0] for b, _ in bounds), max(b[1] for b, _ in bounds)
+            return {"low": low, "high": high, "attack": max(bounds, key=lambda one: one[0][1])[1]}
+
+        labels = None
+        if base is not None:
+            low, high = self.bounds(base)
+            labels = {"tpr": base.found / self.members, "low": low, "high": high}
+        return {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads the counts and computes everything else again."""
-        r = self.ranks
         return {
             "verdict": self.verdict,
             "sentence": self.sentence,
             "reasons": list(self.reasons),
             "policy": self.policy.to_dict(),
+            "claim": self.claim,
+            "limit": self.limit,
+            "bound": self.bound,
+            "levels": self.levels,
             "split": self.split,
             "uses": self.uses,
             "forced": self.forced,
             "members": self.members,
             "non_members": self.non_members,
+            "grouped": self.grouped,
             "references": self.references,
-            "bound": self.bound,
-            "judged_confidence": self.judged_confidence,
-            "ranks": {KEYS[k]: getattr(r, k) for k in ("upper_bound_rank", "lower_bound_rank", "lower_bound_share")},
-            "evidence": [
-                {
-                    **e.to_dict(),
-                    "judged": is_judged(e.role, self.policy),
-                    **dict(zip(("low", "high"), self.bounds(e), strict=True)),
-                    "proven": self.proven(e),
-                }
-                for e in self.evidence
-            ],
-            "baseline": self.baseline,
-            "excess": [
-                {**p.to_dict(), **dict(zip(("low", "high"), self.excess(p), strict=True)), "proven": self.proven(p)}
-                for p in self.pairs
-            ],
+            "omitted": list(self.omitted),
+            "mixture": self.mixture,
+            "target": self.target,
+            "targets": self.targets,
+            "evidence": [self._evidence(e) for e in self.evidence],
             "controls": [c.to_dict() for c in self.controls],
-            "judged": [
-                {"attack": e.attack, "signal": e.signal, "low": self.bounds(e)[0], "high": self.bounds(e)[1]}
-                for e in self.judged
-            ],
             "could_certify": self.could_certify,
+            "others": [o.to_dict() for o in self.others],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Verdict, sentence and levels alone, as plain JSON types."""
+        return {"verdict": self.verdict, "sentence": self.sentence, "levels": self.levels}
+
+    def _evidence(self, e: Evidence) -> dict[str, Any]:
+        low, high = self.bounds(e)
+        added = self.added(e)
+        return {
+            **Evidence.to_dict(e),
+            "judged": self.is_judged(e),
+            "confidence": 1 - self.lower_risk(e),
+            "low": low,
+            "high": high,
+            "added": None if added is None else {"low": added[0], "high": added[1]},
+            "proven": self.proven(e),
         }
 
     @staticmethod
@@ -291,19 +458,28 @@ class Judgement:
         try:
             if not isinstance(forced := content["forced"], bool):
                 raise InputError(f"{UNREADABLE}: forced is true or false, got {forced!r:.60}")
-            counts = [count_in(content, k) for k in ("members", "non_members", "references")]
+            if not isinstance(others := content["others"], list) or any(o["others"] for o in others):
+                raise InputError(f"{UNREADABLE}: others is a list of judgements without others")
+
+            def number(key: str) -> int | None:
+                return None if content[key] is None else whole_in(content, key)
+
             return Judgement(
-                Policy.from_dict(content["policy"]),
-                tuple(Evidence.from_dict(e) for e in content["evidence"]),
-                counts[0],
-                counts[1],
-                counts[2],
-                tuple(Control.from_dict(c) for c in content["controls"]),
-                tuple(Pair.from_dict(p) for p in content["excess"]),
-                str(content["baseline"]),
-                str(content["split"]),
-                None if content["uses"] is None else count_in(content, "uses"),
-                forced,
+                policy=Policy.from_dict(content["policy"]),
+                evidence=tuple(Evidence.from_dict(e) for e in content["evidence"]),
+                members=whole_in(content, "members"),
+                non_members=whole_in(content, "non_members"),
+                references=whole_in(content, "references"),
+                controls=tuple(Control.from_dict(c) for c in content["controls"]),
+                omitted=tuple(str(name) for name in content["omitted"]),
+                split=str(content["split"]),
+                uses=number("uses"),
+                forced=forced,
+                grouped=number("grouped"),
+                mixture=whole_in(content, "mixture"),
+                target=number("target"),
+                targets=whole_in(content, "targets"),
+                others=tuple(Judgement.from_dict(o) for o in others),
             )
         except InputError:
             raise
@@ -311,7 +487,19 @@ class Judgement:
             raise InputError(f"{UNREADABLE}: {type(error).__name__} {error!s:.80}") from None
 
 
-SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
+def _missing_says(missing: tuple[int, ...], patience: tuple[int, ...]) -> str:
+    levels = ", ".join(map(str, missing))
+    if missing == (1,):
+        return "nothing could be judged for an attacker who asks once about each example"
+    text = f"nothing could be judged for an attacker who asks {levels} times about each example"
+    if patience != missing:
+        text += f" (the signals lack arrays such as l1@{max(missing)} and kept@{max(missing)}"
+        text += "; the policy can name a weaker attacker: patience = [1])"
+    return text
+
+
+SHOWN_FPRS'''
+ = (0.001, 0.01, 0.05, 0.1)
 """False-positive rates at which every attack is reported, beside the policy's."""
 
 
@@ -320,13 +508,13 @@ class AttackResult(Evidence):
     """What one attack found: its counts, which the verdict uses, and what is shown beside them.
 
     Args:
-        attack, signal, role, upper_bound_count, lower_bound_count: see `Evidence`.
+        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair: see `Evidence`.
         curve: its ROC over the scored examples.
         rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
     """
 
-    curve: RocCurve
-    rates: tuple[RateAtFpr, ...]
+    curve: RocCurve = field(kw_only=True)
+    rates: tuple[RateAtFpr, ...] = field(kw_only=True)
 
     @property
     def auc(self) -> float:
@@ -354,6 +542,7 @@ class AttackResult(Evidence):
             "attack": self.attack,
             "signal": self.signal,
             "role": self.role,
+            "level": self.level,
             "auc": self.auc,
             "auc_low": low,
             "auc_high": high,
@@ -373,23 +562,27 @@ class AuditResult(Judgement):
         evidence: the attacks, in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
         sizes: examples in each split.
+        slices: what the strongest attack finds in parts of the members, such as the classes.
+        exposed: the members that it finds most surely; empty unless asked for.
     """
 
     evidence: tuple[AttackResult, ...]
     orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
     sizes: dict[str, int] = field(kw_only=True)
+    slices: tuple[Any, ...] = field(default=(), kw_only=True)
+    exposed: tuple[Any, ...] = field(default=(), kw_only=True)
 
     @property
     def attacks(self) -> tuple[AttackResult, ...]:
         """All attacks, judged or not."""
         return self.evidence
 
-    @property
+    @cached_property
     def judged(self) -> tuple[AttackResult, ...]:
         """The attacks that the verdict rests on."""
-        return tuple(a for a in self.attacks if is_judged(a.role, self.policy))
+        return tuple(a for a in self.attacks if self.is_judged(a))
 
-    @property
+    @cached_property
     def strongest(self) -> AttackResult:
         """The judged attack that decides."""
         best = super().strongest
@@ -397,8 +590,8 @@ class AuditResult(Judgement):
 
     @cached_property
     def needed(self) -> Needed | None:
-        """A sample that would probably decide; None if the verdict is there or none would."""
-        if self.verdict != "inconclusive" or self.failed or self.policy.claim == "excess" or not self.orders:
+        """A sample that would probably decide; None if the verdict is there, or none would, or it is not known."""
+        if self.verdict != "inconclusive" or self.failed or self.claim == "excess" or not self.orders:
             return None
         return needed(self.policy, list(self.orders))
 
@@ -408,23 +601,22 @@ class AuditResult(Judgement):
         text = super().sentence
         if self.verdict != "inconclusive" or self.failed or self.split != "certification":
             return text
-        if self.needed is not None and self.references:
+        if self.needed is not None and self.references >= self.policy.references:
             n = self.needed
             what = "certify" if n.verdict == "certified" else "prove a leak"
             text += f" About {n.members:,} members and {n.non_members:,} non-members would probably {what}."
-        if self.policy.claim == "whole":
+        if self.claim == "whole":
             text += f" This sample could at best have certified {self.could_certify:.1%}."
         return text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         n = self.needed
-        found = super().to_dict()
-        certifiable = found.pop("could_certify")  # files have it after the attacks
         return {
-            **found,
+            **super().to_dict(),
             "attacks": [a.shown() for a in self.attacks],
-            "could_certify": certifiable,
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
             "splits": dict(self.sizes),
+            "slices": [one.to_dict() for one in self.slices],
+            "exposed": [one.to_dict() for one in self.exposed],
         }

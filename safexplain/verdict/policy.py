@@ -24,9 +24,9 @@ class Policy:
         confidence: of the verdict as a whole: each of the two wrong verdicts (a leak proven where there is none, a
             certificate where there is one) has a probability of at most 1 - confidence.
         release: what the service gives away: the explanation, or the explanation and the prediction (its
-            probabilities, hence the loss). The label that is explained counts as released in both.
-        claim: "whole" judges what is released; "excess" what the explanation adds to the prediction (or the label)
-            that is released anyway, by a paired comparison.
+            probabilities, hence the loss). The label that is explained is released in both.
+        claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
+            released anyway, by a paired comparison; "whole" judges what all that is released tells together.
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
@@ -51,7 +51,7 @@ class Policy:
     max_tpr: float = 0.03
     confidence: float = 0.95
     release: Release = "explanation"
-    claim: Claim = "whole"
+    claim: Claim = "excess"
     max_excess: float | None = None
     suite: tuple[str, ...] = ()
     selection: float = 0.0

@@ -29,7 +29,7 @@ from safexplain.verdict.certificate.write import (
     checksum,
     configuration_digest,
 )
-from safexplain.verdict.evidence import Verdict, code
+from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -40,7 +40,7 @@ SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
 
 _FIELDS = frozenset(
     {"schema_version", "verdict", "explainer", "hardening", "audit", "utility", "materials", "environment", "notes"}
-    | {"checksum"}
+    | {"native", "limits", "checksum"}
 )
 _VERSIONS = ("safexplain", "captum", "torch")
 _HEX = re.compile(r"[0-9a-f]{32,128}")
@@ -50,8 +50,6 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 
 MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
 """Larger audits are refused, lest a few digits in a file keep its reader busy for hours."""
-
-_OPTIONAL = ("judged", "could_certify")
 
 Read = TypeVar("Read")
 
@@ -72,6 +70,8 @@ class Certificate:
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
         notes: caveats.
+        native: what was found in the explanation without hardening, as recorded; None: that is what was audited.
+        limits: what the audit does not show, each a headline and a sentence.
         privacy: the guarantee of the model's training, or None; who trained the model states it, no audit can check
             that the training was as stated.
         canaries: what canaries found about a training like the model's, or None.
@@ -90,6 +90,8 @@ class Certificate:
     materials: Mapping[str, str]
     environment: Mapping[str, str]
     notes: tuple[str, ...]
+    native: Mapping[str, Any] | None
+    limits: tuple[tuple[str, str], ...]
     privacy: PrivacyStatement | None
     canaries: Finding | None
     signature: Literal["valid", "unchecked", "none"]
@@ -173,6 +175,8 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         materials=materials,
         environment=environment,
         notes=_notes_of(predicate),
+        native=_native_of(predicate),
+        limits=_limits_of(predicate),
         privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
         canaries=_block_of(predicate, "canaries", finding_of),
         signature=signature,
@@ -232,6 +236,28 @@ def _notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _native_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Verdict, sentence and levels of the native explanation, or None."""
+    native = predicate["native"]
+    if native is None:
+        return None
+    _check_names(_object_of(predicate, "native"), "native", {"verdict", "sentence", "levels"})
+    if not isinstance(native["verdict"], str) or not isinstance(native["sentence"], str):
+        raise CertificateError(f"native: expected a verdict and a sentence, got {native!r:.80}")
+    return dict(native)
+
+
+def _limits_of(predicate: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Headlines and sentences."""
+    limits = predicate["limits"]
+    if not isinstance(limits, list) or not all(
+        isinstance(one, dict) and one.keys() == {"headline", "says"} and all(isinstance(v, str) for v in one.values())
+        for one in limits
+    ):
+        raise CertificateError(f"limits: expected a list of headlines and sentences, got {limits!r:.80}")
+    return tuple((one["headline"], one["says"]) for one in limits)
+
+
 def _block_of(predicate: Mapping[str, Any], name: str, read: Callable[[Any], Read]) -> Read | None:
     """What an optional block says, its epsilons or its bound computed again; None where there is none."""
     if name not in predicate:
@@ -285,12 +311,14 @@ def recount(audit: Any) -> Judgement:
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
     for name, value in computed.items():
-        if name not in audit and name in _OPTIONAL:
-            continue
+        if name == "others":
+            continue  # each is compared by itself
         if name == "sentence" and _advised(audit.get(name), judgement):
             continue
         _compare(audit.get(name, _MISSING), value, f"audit.{name}")
     _check_rest(audit, judgement)
+    for other in audit["others"]:
+        recount(other)
     return judgement
 
 
@@ -302,12 +330,10 @@ def _check(judgement: Judgement) -> None:
         raise CertificateError(f"split: expected certification or selection, got {judgement.split!r:.40}")
     if judgement.uses is not None and judgement.uses < 1:
         raise CertificateError(f"uses: expected a count from 1 on, or null; got {judgement.uses}")
-    compared = [code(p) for p in judgement.pairs]
-    if len(judgement.evidence) > MOST_ATTACKS or len(compared) > MOST_ATTACKS or len(set(compared)) < len(compared):
-        raise CertificateError(f"excess: each attack is named once, and there are at most {MOST_ATTACKS}")
-    judged = {code(e) for e in judgement.judged}
-    if judgement.policy.claim == "excess" and compared and judged != set(compared):
-        raise CertificateError(f"excess: not all judged attacks are compared, or others are: {judged ^ set(compared)}")
+    if len(judgement.evidence) > MOST_ATTACKS or len(judgement.others) > MOST_ATTACKS:
+        raise CertificateError(f"evidence, others: at most {MOST_ATTACKS}")
+    if any(o.policy != judgement.policy or o.targets != judgement.targets for o in judgement.others):
+        raise CertificateError("others: expected judgements of the same targets under the same policy")
 
 
 def _advised(sentence: Any, judgement: Judgement) -> bool:
@@ -329,7 +355,7 @@ def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:
         evidence = [{"attack": e.attack, "signal": e.signal, "role": e.role} for e in judgement.evidence]
         _compare(shown, evidence, "audit.attacks")
     if "splits" in audit:
-        sizes, scored = audit["splits"], judgement.members + judgement.non_members
+        sizes, scored = audit["splits"], judgement.grouped or judgement.members + judgement.non_members
         _compare(sizes.get(judgement.split) if isinstance(sizes, Mapping) else sizes, scored, "audit.splits")
 
 

@@ -1,7 +1,7 @@
 """The machine-readable outcome of an audit: an in-toto Statement (v1) about one model and one configuration.
 
 No torch here, so that a gatekeeper can read certificates without it. `read` reads them back, `sign` signs them;
-`docs/schema/explanation-audit-v2.json` is their JSON Schema.
+`docs/schema/explanation-audit-v3.json` is their JSON Schema.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safexplain.errors import InputError
 from safexplain.verdict.certificate.strict_json import canonical
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PREDICATE_TYPE = f"urn:safexplain:explanation-audit:v{SCHEMA_VERSION}"
 
 MODEL_DIGEST = "safexplainModelDigest"
@@ -39,6 +39,8 @@ def statement(
     notes: Sequence[str] = (),
     privacy: Mapping[str, Any] | None = None,
     canaries: Mapping[str, Any] | None = None,
+    native: Mapping[str, Any] | None = None,
+    limits: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
@@ -54,6 +56,8 @@ def statement(
         notes: caveats a reader must know.
         privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
         canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
+        native: `AuditResult.summary()` of the explanation without hardening, which was audited beside; None: this is it.
+        limits: what the audit does not show, each a headline and a sentence.
     """
     content = {
         "_type": STATEMENT_TYPE,
@@ -69,6 +73,8 @@ def statement(
             "materials": {**materials, CONFIGURATION: configuration_digest(explainer, hardening, audit["policy"])},
             "environment": dict(environment),
             "notes": list(notes),
+            "native": None if native is None else dict(native),
+            "limits": [{"headline": headline, "says": says} for headline, says in limits],
         },
     }
     for name, block in (("privacy", privacy), ("canaries", canaries)):
