@@ -171,7 +171,7 @@ class _Judge:
             blind_baseline(signals.inputs, everyone, self.splits.training, scored, policy, self.seed, signals.groups),
             null_model(of_null, member, policy, kind, self.seed, groups),
             shuffled_membership(
-                _alarm(result, judged_orders, compared_with, policy), member, policy, self.seed, groups
+                _alarm(result, judged_orders, compared_with, policy, groups), member, policy, self.seed, groups
             ),
             reference_coverage(signals, references, scored),
             recipe_fit(signals, target, references, scored, names),
@@ -303,28 +303,31 @@ def _alarm(
     orders: Sequence[NDArray[np.int64]],
     bases: Sequence[NDArray[np.int64] | None],
     policy: Policy,
+    groups: NDArray[np.integer[Any]] | None,
 ) -> Callable[[NDArray[np.bool_]], bool] | None:
-    """Whether this audit would find more than chance, were these the members; each a unit of its own.
+    """Whether this audit would find more than chance, were these the members, all or none of each group.
 
     Args:
         result: of this audit, for the risks of its judged attacks.
         orders: of each judged attack.
         bases: order of what it is compared with; None: its rate is compared with the policy's.
         policy: what counts.
+        groups: (s,) of examples that belong together; None: each stands alone.
     """
     if not orders:
         return None
     risks = [result.lower_risk(e) for e in result.judged]
+    weights = weights_of(np.zeros(len(orders[0]), dtype=bool), groups)
 
     def alarm(member: NDArray[np.bool_]) -> bool:
-        inside, outside = int(member.sum()), int((~member).sum())
+        inside, outside = units_of(weights[member]), units_of(weights[~member])
         for order, base, risk in zip(orders, bases, risks, strict=True):
             if base is not None:
-                pair = count_pairs(order, base, member, policy.fpr)
+                pair = count_pairs(order, base, member, policy.fpr, weights)
                 low, chance = difference_bounds(pair, inside, outside, policy.fpr, risk, policy.risk)[0], 0.0
             else:
                 rank, share = lower_bound_rank(outside, policy.fpr, risk / 2)
-                found = found_above(member[order], rank, strict=True)
+                found = found_above(member[order], rank, weights[order], strict=True)
                 low, chance = lower_bound(found, inside, risk / 2) * share, policy.fpr
             if low > chance:
                 return True

@@ -116,6 +116,8 @@ class Judgement:
                 raise InputError(f"evidence is impossible: {few} members above the higher threshold, {many} below")
             if e.pair is not None:
                 e.pair.check(self.members, self.non_members, self.policy.fpr)
+                if e.pair.only + e.pair.missed > room:
+                    raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
         if self.mixture < 1 or self.targets != len(self.others) + 1 and self.others:
@@ -292,13 +294,11 @@ class Judgement:
         """Why nothing is decided about this target."""
         if self.own_verdict != "inconclusive":
             return ()
-        found = []
-        if not self.judged:
-            found.append("there is no attack to judge")
-        elif self.decisive and max(high for _, high in self.decisive.values()) > self.limit:
+        found = [] if self.judged else ["there is no attack to judge"]
+        if self.decisive and max(high for _, high in self.decisive.values()) > self.limit:
             if not any(low > self.limit for low, _ in self.decisive.values()):  # else a leak, were it not for a control
                 found.append("the interval is too wide to decide")
-        return (*found, *self.obstacles)
+        return (*self.obstacles, *found) if self.judged else (*found, *self.obstacles)
 
     @cached_property
     def strongest(self) -> Evidence:
@@ -498,8 +498,7 @@ def _missing_says(missing: tuple[int, ...], patience: tuple[int, ...]) -> str:
     return text
 
 
-SHOWN_FPRS'''
- = (0.001, 0.01, 0.05, 0.1)
+SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
 """False-positive rates at which every attack is reported, beside the policy's."""
 
 

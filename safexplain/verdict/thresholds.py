@@ -16,6 +16,7 @@ ties the straight line between its points.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -27,6 +28,7 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 
 
+@lru_cache(maxsize=1024)
 def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
     """Lowest rank at which the true false-positive rate is below `fpr` with a probability of at most `risk`.
 
@@ -42,6 +44,7 @@ def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
     return rank
 
 
+@lru_cache(maxsize=1024)
 def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
     """Highest rank at which the true false-positive rate is above `fpr` with a probability of at most `risk`.
 
