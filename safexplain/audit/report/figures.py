@@ -20,10 +20,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from safexplain.audit.report.words import percent
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.judgement import AttackResult, AuditResult
 from safexplain.verdict.power import power
 from safexplain.verdict.stats import RocCurve
-from safexplain.verdict.thresholds import found_above, lower_bound, ranks_of, upper_bound
+from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
 """Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""
@@ -58,7 +58,7 @@ def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None
     """Log-log ROC curves of one configuration.
 
     Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
-    strongest judged attack is emphasised, with the bounds that the verdict would compare at each false-positive rate.
+    strongest judged attack is emphasised, with the bounds of its rate at each false-positive rate.
 
     Args:
         result: the configuration.
@@ -101,19 +101,27 @@ def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | 
     for attack in result.judged:
         if attack is not best:
             axes.step(*_steps(attack.curve, least), where="post", color=MUTED, linewidth=1, zorder=3)
-    for attack in result.attacks:
-        if attack.role == "label":
-            line = _steps(attack.curve, least)
-            axes.step(*line, where="post", color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
+    if (alone := alone_beside(result)) is not None:
+        line = _steps(alone.curve, least)
+        axes.step(*line, where="post", color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
     if compare is not None:
         line = _steps(compare.strongest.curve, least)
         axes.step(*line, where="post", color=GHOST, linewidth=1.6, zorder=4)
-    x, low, high = band(result, least)
-    axes.fill_between(x, low, high, color=STRONG, alpha=0.13, linewidth=0, zorder=1)
+    if (shaded := band(result, least)) is not None:
+        x, low, high = shaded
+        axes.fill_between(x, low, high, color=STRONG, alpha=0.13, linewidth=0, zorder=1)
     axes.step(*_steps(best.curve, least), where="post", color=STRONG, linewidth=2.2, zorder=5)
-    if policy.claim == "whole":
+    if result.claim == "whole":
         axes.plot([policy.fpr, policy.fpr], [policy.max_tpr, 1], color=LIMIT, linewidth=1.6, zorder=6)
         axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
+
+
+def alone_beside(result: AuditResult) -> AttackResult | None:
+    """What is released anyway, of the same queries as the strongest attack asks; None where it was not attacked."""
+    base = result.baseline(result.strongest.level)
+    return next((a for a in result.attacks if a is base), None) or next(
+        (a for a in result.attacks if a.role == "label" and a.level == result.strongest.level), None
+    )
 
 
 def _frame(axes: Axes, least: float) -> None:
@@ -148,23 +156,26 @@ def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[
     return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
 
 
-def band(result: AuditResult, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Bounds of the strongest attack: false-positive rates, and what the verdict would compare if the policy had them.
+def band(
+    result: AuditResult, least: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
+    """Bounds of the strongest attack's true-positive rate at any false-positive rate, as `Judgement.bounds` has them.
 
     Returns:
-        Rates, lower and upper bounds of the true-positive rate.
+        Rates, lower and upper bounds; None where the order of the members does not tell, as groups count and not they.
     """
     policy, n1, n0 = result.policy, result.members, result.non_members
     best = result.strongest
-    order = next(o for a, o in zip(result.judged, result.orders, strict=True) if a is best)
-    rates = np.unique([*np.geomspace(least, 0.99, BOUNDS), policy.fpr])
-    excess = policy.tolerated_excess if policy.claim == "excess" else None
+    order = next((o for a, o in zip(result.judged, result.orders, strict=False) if a is best), None)
+    if order is None or result.grouped is not None:
+        return None
+    rates, risk = np.unique([*np.geomspace(least, 0.99, BOUNDS), policy.fpr]), result.lower_risk(best) / 2
     limits = []
     for fpr in rates.tolist():
-        at = replace(policy, fpr=fpr, max_tpr=max(fpr, policy.max_tpr), max_excess=excess)
-        r = ranks_of(at, n0, len(result.judged))
-        low = lower_bound(found_above(order, r.lower_bound_rank), n1, r.lower_risk / 2) * r.lower_bound_share
-        limits.append((low, upper_bound(found_above(order, r.upper_bound_rank), n1, r.upper_risk / 2)))
+        rank, share = lower_bound_rank(n0, fpr, risk)
+        above = upper_bound_rank(n0, fpr, policy.risk / 2)
+        low = lower_bound(found_above(order, rank), n1, risk) * share
+        limits.append((low, 1.0 if above is None else upper_bound(found_above(order, above), n1, policy.risk / 2)))
     low, high = np.maximum(np.array(limits), least / 10).T
     return rates, low, high
 
@@ -205,15 +216,15 @@ class Chances:
     @classmethod
     def of(cls, result: AuditResult) -> Chances | None:
         """Of this audit's sample; None under the claim "excess", whose power is not computed."""
-        p = result.policy
-        if p.claim != "whole":
+        p = replace(result.policy, claim="whole")
+        if result.claim != "whole" or not result.judged:
             return None
         size, attacks = (result.members, result.non_members), len(result.judged)
         coarse = np.linspace(p.fpr, 1, CHANCE_POINTS + 1, endpoint=False)
         sure = coarse[np.searchsorted(power(p, *size, attacks, coarse).leak, 0.99).clip(max=CHANCE_POINTS)]
         tpr = np.linspace(p.fpr, min(max(sure, 1.6 * p.max_tpr), 0.999), CHANCE_POINTS)
         found = power(p, *size, attacks, tpr)
-        return cls(tpr, found.leak, found.certified * (result.references > 0))
+        return cls(tpr, found.leak, found.certified * (not result.obstacles))
 
     def sentence(self, result: AuditResult) -> str:
         """What this sample would likely find."""

@@ -31,7 +31,7 @@ class Configuration:
         utility: agreement with the native explanation; None for the native one.
 
     Raises:
-        InputError: no attack on the explanation was run, so there is no verdict to report.
+        InputError: no attack on the explanation was run, so there is nothing to report.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Configuration:
     utility: Utility | None = None
 
     def __post_init__(self) -> None:
-        if not self.result.judged:
+        if not any("explanation" in a.role for a in self.result.attacks):
             raise InputError(
                 f"configuration {self.name!r} has no attack on the explanation, so nothing can be judged;"
                 " audit signals of the explanation (l1, l2, variance or attributions)"

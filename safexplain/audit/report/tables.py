@@ -1,13 +1,14 @@
-"""The report's tables as rows of text, ready for the template; the strongest first.
+"""The report's tables as rows of text, ready for the template.
 
 A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
-Then come the rates of all attacks, what they find more than the prediction alone, and the versions of the map.
+Then come what an attacker finds at each level of patience, the targets, all attacks by level, parts of the members, and
+the versions of the map.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, floor
@@ -19,8 +20,8 @@ from safexplain.audit.report import words
 from safexplain.audit.report.model import Configuration
 from safexplain.audit.report.words import percent, points
 from safexplain.audit.root_cause import Ablation
-from safexplain.verdict.evidence import Pair
-from safexplain.verdict.judgement import AttackResult, AuditResult
+from safexplain.verdict.evidence import BASELINES, Evidence, code
+from safexplain.verdict.judgement import AttackResult, AuditResult, Judgement
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.stats.roc import RateAtFpr
 
@@ -147,10 +148,160 @@ def _word(x: float, y: float, anchor: str, text: str) -> Markup:
     )
 
 
-Standing = Literal["above", "below", "open", "beside"]
+Standing = Literal["above", "below", "open", "beyond", "baseline", "beside"]
 
-FIRST, FIRST_BESIDE = 6, 3
-"""Attacks shown at once, judged and not; the weaker ones are folded away."""
+
+def standing(result: Judgement, e: Evidence) -> Standing:
+    """How an attack stands to the policy's limit."""
+    bounds = result.decisive.get(code(e))
+    if bounds is not None:
+        return "above" if bounds[0] > result.limit else "below" if bounds[1] <= result.limit else "open"
+    if any(e is b for b in result.beyond):
+        return "beyond"
+    return "baseline" if e.is_baseline else "beside"
+
+
+def adds(result: Judgement, e: Evidence) -> float:
+    """How much more of the members it finds than the baseline of its level, as counted."""
+    return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / result.members
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its bounds, and a bar of them."""
+
+    value: str
+    interval: str
+    bar: Markup
+    tone: Standing
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one configuration gives away, in one number."""
+
+    value: str
+    says: str
+    interval: str
+
+
+def tile(result: Judgement) -> Tile:
+    """What the attack finds that decides, under the claim of the verdict."""
+    best = result.strongest
+    low, high = result.decisive.get(code(best)) or result.bounds(best)
+    if result.claim == "excess" and code(best) in result.decisive:
+        says = f"points of the members more than by the {BASELINES[result.baseline_name]} of the same queries"
+        return Tile(points(adds(result, best)), says, f"between {points(low)} and {points(high)}")
+    found = percent(best.found / result.members)
+    return Tile(found, "of the members found", f"between {percent(low)} and {percent(high)}")
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """What an attacker finds who asks so often; None where there is nothing to find it with."""
+
+    patience: int
+    asks: str
+    labels: Cell | None
+    added: Cell | None
+    whole: Cell | None
+
+
+@dataclass(frozen=True)
+class LevelTable:
+    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience."""
+
+    anyway: str
+    fpr: str
+    rates: Markup
+    differences: Markup
+    rows: tuple[LevelRow, ...]
+
+
+def level_table(result: Judgement) -> LevelTable:
+    """The three numbers of each level of the policy, bars on common axes."""
+    levels = result.levels
+    excess, chance = result.claim == "excess", result.policy.fpr
+    rates = [line[part]["high"] for line in levels for part in ("labels", "whole") if line[part] is not None]
+    rate = Scale.rates(max(rates, default=chance), chance, None if excess else result.limit)
+    added = [line["added"] for line in levels if line["added"] is not None]
+    lowest, highest = min((a["low"] for a in added), default=0.0), max((a["high"] for a in added), default=0.0)
+    difference = Scale.differences(lowest, highest, result.limit if excess else None)
+    rows = []
+    for line in levels:
+        judged = [e for e in result.judged if e.level == line["patience"]]
+        most = max((adds(result, e) for e in judged if e.pair is not None), default=0.0)
+        found = max((e.found / result.members for e in judged), default=0.0)
+        labels = line["labels"]
+        rows.append(
+            LevelRow(
+                line["patience"],
+                words.asks(line["patience"]),
+                None if labels is None else _cell(labels["tpr"], labels, rate, "baseline"),
+                _bounded(most, line["added"], difference, result.limit if excess else None),
+                _bounded(found, line["whole"], rate, None if excess else result.limit),
+            )
+        )
+    anyway = BASELINES[result.baseline_name]
+    return LevelTable(anyway, percent(chance, 3), rate.axis(), difference.axis(), tuple(rows))
+
+
+def _bounded(value: float, bounds: Mapping[str, float] | None, scale: Scale, limit: float | None) -> Cell | None:
+    if bounds is None:
+        return None
+    tone: Standing = "beside"
+    if limit is not None:
+        tone = "above" if bounds["low"] > limit else "below" if bounds["high"] <= limit else "open"
+    return _cell(value, bounds, scale, tone)
+
+
+def _cell(value: float, bounds: Mapping[str, float], scale: Scale, tone: Standing) -> Cell:
+    low, high = bounds["low"], bounds["high"]
+    interval = words.between(low, high) if scale.unit == "difference" else words.interval(low, high)
+    return Cell(scale.text(value), interval, scale.bar(value, low, high, tone), tone)
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """One of several targets, judged on its own."""
+
+    name: str
+    verdict: str
+    attack: str
+    most_exposed: bool
+    cell: Cell | None
+
+
+@dataclass(frozen=True)
+class TargetTable:
+    """A line for each target."""
+
+    axis: Markup
+    excess: bool
+    rows: tuple[TargetRow, ...]
+
+
+def target_table(result: Judgement) -> TargetTable | None:
+    """All targets, each with its verdict and the attack that decides it; None for one."""
+    if not result.others:
+        return None
+    everyone = sorted((result, *result.others), key=lambda r: -1 if r.target is None else r.target)
+    found = [(r, r.strongest, r.decisive.get(code(r.strongest))) for r in everyone]
+    excess = result.claim == "excess"
+    bounds = [b for *_, b in found if b is not None]
+    ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
+    scale = Scale.differences(*ends, result.limit) if excess else Scale.rates(ends[1], result.policy.fpr, result.limit)
+    rows = []
+    for r, best, b in found:
+        value = adds(r, best) if excess else best.found / r.members
+        cell = None if b is None else _cell(value, {"low": b[0], "high": b[1]}, scale, standing(r, best))
+        name = words.attack_name(best.attack, best.signal)
+        rows.append(TargetRow(f"model {r.target}", r.own_verdict, name, r is result, cell))
+    return TargetTable(scale.axis(), excess, tuple(rows))
+
+
+JUDGED_FIRST, BESIDE_FIRST = 3, 1
+"""Attacks of a level shown at once, judged and not; the weaker ones are folded away."""
 
 
 @dataclass(frozen=True)
@@ -173,99 +324,139 @@ class AttackRow:
     auc: str
     auc_interval: str
     decisive: Rate
+    added: tuple[str, str] | None
     standing: Standing
     bar: Markup
     others: tuple[Rate, ...]
 
 
 @dataclass(frozen=True)
+class LevelGroup:
+    """The attacks of one level of patience: judged ones first, then the baseline, then others."""
+
+    level: int
+    shown: tuple[AttackRow, ...]
+    folded: tuple[AttackRow, ...]
+
+    @property
+    def name(self) -> str:
+        """Heading."""
+        return f"Asked {words.asks(self.level)} about each example"
+
+
+@dataclass(frozen=True)
 class AttackTable:
-    """One configuration as a table; rows from the strongest attack to the weakest."""
+    """One configuration as a table, by level of patience; in each the strongest judged attack first."""
 
     configuration: Configuration
     fpr: str
+    anyway: str
+    excess: bool
+    compares: bool
     others: tuple[str, ...]
     axis: Markup
-    judged: tuple[AttackRow, ...]
-    beside: tuple[AttackRow, ...]
+    groups: tuple[LevelGroup, ...]
 
     @property
-    def shown(self) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
-        """The groups that are shown at once, with their headings."""
-        return _groups(self.judged[: _split(self.judged, FIRST)], self.beside[: _split(self.beside, FIRST_BESIDE)])
-
-    @property
-    def folded(self) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
-        """The groups that are folded away."""
-        return _groups(self.judged[_split(self.judged, FIRST) :], self.beside[_split(self.beside, FIRST_BESIDE) :])
+    def rows(self) -> tuple[AttackRow, ...]:
+        """All of them."""
+        return tuple(row for g in self.groups for row in (*g.shown, *g.folded))
 
     @property
     def folded_sentence(self) -> str:
-        """How many are folded away, and how they stand."""
-        counts: Counter[str] = Counter(row.standing for _, rows in self.folded for row in rows)
+        """How many are folded away, and how they stand; "" for none."""
+        counts: Counter[str] = Counter(row.standing for g in self.groups for row in g.folded)
         parts = [f"{counts[k]} {words.STANDINGS[k]}" for k in words.STANDINGS if counts[k]]
-        return f"{counts.total()} more attacks: {', '.join(parts)}"
+        return f"{counts.total()} more attacks: {', '.join(parts)}" if counts else ""
 
     @property
     def nobody(self) -> bool:
         """Whether some rate needs the footnote about thresholds without false positives."""
-        return any(r.nobody for row in (*self.judged, *self.beside) for r in (row.decisive, *row.others))
+        return any(r.nobody for row in self.rows for r in (row.decisive, *row.others))
 
 
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
-    """One table a configuration, all drawn on axes with one common end."""
-    highest = max(c.result.bounds(a)[1] for c in configurations for a in c.result.attacks)
-    return tuple(_table(c, highest) for c in configurations)
+    """One table a configuration, all drawn on axes with common ends."""
+    results = [c.result for c in configurations]
+    bounds = [b for r in results for a in r.attacks if (b := _compared(r, a)) is not None]
+    ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
+    return tuple(_table(c, *ends) for c in configurations)
 
 
-def standing(result: AuditResult, code: str) -> Standing:
-    """How a judged attack stands to the policy's limit."""
-    bounds = result.decisive.get(code)
-    if bounds is None:
-        return "beside"
-    limit = result.policy.limit
-    return "above" if bounds[0] > limit else "below" if bounds[1] <= limit else "open"
+def _compared(result: AuditResult, attack: Evidence) -> tuple[float, float] | None:
+    """Bounds of what the claim is about."""
+    return result.added(attack) if result.claim == "excess" else result.bounds(attack)
 
 
-def _table(configuration: Configuration, highest: float) -> AttackTable:
+def _table(configuration: Configuration, lowest: float, highest: float) -> AttackTable:
     result = configuration.result
-    policy = result.policy
-    scale = Scale.rates(highest, policy.fpr, policy.max_tpr if policy.claim == "whole" else None)
+    policy, excess = result.policy, result.claim == "excess"
+    scale = (
+        Scale.differences(lowest, highest, result.limit) if excess else Scale.rates(highest, policy.fpr, result.limit)
+    )
     fprs = [r.fpr for r in result.attacks[0].rates if r.fpr != policy.fpr]
-    judged, best = {a.code for a in result.judged}, result.strongest
-    bounds = {a.code: result.bounds(a) for a in result.attacks}
-    ordered = sorted(result.attacks, key=lambda a: (a is not best, -bounds[a.code][1], -a.auc, a.code))
-    rows = [(a.code in judged, _row(result, a, bounds[a.code], a is best, scale, fprs)) for a in ordered]
+    groups = []
+    for level in sorted({a.level for a in result.attacks}):
+        ordered = sorted((a for a in result.attacks if a.level == level), key=lambda a: _place(result, a))
+        rows = [(a, _row(result, a, scale, fprs)) for a in ordered]
+        shown = _shown([row for _, row in rows])
+        groups.append(
+            LevelGroup(
+                level,
+                tuple(row for _, row in rows if row.title in shown),
+                tuple(row for _, row in rows if row.title not in shown),
+            )
+        )
     return AttackTable(
         configuration=configuration,
         fpr=words.percent(policy.fpr, 3),
+        anyway=BASELINES[result.baseline_name],
+        excess=excess,
+        compares=any(a.pair is not None for a in result.attacks),
         others=tuple(words.percent(f, 3) for f in fprs),
         axis=scale.axis(),
-        judged=tuple(row for counts, row in rows if counts),
-        beside=tuple(row for counts, row in rows if not counts),
+        groups=tuple(groups),
     )
 
 
-def _row(
-    result: AuditResult,
-    attack: AttackResult,
-    bounds: tuple[float, float],
-    strongest: bool,
-    scale: Scale,
-    fprs: Sequence[float],
-) -> AttackRow:
-    decisive = attack.at(result.policy.fpr)
-    low, high = bounds
-    stands = standing(result, attack.code)
+def _place(result: AuditResult, a: AttackResult) -> tuple[object, ...]:
+    """Judged attacks first, strongest first; then the baseline; then what was not judged, strongest first."""
+    kinds = {"baseline": 1, "beyond": 2, "beside": 3}
+    bounds = _compared(result, a) or result.bounds(a)
+    return kinds.get(standing(result, a), 0), a is not result.strongest, -bounds[1], -a.auc, a.code
+
+
+def _shown(rows: Sequence[AttackRow]) -> set[str]:
+    """Titles of the rows of a level that are shown at once; a single one is not worth folding away."""
+    judged = [r.title for r in rows if r.standing in ("above", "below", "open")]
+    beside = [r.title for r in rows if r.standing in ("beyond", "beside")]
+    baseline = {r.title for r in rows if r.standing == "baseline"}
+    return {*judged[: _split(judged, JUDGED_FIRST)], *baseline, *beside[: _split(beside, BESIDE_FIRST)]}
+
+
+def _split(rows: Sequence[object], most: int) -> int:
+    return len(rows) if len(rows) <= most + 1 else most
+
+
+def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence[float]) -> AttackRow:
+    at, stands = attack.at(result.policy.fpr), standing(result, attack)
+    added, value = result.added(attack), adds(result, attack)
+    low, high = result.bounds(attack)
+    bar = Markup("")
+    if result.claim == "whole":
+        bar = scale.bar(attack.found / result.members, low, high, stands)
+    elif added is not None:
+        bar = scale.bar(value, *added, stands)
     return AttackRow(
-        name=words.attack_name(attack.attack, attack.signal),
+        name=words.attack_name(attack.attack, attack.signal, attack.level),
         title=attack.code,
-        strongest=strongest,
+        strongest=attack is result.strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),
-        decisive=_rate(decisive, low, high),
+        decisive=_rate(at, low, high),
+        added=None if added is None else (points(value), words.between(*added)),
         standing=stands,
-        bar=scale.bar(decisive.tpr, low, high, stands),
+        bar=bar,
         others=tuple(_rate(r, r.low, r.high) for r in map(attack.at, fprs)),
     )
 
@@ -279,44 +470,6 @@ def _rate(rate: RateAtFpr, low: float, high: float) -> Rate:
     )
 
 
-def _split(rows: Sequence[AttackRow], most: int) -> int:
-    """How many rows are shown at once; a single one is not worth folding away."""
-    return len(rows) if len(rows) <= most + 1 else most
-
-
-def _groups(
-    judged: tuple[AttackRow, ...], beside: tuple[AttackRow, ...]
-) -> tuple[tuple[str, tuple[AttackRow, ...]], ...]:
-    named = (("Judged: the verdict rests on them", judged), ("Shown beside, not judged", beside))
-    return tuple((name, rows) for name, rows in named if rows)
-
-
-@dataclass(frozen=True)
-class ExcessRow:
-    """One attack against the baseline."""
-
-    name: str
-    title: str
-    rate: str
-    difference: str
-    interval: str
-    bar: Markup
-    tone: str
-    says: str
-
-
-@dataclass(frozen=True)
-class ExcessTable:
-    """What the attacks of one configuration find more than the baseline alone, the largest upper bound first."""
-
-    configuration: Configuration
-    baseline: str
-    baseline_rate: str
-    axis: Markup
-    shown: tuple[ExcessRow, ...]
-    folded: tuple[ExcessRow, ...]
-
-
 @dataclass(frozen=True)
 class CauseTable:
     """Versions of the map by kind, each with its bar."""
@@ -324,17 +477,6 @@ class CauseTable:
     fpr: str
     axis: Markup
     groups: tuple[tuple[str, tuple[tuple[Ablation, Markup], ...]], ...]
-
-
-def excess_tables(configurations: Sequence[Configuration]) -> tuple[ExcessTable, ...]:
-    """One table for each configuration that has a baseline, the audited one first."""
-    return tuple(_excess(c) for c in reversed(configurations) if c.result.pairs)
-
-
-def excess_over_baseline(result: AuditResult, attack: str, signal: str) -> float:
-    """TPR of an attack at the policy's rate above that of the baseline, as measured."""
-    rates = {(a.attack, a.signal): a.at(result.policy.fpr).tpr for a in result.attacks}
-    return rates[attack, signal] - _baseline_rate(result)
 
 
 def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
@@ -350,49 +492,3 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
         (words.KINDS[kind], tuple((a, bar(a)) for a in rows)) for kind, rows in groupby(ablations, lambda a: a.kind)
     )
     return CauseTable(words.percent(ablations[0].fpr, 3), scale.axis(), groups)
-
-
-def _baseline_rate(result: AuditResult) -> float:
-    baseline = next(a for a in result.attacks if a.title == result.baseline)
-    return baseline.at(result.policy.fpr).tpr
-
-
-def _excess(configuration: Configuration) -> ExcessTable:
-    result = configuration.result
-    policy = result.policy
-    bounds = {p: result.excess(p) for p in result.pairs}
-    limit = policy.limit if policy.claim == "excess" else None
-    scale = Scale.differences(min(low for low, _ in bounds.values()), max(high for _, high in bounds.values()), limit)
-    best = result.strongest
-    ordered = sorted(bounds, key=lambda p: ((p.attack, p.signal) != (best.attack, best.signal), -bounds[p][1]))
-    rows = tuple(_pair(result, p, bounds[p], scale) for p in ordered)
-    first = len(rows) if len(rows) <= FIRST + 1 else FIRST
-    return ExcessTable(
-        configuration,
-        result.baseline,
-        words.percent(_baseline_rate(result)),
-        scale.axis(),
-        rows[:first],
-        rows[first:],
-    )
-
-
-def _pair(result: AuditResult, pair: Pair, bounds: tuple[float, float], scale: Scale) -> ExcessRow:
-    low, high = bounds
-    difference = excess_over_baseline(result, pair.attack, pair.signal)
-    code = f"{pair.attack} on {pair.signal}"
-    if result.policy.claim == "excess":
-        tone: str = standing(result, code)
-        says = words.STANDINGS[tone]
-    else:
-        tone, says = ("open", "adds something") if low > 0 else ("beside", "not shown to add")
-    return ExcessRow(
-        words.attack_name(pair.attack, pair.signal),
-        code,
-        words.percent(difference + _baseline_rate(result)),
-        words.points(difference),
-        f"{words.points(low)} to {words.points(high)}",
-        scale.bar(difference, low, high, tone),
-        tone,
-        says,
-    )

@@ -10,40 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safexplain.audit.report.model import NATIVE, Configuration
-from safexplain.verdict.evidence import ATTACK_NAMES, AVERAGED, Control, signal_name
-from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Control, signal_name, split_level
+from safexplain.verdict.judgement import MAIN, AuditResult, Judgement
 from safexplain.verdict.policy import Policy
-
-ASKED = {
-    "near_": "near-duplicates of each example (moved by a pixel, slightly noisy), their answers averaged",
-    "repeated_": "the same query again, its answers averaged",
-}
-"""Prefix of the signals of an adaptive query -> what was asked."""
-
-FIRST = (
-    (
-        "These attacks, not every attack.",
-        "The result is empirical. “Certified” says that none of the attacks listed here finds more than the policy"
-        " allows; a stronger attack, or one with more reference models, may. A proven leak stands either way.",
-    ),
-    (
-        "Examples drawn like the scored ones.",
-        "The bounds hold for further members and non-members from the same source, for these models as they are."
-        " They include the uncertainty of the threshold; they do not include how another training run would differ,"
-        " and say nothing of other people or another population.",
-    ),
-)
-LAST = (
-    (
-        "Not differential privacy.",
-        "No guarantee for each person follows: the rates are averages over members, and a few unusual examples"
-        " can be more exposed.",
-    ),
-    (
-        "This model and this configuration.",
-        "Another model, explainer, data set or hardening needs its own audit.",
-    ),
-)
 
 
 def limits(result: AuditResult, other_key: bool | None) -> tuple[tuple[str, str], ...]:
@@ -54,22 +23,87 @@ def limits(result: AuditResult, other_key: bool | None) -> tuple[tuple[str, str]
         other_key: whether the attacker's reference models answered with another noise key than the target; None: there
             is no key, or it is not known.
     """
-    rows = [*FIRST, ("Adaptive queries only as far as they were asked.", _queries(result, other_key))]
-    if result.references == 0:
-        rows.insert(1, ("No reference models.", "Only thresholds could be tried, which are weak attacks."))
-    return (*rows, *LAST)
-
-
-def _queries(result: AuditResult, other_key: bool | None) -> str:
-    signals = [part for a in result.judged for part in a.signal.split("+")]
-    asked = [ASKED[prefix] for prefix in AVERAGED if any(s.startswith(prefix) for s in signals)]
-    text = f"Attacked beside the plain query: {'; '.join(asked)}." if asked else "Each example was asked about once."
-    if not any(s.startswith("repeated_") for s in signals):
-        text += (
-            " Repeating a query was not attacked: it was not tried, or the same query always got the same answer."
-            if asked
-            else " Near-duplicates and repeated queries were not attacked."
+    rows = [
+        (
+            "These attacks, not every attack.",
+            "The result is empirical. “Certified” says that none of the judged attacks"
+            f" {'adds' if result.claim == 'excess' else 'finds'} more than the policy allows; a stronger attack, or one"
+            " with more reference models, may. A proven leak stands either way.",
         )
+    ]
+    if result.references == 0:
+        rows.append(("No reference models.", "Only thresholds could be tried, which are weak attacks."))
+    elif result.references < result.policy.references:
+        rows.append(
+            (
+                "Few reference models.",
+                f"{count(result.references, 'reference model')} stood behind the attacks, where the policy asks for"
+                f" {result.policy.references:,}: an attacker who trains more finds more.",
+            )
+        )
+    rows.append((_asked_headline(result), _asked(result, other_key)))
+    rows.append(_compared(result))
+    if result.mixture > 1:
+        rows.append(
+            (
+                "A mixture, and none of its models alone.",
+                f"The examples belong to {result.mixture} models, each of which answered about its own. One of them may"
+                " leak more than the mixture does; to certify a model, audit it alone.",
+            )
+        )
+    rows.append(
+        (
+            "Examples drawn like the scored ones.",
+            "The bounds hold for further members and non-members from the same source, for these models as they are."
+            " They include the uncertainty of the threshold; they do not include how another training run would differ,"
+            " and say nothing of other people or another population.",
+        )
+    )
+    if result.grouped is None:
+        rows.append(
+            (
+                "Every example counts as one on its own.",
+                "Near-copies, or several examples of one person, are in the training set together and make the bounds"
+                " look surer than they are. Where there are such, name them in the signals (groups).",
+            )
+        )
+    if result.uses is None and result.split == "certification":
+        rows.append(
+            (
+                "Uses of the examples were not counted.",
+                "Nobody can tell how many configurations were judged on them before this one was chosen.",
+            )
+        )
+    return (
+        *rows,
+        (
+            "Not differential privacy.",
+            "No guarantee for each person follows: the rates are averages over members, and a few unusual examples"
+            " can be more exposed.",
+        ),
+        (
+            "This model and this configuration.",
+            "Another model, explainer, data set or hardening needs its own audit.",
+        ),
+    )
+
+
+def _asked_headline(result: AuditResult) -> str:
+    most = max(e.level for e in result.judged) if result.judged else 1
+    return "One query an example." if most == 1 else f"Queries of these kinds, up to {most:,} an example."
+
+
+def _asked(result: AuditResult, other_key: bool | None) -> str:
+    levels = sorted({e.level for e in result.judged}) or [1]
+    if levels[-1] == 1:
+        text = "Each example was asked about once: nobody averaged the answers to several queries."
+    else:
+        text = (
+            f"Attacked was an attacker who asks {listed([asks(level) for level in levels])} about each example, each"
+            " time with a little random noise on it, and averages the answers."
+        )
+    if result.missing:
+        text += f" The signals say nothing of one who asks {listed([asks(level) for level in result.missing])}."
     if other_key is not None:
         text += (
             " The attacker knew the hardening but not the key: the reference models answered with another one."
@@ -77,9 +111,53 @@ def _queries(result: AuditResult, other_key: bool | None) -> str:
             else " The attacker's reference models answered with the key of the service, which favours the attacker."
         )
     return (
-        f"{text} Not attacked: many more queries, queries optimised for one example, explanations of different outputs"
-        " or methods combined, and attackers who work together."
+        f"{text} Not attacked: more queries, queries optimised for one example, explanations of other outputs or by"
+        " other methods than those released, and attackers who work together."
     )
+
+
+def _compared(result: AuditResult) -> tuple[str, str]:
+    """What the claim leaves out."""
+    anyway = BASELINES[result.baseline_name]
+    if result.policy.claim == "whole":
+        return (
+            "The whole release.",
+            f"The bounds are of what explanations and {anyway} tell together; where the {anyway} alone find as much,"
+            " hardening the explanations changes nothing.",
+        )
+    if result.claim == "whole":
+        return (
+            f"No {anyway} to compare with.",
+            f"The signals hold no {anyway} of the same queries, or too few models, so that what explanations add to"
+            f" them could not be judged; an attacker who sees the {anyway}, too, may find more than is said here.",
+        )
+    found = [(e.found / result.members, e.level) for e in result.evidence if e.attack == result.baseline_name]
+    text = (
+        f"The verdict is about what explanations add. What the {anyway} tell by themselves is released anyway and not"
+        " limited by it"
+    )
+    if found:
+        rate, level = max(found)
+        text += (
+            f": here they give away {percent(rate)} of the members to whoever asks {asks(level)} about each example, at"
+            f" {percent(result.policy.fpr, 3)} false positives"
+        )
+    return (f"Beyond the {anyway}.", f"{text}. The way to lower that is another training, or a budget of queries.")
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items joined by commas and "or"."""
+    return " or ".join(filter(None, (", ".join(items[:-1]), items[-1])))
+
+
+def count(n: int, what: str) -> str:
+    """A number and what it counts."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def asks(level: int) -> str:
+    """How often an attacker of a level of patience asks about each example."""
+    return "once" if level == 1 else f"{level:,} times"
 
 
 VERDICTS = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
@@ -113,7 +191,14 @@ NUMBERS = {
 STATES = {True: "failed", False: "passed", None: "not run"}
 """A control's outcome."""
 
-STANDINGS = {"above": "above the limit", "below": "within the limit", "open": "undecided", "beside": "not judged"}
+STANDINGS = {
+    "above": "above the limit",
+    "below": "within the limit",
+    "open": "undecided",
+    "beyond": "not judged, and above the limit",
+    "baseline": "released anyway",
+    "beside": "not judged",
+}
 """How an attack stands to the limit."""
 
 KINDS = {
@@ -147,18 +232,29 @@ def points(difference: float, digits: int | None = None) -> str:
     return text.replace("-", "−")
 
 
+def between(low: float, high: float) -> str:
+    """Two differences of shares as a range of percentage points."""
+    return f"{points(low)} to {points(high)}"
+
+
 def interval(low: float, high: float) -> str:
     """Two shares as a range, one decimal."""
     return f"{100 * low:.1f}–{100 * high:.1f}%"
 
 
-def attack_name(attack: str, signal: str) -> str:
-    """Readable name of an attack and what it reads."""
-    parts, averaged = signal.split("+"), ""
-    for prefix, what in AVERAGED.items():
-        if len(parts) > 1 and all(part.startswith(prefix) for part in parts):
-            parts, averaged = [part.removeprefix(prefix) for part in parts], f" ({what})"
-    return f"{ATTACK_NAMES.get(attack, attack)} · {', '.join(signal_name(part) for part in parts)}{averaged}"
+def attack_name(attack: str, signal: str, level: int | None = None) -> str:
+    """Readable name of an attack and what it reads.
+
+    Args:
+        attack: as the JSON has it.
+        signal: likewise.
+        level: of patience, where it is said elsewhere: the signals' names then leave it out.
+    """
+    parts = [split_level(part) for part in signal.split("+")]
+    names = [
+        signal_name(name if of == level else part) for (name, of), part in zip(parts, signal.split("+"), strict=True)
+    ]
+    return f"{ATTACK_NAMES.get(attack, attack)} · {', '.join(names)}"
 
 
 def release_name(configuration: Configuration) -> str:
@@ -173,39 +269,85 @@ def released(policy: Policy) -> str:
     return "the explanation and the label that it explains"
 
 
-def policy_sentence(policy: Policy) -> str:
+def about(result: Judgement) -> str:
+    """What the verdict is about, where that is not one model; "" for one."""
+    if result.mixture > 1:
+        return f"about the mixture of {result.mixture} models, and about none of them alone"
+    if result.targets > 1 and result.verdict == "certified":
+        return f"about each of {result.targets} models"
+    if result.targets > 1:
+        return f"about {result.targets} models, of which model {result.target} is the most exposed"
+    return ""
+
+
+def policy_sentence(result: AuditResult) -> str:
     """The policy, for a reader who has not met true- and false-positive rates."""
-    fpr = percent(policy.fpr, 3)
-    if policy.claim == "excess":
-        alone = "the prediction" if policy.release == "explanation+prediction" else "the label"
-        return (
-            f"an attacker with at most {fpr} false positives among the non-members must not find more than"
-            f" {percent(policy.limit, 3)} of the members more with the explanation than with {alone} alone, which is"
-            " released anyway."
+    policy = result.policy
+    fpr, often = percent(policy.fpr, 3), asks(max(policy.patience))
+    who = f"an attacker who asks {'up to ' if max(policy.patience) > 1 else ''}{often} about each example"
+    if result.claim == "excess":
+        text = (
+            f"{who} must, at a false-positive rate of {fpr}, not find more than {points(result.limit, 3)} percentage"
+            f" points more of the members with the explanations than with the {BASELINES[result.baseline_name]} of the"
+            " same queries alone, which are released anyway."
         )
-    return (
-        f"an attacker who sees {released(policy)} must, at a false-positive rate of {fpr}, not find more"
-        f" than {percent(policy.max_tpr, 3)} of the members. Guessing finds {fpr}."
-    )
+    else:
+        text = (
+            f"{who} and sees {released(policy)} must, at a false-positive rate of {fpr}, not find more"
+            f" than {percent(result.limit, 3)} of the members. Guessing finds {fpr}."
+        )
+    return f"{text} Why: {policy.reason.rstrip('.')}." if policy.reason else text
 
 
 def confidence_sentence(result: AuditResult) -> str:
     """What the bounds of the judged attacks promise."""
-    joint, each, n = percent(result.policy.confidence, 4), percent(result.judged_confidence, 4), len(result.judged)
-    attacks = "the judged attack" if n == 1 else f"each of the {n} judged attacks"
+    joint, n = percent(result.policy.confidence, 4), len(result.judged)
+    if not n:
+        return "No attack was judged."
+    attacks = "the judged attack" if n == 1 else f"the {n} judged attacks"
+    among = f" on each of the {result.targets} models" if result.targets > 1 else ""
+    main = [e for e in result.judged if e.attack == MAIN]
+    half = f", half of the risk being that of the {len(main)} called stacked" if 0 < len(main) < n else ""
     return (
-        f"Of {attacks}, the lower bound holds with {each} confidence"
-        + ("" if n == 1 else f", so that all of them hold together with {joint}")
-        + f", and the upper bound with {joint}. Both include the uncertainty of the threshold."
+        f"The lower bounds of {attacks}{among} hold together with {joint} confidence{half}; the upper bound of each"
+        f" holds with {joint}. Both include the uncertainty of the threshold."
     )
 
 
 def scored_sentence(result: AuditResult) -> str:
     """How much evidence there is."""
-    references = "no reference models" if not result.references else f"{result.references:,} reference models"
-    if result.references == 1:
-        references = "1 reference model"
-    return f"{result.members:,} members and {result.non_members:,} non-members were scored, with {references}."
+    references = f"with {count(result.references, 'reference model')}" if result.references else "without references"
+    text = f"{result.members:,} members and {result.non_members:,} non-members were scored, {references}."
+    if result.grouped is not None:
+        text += (
+            f" These are groups of examples that belong together, {result.grouped:,} examples in all: a group counts"
+            " once on each side."
+        )
+    return text
+
+
+def reading_sentence(result: AuditResult) -> str:
+    """How a line of the table of levels is read, by the example of the last one that was judged."""
+    lines = [line for line in result.levels if line["whole"] is not None]
+    if not lines:
+        return ""
+    line, anyway = lines[-1], BASELINES[result.baseline_name]
+    labels, added, whole = line["labels"], line["added"], line["whole"]
+    who = (
+        f"An attacker who asks {asks(line['patience'])} about each example, and takes at most"
+        f" {percent(result.policy.fpr, 3)} of the non-members for members,"
+    )
+    together = f"between {percent(whole['low'])} and {percent(whole['high'])} of the members"
+    if labels is None:
+        return f"{who} finds {together}."
+    text = f"{who} finds {percent(labels['tpr'])} of the members by the {anyway} alone"
+    if added is None:
+        return f"{text}, and {together} with the explanations."
+    allowed = f"; the policy allows {points(result.limit)}" if result.claim == "excess" else ""
+    return (
+        f"{text}. The explanations that come with them add between {points(added['low'])} and {points(added['high'])}"
+        f" percentage points{allowed}, and all together finds {together}."
+    )
 
 
 @dataclass(frozen=True)
@@ -221,17 +363,16 @@ class Fact:
 def facts(configuration: Configuration) -> tuple[Fact, ...]:
     """What the sample was, could decide, would need to be, and how often it was used."""
     result = configuration.result
-    references = f"{result.references:,} reference model{'' if result.references == 1 else 's'}"
     rest = {k: n for k, n in result.sizes.items() if n and k != result.split}
     aside = "".join(f"; {n:,} examples for {name} set aside" for name, n in rest.items() if name != "certification")
+    what = "members and non-members"
+    if result.grouped is not None:
+        what = f"groups of members and of non-members, {result.grouped:,} examples in all"
     found = [
-        Fact(
-            "Scored once each",
-            f"{result.members:,} + {result.non_members:,}",
-            f"members and non-members, with {references if result.references else 'no reference models'}{aside}",
-        )
+        Fact("Scored once each", f"{result.members:,} + {result.non_members:,}", f"{what}{aside}"),
+        _references(result),
     ]
-    if result.policy.claim == "whole":
+    if result.claim == "whole":
         found.append(
             Fact(
                 "At best certifiable",
@@ -244,6 +385,13 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
     return (*found, _uses(result, configuration.name == NATIVE))
 
 
+def _references(result: AuditResult) -> Fact:
+    asked = result.policy.references
+    if result.references < asked:
+        return Fact("Reference models", f"{result.references:,}", f"where a certificate takes at least {asked:,}", True)
+    return Fact("Reference models", f"{result.references:,}", f"of at least {asked:,} that the policy asks for")
+
+
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Whose controls are shown: the audited configuration, and others if one of theirs failed."""
     audited = configurations[-1]
@@ -254,7 +402,7 @@ def with_controls(configurations: Sequence[Configuration]) -> list[Configuration
 def _needed(result: AuditResult) -> list[Fact]:
     if result.failed:
         return [Fact("Would decide", "no sample", "as long as a control fails, no number of examples decides", True)]
-    if result.policy.claim == "excess" or not result.references or result.split != "certification":
+    if result.claim == "excess" or result.obstacles:
         return []
     n = result.needed
     if n is None:
@@ -282,10 +430,11 @@ def _uses(result: AuditResult, native: bool) -> Fact:
         )
     match result.uses:
         case None:
+            why = ", as the policy allows" if result.policy.uncounted else ", so that nothing can be certified"
             return Fact(
                 "Uses of these examples",
                 "not counted",
-                "so nobody can tell whether this configuration was chosen by a verdict on the same examples",
+                f"nobody can tell whether this configuration was chosen by a verdict on the same examples{why}",
                 True,
             )
         case 1:
