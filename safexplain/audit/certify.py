@@ -1,8 +1,8 @@
 """From signals to a verdict: split, attack, run the controls, count, judge; `verdict.judgement` has the rule.
 
-Each target is judged on its own, and the most exposed one speaks for all. Of each attack's scores, `conclude` counts the
-members above the ranks that the policy fixed, alone and beside the baseline of the same level of patience: what the
-labels (or predictions) of the same queries tell.
+Each target is judged on its own, and the most exposed one speaks for all. Of each attack's scores, `conclude` counts
+the members above the ranks that the policy fixed, alone and beside the baseline of the same level of patience: what
+the labels (or predictions) of the same queries tell.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
-from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, values_of
+from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting
 from safexplain.audit.controls.differences import blind_baseline, null_model, other_source, shuffled_membership
 from safexplain.audit.controls.strength import recipe_fit, reference_coverage
-from safexplain.audit.exposure import most_exposed, slices_of
+from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.audit.holdout_uses import Uses, uses_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
@@ -151,7 +151,7 @@ class _Judge:
         weights = None if groups is None else weights_of(member, groups)
         about = f"model {target}, " if targets > 1 else ""
 
-        def told(stage: str, done: int, total: int, note: str = "") -> None:
+        def told(stage: str, done: float, total: float, note: str = "") -> None:
             self.progress(f"{about}{stage}", done, total, note)
 
         scorer = Scorer(signals, rows, target=target, training=self.splits.training, seed=self.seed, progress=told)
@@ -195,8 +195,8 @@ class _Judge:
         parts = {name: values[scored] for name, values in signals.slices.items()}
         return replace(
             result,
-            slices=slices_of(best, member, parts, policy, weights),
-            exposed=most_exposed(best, member, self.exposed, index) if self.exposed else (),
+            slices=by_slice(best, member, parts, policy, groups=groups, seed=self.seed),
+            exposed=most_exposed(best, member, self.exposed, at=index, groups=groups) if self.exposed else (),
         )
 
     def _null(self, scorer: Scorer, target: int, judged: Sequence[bool]) -> tuple[dict[str, NDArray[np.float64]], str]:

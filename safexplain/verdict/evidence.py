@@ -71,7 +71,9 @@ class Evidence:
             str(content["signal"]),
             content["role"],
             whole_in(content, "level"),
-            *(count_in(content, name) for name in ("found", "upper_bound_count", "lower_bound_count")),
+            count_in(content, "found"),
+            count_in(content, "upper_bound_count"),
+            count_in(content, "lower_bound_count"),
             None if pair is None else PairedCounts.from_dict(pair),
         )
 

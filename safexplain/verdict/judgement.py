@@ -110,7 +110,7 @@ class Judgement:
         room = self.members * (1 + 1e-9)
         for e in self.evidence:
             few, many = e.lower_bound_count, e.upper_bound_count
-            if e.role not in ROLES or e.level < 1 or not 0 <= min(few, e.found) or not max(many, e.found) <= room:
+            if e.role not in ROLES or e.level < 1 or min(few, e.found) < 0 or max(many, e.found) > room:
                 raise InputError(f"evidence out of range: {e} with {self.members} members")
             if few > many * (1 + 1e-9):
                 raise InputError(f"evidence is impossible: {few} members above the higher threshold, {many} below")
@@ -120,7 +120,7 @@ class Judgement:
                     raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
-        if self.mixture < 1 or self.targets != len(self.others) + 1 and self.others:
+        if self.mixture < 1 or (self.others and self.targets != len(self.others) + 1):
             raise InputError(f"expected judgements of {self.targets} targets, got {len(self.others) + 1}")
 
     # ------------------------------------------------------------------------------------ what is judged
@@ -209,7 +209,7 @@ class Judgement:
     @cached_property
     def beyond(self) -> tuple[Evidence, ...]:
         """Attacks that were run and not judged, whose lower bound is above the limit; the clearest first."""
-        found = []
+        found: list[tuple[float, int, Evidence]] = []
         for e in self.evidence:
             bounds = None if self.is_judged(e) else (self.bounds(e) if self.claim == "whole" else self.added(e))
             if bounds is not None and bounds[0] > self.limit:
@@ -295,9 +295,10 @@ class Judgement:
         if self.own_verdict != "inconclusive":
             return ()
         found = [] if self.judged else ["there is no attack to judge"]
-        if self.decisive and max(high for _, high in self.decisive.values()) > self.limit:
-            if not any(low > self.limit for low, _ in self.decisive.values()):  # else a leak, were it not for a control
-                found.append("the interval is too wide to decide")
+        bounds = self.decisive.values()
+        leak = any(low > self.limit for low, _ in bounds)  # were it not for a control
+        if not leak and any(high > self.limit for _, high in bounds):
+            found.append("the interval is too wide to decide")
         return (*self.obstacles, *found) if self.judged else (*found, *self.obstacles)
 
     @cached_property

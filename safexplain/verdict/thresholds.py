@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
     return order
 
 
-def weights_of(member: NDArray[np.bool_], groups: NDArray[np.int64] | None) -> NDArray[np.float64]:
+def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | None) -> NDArray[np.float64]:
     """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
 
     Args:

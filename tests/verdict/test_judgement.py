@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safexplain.verdict.stats.paired import PairedCounts, rank_at, window_ranks
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
@@ -20,6 +19,7 @@ from safexplain.verdict.evidence import EXIT_CODES, Control, Evidence, is_judged
 from safexplain.verdict.judgement import MAIN, Judgement, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
+from safexplain.verdict.stats.paired import PairedCounts, rank_at, window_ranks
 from safexplain.verdict.thresholds import lower_bound_rank, upper_bound_rank
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15, claim="whole", patience=(1,), references=1, uncounted=True)

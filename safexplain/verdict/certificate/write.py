@@ -56,7 +56,7 @@ def statement(
         notes: caveats a reader must know.
         privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
         canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
-        native: `AuditResult.summary()` of the explanation without hardening, which was audited beside; None: this is it.
+        native: `AuditResult.summary()` of the explanation without hardening, audited beside it; None: this is it.
         limits: what the audit does not show, each a headline and a sentence.
     """
     content = {
