@@ -26,11 +26,11 @@ from safexplain.cli.console import (
     Seed,
     attack_table,
     choose_folder,
-    controls_line,
     device_of,
     make_folder,
     resumable,
     show_audit,
+    show_verdict,
 )
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, find_row
@@ -158,8 +158,8 @@ def attack_command(
     else:
         console = Console()
         console.print(attack_table(result))
-        console.print(result.sentence, highlight=False)
-        console.print(controls_line(result), style="dim", highlight=False)
+        console.print()
+        show_verdict(console, result)
     return result.exit_code
 
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
-from safexplain.verdict.evidence import ATTACK_NAMES, Verdict, is_judged, signal_name
-from safexplain.verdict.judgement import AttackResult, AuditResult
+from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Evidence, Verdict, code, signal_name
+from safexplain.verdict.judgement import AuditResult, Judgement
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -104,8 +104,8 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
     else:
         console = Console()
         console.print(verdict_table(found.configurations))
-        console.print(found.result.sentence, highlight=False)
-        console.print(controls_line(found.result), style="dim", highlight=False)
+        console.print()
+        show_verdict(console, found.result)
         for note in found.notes:
             console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
         console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
@@ -114,61 +114,140 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
     return found.exit_code
 
 
+def show_verdict(console: Console, result: AuditResult) -> None:
+    """The levels of patience, the targets where there are several, the sentence with its caveats, and the controls."""
+    if result.others:
+        console.print(target_table(result))
+        console.print()
+    console.print(level_table(result))
+    console.print()
+    console.print(result.sentence, highlight=False, markup=False)
+    console.print(controls_line(result), style="dim", highlight=False, markup=False)
+
+
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
-    """A line for each released configuration: its verdict, its strongest attack, and what the label alone gives."""
-    policy = configurations[-1].result.policy
+    """A line for each released configuration: its verdict, its strongest attack, and what the verdict is asked of."""
+    policy, excess = configurations[-1].result.policy, any(c.result.claim == "excess" for c in configurations)
+    numbers = ("adds, in\npoints",) if excess else ("AUC", "found")
     title = f"Members found at a false-positive rate of at most {_percent(policy.fpr)}"
-    caption = f"The policy allows {_percent(policy.max_tpr)}; guessing finds {_percent(policy.fpr)}."
-    table = result_table(
-        title, ("released", "verdict", "strongest attack"), ("AUC", "found", "label\nalone", "top 10%\nkept")
-    )
-    table.caption, table.caption_justify = caption, "left"
+    table = result_table(title, ("released", "verdict", "strongest judged attack"), (*numbers, "top 10%\nkept"))
     for c in configurations:
         r, best = c.result, c.result.strongest
         low, high = r.bounds(best)
-        label = next((a for a in r.attacks if a.role == "label"), None)
+        whole = (f"{best.auc:.3f}", f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]")
+        kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
+        table.add_row(c.name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess else whole), kept)
+    return table
+
+
+def level_table(result: AuditResult) -> Table:
+    """Labels of the same queries, what the explanation adds, and both together, at each level of patience."""
+    anyway, excess = BASELINES[result.baseline_name], result.claim == "excess"
+    title = "What an attacker finds who asks about each example"
+    if result.mixture > 1:
+        title += f" (a mixture of {result.mixture} models)"
+    table = result_table(title, ("asks",), (f"{anyway} alone", "explanations add", "both together"))
+    for line in result.levels:
+        labels, added, whole = line["labels"], line["added"], line["whole"]
         table.add_row(
-            c.name,
-            f"[{STYLES[r.verdict]}]{WORDS[r.verdict]}[/]",
-            _lines(best),
-            f"{best.auc:.3f}",
-            f"{best.at(policy.fpr).tpr:.1%}\n[dim]{low:.1%}-{high:.1%}[/]",
-            f"{label.at(policy.fpr).tpr:.1%}" if label else "",
-            f"{c.utility.top_overlap:.0%}" if c.utility else "",
+            asks(line["patience"]),
+            "" if labels is None else f"{labels['tpr']:.1%} [dim]({labels['low']:.1%}-{labels['high']:.1%})[/]",
+            "" if added is None else f"{_points(added['low'])} to {_points(added['high'])}",
+            "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}",
         )
+    allowed = (
+        f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
+        if excess
+        else f"The policy allows {_percent(result.limit)} to be found by all together."
+    )
+    table.caption, table.caption_justify = f"At {_percent(result.policy.fpr)} false positives. {allowed}", "left"
+    return table
+
+
+def target_table(result: AuditResult) -> Table:
+    """A line for each target, judged on its own."""
+    excess = result.claim == "excess"
+    title = f"{result.targets} models, each judged on its own"
+    table = result_table(title, ("model", "verdict", "strongest judged attack"), ("adds" if excess else "found",))
+    for r in sorted((result, *result.others), key=lambda one: -1 if one.target is None else one.target):
+        best = r.strongest
+        low, high = r.bounds(best)
+        shown = _added(r, best) if excess else f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]"
+        mark = " (below)" if r is result else ""
+        table.add_row(f"{r.target}{mark}", _badge(r.own_verdict), _lines(best), shown)
     return table
 
 
 def attack_table(result: AuditResult) -> Table:
-    """A line for each attack."""
-    policy = result.policy
-    title = f"{result.members} members, {result.non_members} non-members, {result.references} reference models"
-    table = result_table(
-        title, ("attack", "signal"), ("AUC", f"TPR at {_percent(policy.fpr)}", "bounds", "realised FPR")
+    """A line for each attack, by level of patience; dim where the verdict does not rest on it."""
+    policy, anyway = result.policy, BASELINES[result.baseline_name]
+    title = f"{result.members:,} members, {result.non_members:,} non-members, {result.references} reference models"
+    if result.grouped is not None:
+        title = f"{title} ({result.grouped:,} examples in groups)"
+    compares = any(a.pair is not None for a in result.attacks)
+    numbers = ("AUC", f"TPR at\n{_percent(policy.fpr)}", "bounds", *((f"more than\n{anyway}",) if compares else ()))
+    table = result_table(title, ("attack", "reads"), numbers)
+    beyond = {code(e) for e in result.beyond}
+    for level in sorted({a.level for a in result.attacks}):
+        table.add_section()
+        table.add_row(f"[bold]asked {asks(level)}[/]")
+        rows = [a for a in result.attacks if a.level == level]
+        for a in sorted(rows, key=lambda a: not result.is_judged(a)):
+            low, high = result.bounds(a)
+            mark = " [yellow]!![/]" if a.code in beyond else ""
+            cells = [f"{a.auc:.3f}", f"{a.found / result.members:.1%}", f"{low:.1%}-{high:.1%}"]
+            if compares:
+                added = result.added(a)
+                cells.append("" if added is None else f"{_points(added[0])} to {_points(added[1])}")
+            reads = re.sub(rf"@{level}(?!\d)", "", a.signal)
+            table.add_row(
+                ATTACK_NAMES.get(a.attack, a.attack) + mark,
+                signal_name(reads),
+                *cells,
+                style=None if result.is_judged(a) else "dim",
+            )
+    table.caption, table.caption_justify = (
+        "Dim: shown beside, not judged." + (" !!: not judged, and above the limit." if beyond else ""),
+        "left",
     )
-    table.caption, table.caption_justify = "Dim: shown beside, not judged.", "left"
-    for a in result.attacks:
-        rate = a.at(policy.fpr)
-        low, high = result.bounds(a)
-        style = None if is_judged(a.role, policy) else "dim"
-        cells = (f"{a.auc:.3f}", f"{rate.tpr:.1%}", f"{low:.1%}-{high:.1%}", f"{rate.realised_fpr:.2%}")
-        table.add_row(ATTACK_NAMES.get(a.attack, a.attack), signal_name(a.signal), *cells, style=style)
     return table
 
 
+def asks(level: int) -> str:
+    """How often an attacker of a level of patience asks."""
+    return "once" if level == 1 else f"{level:,} times"
+
+
 def controls_line(result: AuditResult) -> str:
-    """Which controls passed, which failed, which could not be run."""
+    """Which controls passed, which failed, and why others could not be run."""
     kinds = {
         "passed": [c.name for c in result.controls if c.failed is False],
         "FAILED": [c.name for c in result.controls if c.failed],
-        "not run": [c.name for c in result.controls if c.failed is None],
+        "not run": [f"{c.name} ({c.says})" for c in result.controls if c.failed is None],
     }
     found = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
     used = "" if result.uses in (None, 1) else f" These examples have been used for {result.uses} verdicts."
-    return f"Controls: {found}.{used}"
+    return f"Controls: {found or 'none'}.{used}"
 
 
-def _lines(attack: AttackResult) -> str:
+def _badge(verdict: Verdict) -> str:
+    return f"[{STYLES[verdict]}]{WORDS[verdict]}[/]"
+
+
+def _added(result: Judgement, e: Evidence) -> str:
+    """How much more than the baseline an attack finds, and the bounds of that."""
+    bounds = result.added(e)
+    if bounds is None or e.pair is None:
+        return ""
+    estimate = (e.pair.only - e.pair.missed) / result.members
+    return f"{_points(estimate)}\n[dim]{_points(bounds[0])} to {_points(bounds[1])}[/]"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"
+
+
+def _lines(attack: Evidence) -> str:
     name = ATTACK_NAMES.get(attack.attack, attack.attack)
     return f"{name if name.isupper() else name.lower()}\n[dim]{signal_name(attack.signal)}[/]"
 
@@ -177,7 +256,7 @@ def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -
     """Text columns flush left, then numbers flush right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*texts, *numbers):
-        table.add_column(name, justify="left" if name in texts else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in texts else "right", overflow="fold", no_wrap=name == "verdict")
     return table
 
 

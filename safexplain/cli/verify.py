@@ -7,6 +7,7 @@ to blame for, in one line; 2 wrong usage.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import write_json
+from safexplain.verdict.evidence import BASELINES
+from safexplain.verdict.judgement import Judgement
 
 __all__ = ["sign_command", "verify_command"]
 
@@ -97,8 +100,18 @@ def _content(certificate: Certificate) -> dict[str, Any]:
     judgement, predicate = certificate.judgement, certificate.statement["predicate"]
     return {
         "verdict": judgement.verdict,
+        "sentence": judgement.sentence,
+        "claim": judgement.claim,
+        "limit": judgement.limit,
         "bound": judgement.bound,
+        "levels": judgement.levels,
+        "mixture": judgement.mixture,
+        "targets": judgement.targets,
+        "grouped": judgement.grouped,
+        "omitted": list(judgement.omitted),
         "policy": judgement.policy.to_dict(),
+        "native": certificate.native,
+        "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
         **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
@@ -116,21 +129,35 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     except ConfigurationError as error:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
-    measure = "of the members" if policy.claim == "whole" else f"of the members more than {judgement.baseline} alone"
+    anyway = BASELINES[judgement.baseline_name]
+    measure = (
+        f"more of the members than the {anyway} of the same queries"
+        if judgement.claim == "excess"
+        else "of the members"
+    )
+    most = max(policy.patience)
+    asked = "once" if most == 1 else f"up to {most} times (judged: {', '.join(map(str, policy.patience))})"
     not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
     if not judgement.controls:
         not_run = ["no control was run"]
     uses = judgement.uses
+    sign = "+" if judgement.claim == "excess" else ""
+    policy_limit = f"{judgement.limit:{sign}.1%}"
+    grouped = "" if judgement.grouped is None else f" (groups of {judgement.grouped:,} examples)"
     return {
         "verdict": judgement.verdict,
         "signed": SIGNATURES[certificate.signature],
         "model": ", ".join(certificate.subject),
         "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
         "hardening": repr(hardening),
-        "policy": f"at most {policy.limit:.1%} {measure} found at a false-positive rate of {policy.fpr:.1%},"
-        f" {policy.confidence:.0%} confidence; released: {policy.release}",
-        "bound": f"{judgement.bound:.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
-        f" non-members and {judgement.references} reference models",
+        "about": _about(judgement),
+        "attacker": f"asks {asked} about each example; released: {policy.release}",
+        "policy": f"at most {policy_limit} {measure} found at a false-positive rate of {policy.fpr:.1%},"
+        f" {policy.confidence:.0%} confidence{f'; {policy.reason}' if policy.reason else ''}",
+        "bound": f"{judgement.bound:{sign}.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
+        f" non-members{grouped} and {judgement.references} reference models",
+        "levels": [_level(line, anyway) for line in judgement.levels],
+        "native": certificate.native["sentence"] if certificate.native else "not audited beside this release",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
         "canaries": str(seen) if (seen := certificate.canaries) else "none were trained",
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
@@ -138,7 +165,27 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "made_with": f"safexplain {certificate.environment['safexplain']}, captum {certificate.environment['captum']},"
         f" torch {certificate.environment['torch']}",
         "notes": list(certificate.notes) or ["none"],
+        "limits": [f"{headline} {says}" for headline, says in certificate.limits] or ["none stated"],
     }
+
+
+def _about(judgement: Judgement) -> str:
+    """Which models the verdict is about."""
+    if judgement.mixture > 1:
+        return f"the mixture of {judgement.mixture} models, and none of them alone"
+    return f"each of {judgement.targets} models" if judgement.targets > 1 else "one model"
+
+
+def _level(line: Mapping[str, Any], anyway: str) -> str:
+    """What an attacker of one level of patience finds."""
+    labels, added, whole = line["labels"], line["added"], line["whole"]
+    often = "asked once" if line["patience"] == 1 else f"asked {line['patience']} times"
+    parts = [
+        "" if labels is None else f"{anyway} alone {labels['tpr']:.1%}",
+        "" if added is None else f"explanations add {added['low']:+.1%} to {added['high']:+.1%}",
+        "" if whole is None else f"together {whole['low']:.1%} to {whole['high']:.1%}",
+    ]
+    return f"{often}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 
 
 def _printable(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from safexplain.audit.certify import conclude
+from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.verdict.evidence import Control, Role, at_level
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
@@ -45,6 +46,8 @@ def audited(
     group: int = 1,
     few: int | None = None,
     targets: int = 1,
+    parts: int = 0,
+    exposed: int = 0,
     seed: int = 7,
     **changes: Any,
 ) -> AuditResult:
@@ -60,6 +63,8 @@ def audited(
         group: examples that belong together; 1: none.
         few: only the first so many attacks of each level.
         targets: how many models are judged.
+        parts: classes that the examples have, one after the other; 0: none.
+        exposed: how many members are listed.
         seed: of the scores.
         changes: of the result's fields.
     """
@@ -81,8 +86,8 @@ def audited(
         if labels:
             found += [
                 ("LabelPatience", at_level("label", level), "label", told),
-                ("Stacked", f"{at_level('attributions', level)}+{at_level('label', level)}", "explanation+label", both),
-                ("LikelihoodRatio", f"{at_level('l1', level)}+{at_level('label', level)}", "explanation+label", both),
+                ("Stacked", f"{at_level('explanation', level)}+label", "explanation+label", both),
+                ("LikelihoodRatio", f"{at_level('l1', level)}+label", "explanation+label", both),
                 *(
                     ("LikelihoodRatio", f"{at_level(s, level)}+label", "explanation+label", told + 0.1 * weak * leak)
                     for s in ("l2", "variance", "mean", "positive", "sparsity")
@@ -99,6 +104,13 @@ def audited(
     weights = weights_of(member, groups) if group > 1 else None
     orders = [by_score(s, 0) for s in scores]
     result = conclude(rows, scores, orders, member, policy, weights=weights, targets=targets)  # type: ignore[arg-type]
+    if parts:
+        classes = {"class": np.arange(examples) % parts}
+        found_by = scores[next(i for i, a in enumerate(result.attacks) if a is result.strongest)]
+        changes |= {
+            "slices": by_slice(found_by, member, classes, policy),
+            "exposed": most_exposed(found_by, member, exposed),
+        }
     return replace(result, **{"controls": CONTROLS, "references": 16, "uses": 1, **changes})
 
 

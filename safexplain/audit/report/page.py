@@ -52,6 +52,7 @@ def render(report: ReportData) -> str:
             hardened=[c for c in report.configurations if c.utility is not None],
             attacked=tables.attack_tables(report.configurations),
             tables=tables,
+            parts=tables.part_tables(audited),
             about=words.about(audited),
             curves=curves,
             strips=_strips(report),

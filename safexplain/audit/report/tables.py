@@ -16,6 +16,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from safexplain.audit.exposure import SliceTable
 from safexplain.audit.report import words
 from safexplain.audit.report.model import Configuration
 from safexplain.audit.report.words import percent, points
@@ -468,6 +469,54 @@ def _rate(rate: RateAtFpr, low: float, high: float) -> Rate:
         realised=f"{rate.realised_fpr:.2%}",
         nobody=rate.false_positives == 0 and rate.fpr * rate.non_members < 1,
     )
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """One part of the data, such as a class."""
+
+    value: str
+    cell: Cell
+    members: str
+    false_positives: str
+
+
+@dataclass(frozen=True)
+class PartTable:
+    """The parts that a column divides the data into, the most exposed first; `rest` are folded away."""
+
+    name: str
+    axis: Markup
+    shown: tuple[PartRow, ...]
+    rest: tuple[PartRow, ...]
+    left_out: int
+    fpr: str
+    confidence: str
+
+
+PARTS_FIRST = 10
+"""Parts shown at once."""
+
+
+def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
+    """What the strongest attack finds in each part of the data."""
+    return tuple(_parts(t, result.policy.fpr) for t in result.slices if t.rows)
+
+
+def _parts(table: SliceTable, chance: float) -> PartTable:
+    scale = Scale.rates(max(row.high for row in table.rows), chance, None)
+    rows = tuple(
+        PartRow(
+            row.value,
+            _cell(row.rate, {"low": row.low, "high": row.high}, scale, "beside"),
+            f"{row.members:,}",
+            f"{row.false_positives / row.non_members:.1%}" if row.non_members else "",
+        )
+        for row in table.rows
+    )
+    first = _split(rows, PARTS_FIRST)
+    ends = percent(table.fpr, 3), percent(table.confidence, 3)
+    return PartTable(table.name, scale.axis(), rows[:first], rows[first:], table.left_out, *ends)
 
 
 @dataclass(frozen=True)

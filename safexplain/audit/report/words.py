@@ -6,11 +6,12 @@ verdict and the cards of the controls; and what the audit does not show, from wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safexplain.audit.report.model import NATIVE, Configuration
-from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Control, signal_name, split_level
+from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Control, signal_name
 from safexplain.verdict.judgement import MAIN, AuditResult, Judgement
 from safexplain.verdict.policy import Policy
 
@@ -188,6 +189,12 @@ NUMBERS = {
 }
 """Numbers behind a control."""
 
+EXPOSED = (
+    "The members that the strongest attack finds most surely, by their place in the signals (from 0). This list names"
+    " members of the training set: it is for the owner of the data alone."
+)
+"""Over the list of the most exposed members."""
+
 STATES = {True: "failed", False: "passed", None: "not run"}
 """A control's outcome."""
 
@@ -250,11 +257,8 @@ def attack_name(attack: str, signal: str, level: int | None = None) -> str:
         signal: likewise.
         level: of patience, where it is said elsewhere: the signals' names then leave it out.
     """
-    parts = [split_level(part) for part in signal.split("+")]
-    names = [
-        signal_name(name if of == level else part) for (name, of), part in zip(parts, signal.split("+"), strict=True)
-    ]
-    return f"{ATTACK_NAMES.get(attack, attack)} · {', '.join(names)}"
+    plain = signal if level is None else re.sub(rf"@{level}(?!\d)", "", signal)
+    return f"{ATTACK_NAMES.get(attack, attack)} · {signal_name(plain)}"
 
 
 def release_name(configuration: Configuration) -> str:
