@@ -7,21 +7,44 @@ stands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 from scipy import stats as distributions
 
-from safexplain.audit.controls.differences import RISK
+from safexplain.audit.controls.differences import RISK, one_of_each
 from safexplain.audit.signals import Signals
-from safexplain.verdict.evidence import Control
+from safexplain.verdict.evidence import WHOLE_MAP, Control, split_level
+from safexplain.verdict.thresholds import weights_of
 
 FEWEST_BOTH_SIDES = 0.8
 """Share of the scored examples that must have reference models with and without them; four references give 7/8."""
 
 FEWEST_TO_COMPARE = 4
 """Reference models below which their recipe is not compared with the target's."""
+
+FEWEST_EXAMPLES = 20
+"""Members and non-members of the target below which nothing is compared."""
+
+SHARES = {"effect of all signals": 0.5, "effect": 0.1, "level": 0.25, "spread": 0.15}
+"""How `RISK` is divided among the kinds of comparison; within a kind, Bonferroni's way."""
+
+MATTERS = {"effect of all signals": 0.1, "effect": 0.1, "level": 0.1, "spread": 0.2}
+"""Smallest difference that counts, however sure it is: of effects, a share of the references'; of levels, standard
+deviations between models; of spreads, the logarithm of a ratio of variances. Attacks hardly lose by smaller ones."""
+
+PREDICTED = ("label", "loss", "margin", "kept", "shares")
+"""Signals that all models are asked for alike at every level of patience. What reference models explain at levels above
+1 they explain less often and without noise, so that it is no draw of what the target does."""
+
+MOST_NUMBERS = 10**8
+"""Numbers of whole maps that are looked at; of more, a part of the examples and of the features."""
+
+Floats = NDArray[np.float64]
 
 
 def reference_coverage(
@@ -30,14 +53,16 @@ def reference_coverage(
     """Whether most scored examples have reference models on both sides; likelihood ratios say nothing about others.
 
     Args:
-        signals: of the target and of its reference models.
+        signals: of the target and of its reference models. Groups count once.
         references: rows of the signals.
         scored: (n,) bool.
     """
     if len(references) < 2:
         return Control("references", None, "there are no reference models", {})
     inside = signals.membership[np.asarray(references)][:, scored]
-    share = float((inside.any(0) & ~inside.all(0)).mean())
+    groups = None if signals.groups is None else signals.groups[scored].astype(np.int64)
+    weights = weights_of(np.ones(inside.shape[1], dtype=bool), groups)
+    share = float(np.average(inside.any(0) & ~inside.all(0), weights=weights))
     says = f"{share:.0%} of the scored examples have reference models both with and without them"
     return Control("references", share < FEWEST_BOTH_SIDES, says, {"share": share})
 
@@ -49,33 +74,219 @@ def recipe_fit(
     scored: NDArray[np.bool_],
     names: Sequence[str] | None = None,
 ) -> Control:
-    """Whether the target's losses look like those of reference models, trained by the same recipe as they should be.
+    """Whether the target's signals look like those of reference models, trained by the same recipe as they should be.
 
-    Trained alike, the target's mean log loss over its members is one more draw of what the reference models have over
-    theirs, and so for non-members. It fails where the target's lies further from theirs than a t-test at `RISK` allows
-    and by more than a tenth (in natural logarithms): a leak found is a leak, but a certificate would rest on attackers
-    who know less than they may.
+    Trained alike, the target is one more draw of what the references are. Of every model, the others are asked what
+    they expect of it, and it is compared with that, the target with the references' comparison among themselves:
+
+        level     how far its numbers lie from those of the others with the same membership, of members and non-members
+        spread    how much they scatter around them, of members and non-members
+        effect    how much membership changes them, in units of what it changes in the others: the slope of a regression
+                  on the others' difference between members and non-members, example by example; for each signal, and
+                  once for all together
+
+    Each is one number a model, and the target's fails where it lies further from the references' than a t-test allows,
+    at a risk of `RISK` for all, and by more than `MATTERS`. A leak found is a leak; but a certificate would rest on
+    attackers who know less than they may. Numbers enter by their ranks among the models, example by example (van der
+    Waerden's normal scores), so that heavy tails and scales do not matter. Of whole maps and vectors, the length, the
+    mean entry and the log likelihood ratio of membership are compared.
 
     Args:
         signals: what was released.
         target: row of the signals.
         references: rows of its reference models.
-        scored: (n,) bool.
-        names: of the signals that are judged, as the file has them; None: all.
+        scored: (n,) bool; of each group one example a side is looked at.
+        names: of the signals that are judged, as the file has them; None: all. Explanations of levels above 1 are left
+            out, see `PREDICTED`.
     """
-    name, others = "recipe", np.asarray(references, dtype=np.int64)
-    if "loss" not in signals.values or len(others) < FEWEST_TO_COMPARE:
-        return Control(name, None, "without losses, or with few reference models, recipes cannot be compared", {})
-    logs = np.log(np.maximum(signals.values["loss"][:, scored].astype(np.float64), 1e-12))
-    inside = signals.membership[:, scored]
-    apart = []
-    for side in (inside, ~inside):
-        means = (logs * side).sum(1) / np.maximum(side.sum(1), 1)
-        mine, theirs = means[target], means[others]
-        spread = theirs.std(ddof=1) * np.sqrt(1 + 1 / len(theirs))
-        reach = max(distributions.t.isf(RISK / 4, len(theirs) - 1) * spread, 0.1)
-        apart.append((abs(mine - theirs.mean()) / reach, mine - theirs.mean()))
-    worst, by = max(apart)
-    what = f"the target's losses are {np.exp(by):.2g} times those of the reference models"
-    says = f"{what}: they do not repeat its recipe" if worst > 1 else f"{what}, within what recipes like theirs give"
-    return Control(name, bool(worst > 1), says, {"ratio": float(np.exp(by)), "of_tolerated": float(worst)})
+    name, models = "recipe", np.array([target, *references], dtype=np.int64)
+    if len(models) <= FEWEST_TO_COMPARE:
+        return Control(name, None, "with few reference models, recipes cannot be compared", {})
+    at = np.flatnonzero(scored)
+    groups = None if signals.groups is None else signals.groups[at]
+    at = at[one_of_each(groups, signals.membership[target, at], seed=0)]
+    member = signals.membership[np.ix_(models, at)]
+    if min(member[0].sum(), (~member[0]).sum()) < FEWEST_EXAMPLES:
+        return Control(name, None, "too few examples to compare recipes on", {})
+    found = [
+        _Compared.of(signal, _normal_scores(values), member[:, part])
+        for signal, values, part in _columns(signals, names, models, at, member)
+        if (values != values[:1]).any()
+    ]
+    if not found:
+        return Control(name, None, "all models release the same, so that recipes cannot be compared", {})
+    tests = list(_tests(found))
+    worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
+    failed = worst.failed
+    says = f"{worst.says}: they do not repeat its recipe" if failed else "the target releases what they release"
+    ratio = next(t.ratio for t in tests if t.kind == "effect of all signals")
+    return Control(
+        name,
+        failed,
+        f"compared with the reference models, {says}",
+        {"effect": ratio, "of_tolerated": worst.of_tolerated, "signals": float(len(found))},
+    )
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The target against the references in one number a model."""
+
+    kind: str
+    says: str
+    failed: bool
+    of_tolerated: float
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """One signal of every model, compared with what the other models expect.
+
+    Args:
+        signal: its name, in words.
+        covariance, variance: (models,) sums over the examples, of the expected effect with what is there, and of its
+            square; their ratio is the slope.
+        level: side -> (models,) mean distance.
+        spread: side -> (models,) logarithm of the mean squared distance.
+    """
+
+    signal: str
+    covariance: Floats
+    variance: Floats
+    level: dict[str, Floats]
+    spread: dict[str, Floats]
+
+    @classmethod
+    def of(cls, signal: str, a: Floats, member: NDArray[np.bool_]) -> _Compared:
+        """Compare, each model with all others.
+
+        Args:
+            signal: its name.
+            a: (models, examples) numbers on one scale.
+            member: (models, examples) bool.
+        """
+        one = member.astype(np.float64)
+        sides = []
+        for side in (one, 1 - one):
+            others, total = side.sum(0) - side, (a * side).sum(0) - a * side
+            sides.append((others, total / np.maximum(others, 1)))
+        (n1, mean1), (n0, mean0) = sides
+        known = (n1 > 0) & (n0 > 0)
+        gap = np.where(known, mean1 - mean0, 0.0)
+        residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.maximum(
+            np.where(member, one.sum(0), (1 - one).sum(0)), 1
+        )
+        # what one example's gap says is shrunk towards the mean of all, as far as it is noise (empirical Bayes)
+        within = (residual**2).sum() / max((len(a) - 2) * a.shape[1], 1)
+        noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)))[known].mean()) if known.any() else 0.0
+        mean, variance = (float(gap[known].mean()), float(gap[known].var())) if known.any() else (0.0, 0.0)
+        trust = max(0.0, 1 - noise / variance) if variance > 0 else 0.0
+        expected = (one - 0.5) * np.where(known, mean + trust * (gap - mean), 0.0)
+        distance = a - (mean1 + mean0) / 2
+        centred, regressor = (
+            np.where(known, v - (v * known).sum(1, keepdims=True) / np.maximum(known.sum(1), 1)[:, None], 0.0)
+            for v in (distance, expected)
+        )
+        level, spread = {}, {}
+        for who, on in (("members", member & known), ("non-members", ~member & known)):
+            many = np.maximum(on.sum(1), 1)
+            level[who] = ((distance - expected) * on).sum(1) / many
+            spread[who] = np.log(((distance - expected) ** 2 * on).sum(1) / many + 1e-12)
+        return cls(signal, (centred * regressor).sum(1), (regressor**2).sum(1), level, spread)
+
+
+def _tests(found: Sequence[_Compared]) -> Iterator[_Test]:
+    """Every comparison, with its share of the risk."""
+    covariance, variance = sum(c.covariance for c in found), sum(c.variance for c in found)
+    together = covariance / np.maximum(variance, 1e-12)
+    yield _test("effect of all signals", "membership changes what the target releases", together, 1)
+    for c in found:
+        yield _test(
+            "effect",
+            f"membership changes the target's {c.signal}",
+            c.covariance / np.maximum(c.variance, 1e-12),
+            len(found),
+        )
+        for side in c.level:
+            yield _test("level", f"the {c.signal} of the target's {side} lies", c.level[side], 2 * len(found))
+            yield _test("spread", f"the {c.signal} of the target's {side} scatters", c.spread[side], 2 * len(found))
+
+
+def _test(kind: str, what: str, numbers: Floats, tests: int) -> _Test:
+    """The first number against the rest, by Student's t for one more draw of a normal distribution."""
+    mine, theirs = float(numbers[0]), numbers[1:]
+    centre, by = float(theirs.mean()), float(mine - theirs.mean())
+    spread = float(theirs.std(ddof=1)) * np.sqrt(1 + 1 / len(theirs))
+    reach = float(distributions.t.isf(RISK * SHARES[kind] / tests / 2, len(theirs) - 1)) * spread
+    tolerated = max(reach, MATTERS[kind] * (abs(centre) if "effect" in kind else 1.0), 1e-9)
+    ratio = mine / centre if abs(centre) > 1e-9 else 1.0
+    match kind:
+        case "level":
+            says = f"{what} {abs(by):.2g} standard deviations {'above' if by > 0 else 'below'} what they release"
+        case "spread":
+            ratio = float(np.exp(by / 2))
+            says = f"{what} {ratio:.2g} times as much"
+        case _:
+            says = f"{what} {ratio:.2g} times as much"
+    return _Test(kind, says, abs(by) > tolerated, abs(by) / tolerated, ratio)
+
+
+def _normal_scores(values: Floats) -> Floats:
+    """(models, examples): each example's numbers by their rank among the models; ties share their ranks."""
+    ranks = distributions.rankdata(values, axis=0)
+    scores: Floats = special.ndtri((ranks - 0.5) / len(values))
+    return scores
+
+
+def _columns(
+    signals: Signals,
+    names: Sequence[str] | None,
+    models: NDArray[np.int64],
+    at: NDArray[np.int64],
+    member: NDArray[np.bool_],
+) -> Iterator[tuple[str, Floats, slice]]:
+    """Name, numbers (models, examples) and which of the examples, of everything that is compared."""
+    wanted = [*signals.values, WHOLE_MAP] if names is None else list(dict.fromkeys(n.partition(":")[0] for n in names))
+    for name in wanted:
+        plain, level = split_level(name)
+        values: Any = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
+        if values is None or (level > 1 and plain not in PREDICTED):
+            continue
+        if values.ndim == 2:
+            numbers = values[np.ix_(models, at)].astype(np.float64)
+            if plain == "label":
+                numbers = (numbers == distributions.mode(numbers, axis=0).mode).astype(np.float64)
+            yield name, numbers, slice(None)
+            continue
+        d = values.shape[2]
+        every = max(1, -(-d * FEWEST_EXAMPLES * 10 * len(models) // MOST_NUMBERS))  # features, where maps are huge
+        part = slice(0, max(1, MOST_NUMBERS // (len(models) * -(-d // every))))
+        maps = values[np.ix_(models, at[part])][..., ::every].astype(np.float32)
+        length = np.sqrt(np.einsum("mnd,mnd->mn", maps, maps, dtype=np.float64))
+        yield f"length of {name}", length, part
+        yield f"mean entry of {name}", maps.mean(2, dtype=np.float64) / np.maximum(length, 1e-30), part
+        yield f"likelihood ratio of {name}", _map_ratio(maps, member[:, part]), part
+
+
+def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
+    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent.
+
+    Args:
+        maps: (models, examples, features).
+        member: (models, examples).
+    """
+    one = member[..., None]
+    n1, n0 = member.sum(0), (~member).sum(0)
+    sum1, sum0 = np.where(one, maps, 0).sum(0, dtype=np.float64), np.where(one, 0, maps).sum(0, dtype=np.float64)
+    square = np.einsum("mnd,mnd->nd", maps, maps, dtype=np.float64)
+    both = sum1**2 / np.maximum(n1, 1)[:, None] + sum0**2 / np.maximum(n0, 1)[:, None]
+    variance = np.maximum((square - both) / max(len(maps) - 2, 1), 0)
+    variance += 1e-3 * variance.mean(1, keepdims=True) + 1e-30
+    ratios = np.zeros(member.shape)
+    for m, a in enumerate(maps.astype(np.float64)):
+        inside = member[m][:, None]
+        mean1 = (sum1 - np.where(inside, a, 0)) / np.maximum(n1[:, None] - inside, 1)
+        mean0 = (sum0 - np.where(inside, 0, a)) / np.maximum(n0[:, None] - ~inside, 1)
+        ratios[m] = (((a - mean0) ** 2 - (a - mean1) ** 2) / (2 * variance)).sum(1)
+    return ratios
