@@ -12,7 +12,7 @@ non-member are looked at, drawn at random, so that what is tested are independen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
-from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, ranked, ranks_of
+from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, ranked
 
 RISK = 0.01
 """Probability with which each control fails by mistake."""
@@ -143,25 +143,6 @@ def shuffled_membership(
     share, low = alarms / SHUFFLES, clopper_pearson(alarms, SHUFFLES, 1 - 2 * RISK)[0]
     says = f"with members drawn at random, {alarms} of {SHUFFLES} audits find more than chance"
     return Control(name, bool(low > policy.risk), says, {"share": share, "expected_at_most": policy.risk})
-
-
-def more_than_chance(
-    orders: Sequence[NDArray[np.int64]], members: int, policy: Policy
-) -> Callable[[NDArray[np.bool_]], bool] | None:
-    """The alarm of an audit that judges these attacks one by one: a lower bound above the policy's false-positive rate.
-
-    Args:
-        orders: for each judged attack, (s,) indices of the scored examples from the highest score to the lowest.
-        members: how many of them are members.
-        policy: what counts.
-    """
-    if not orders:
-        return None
-    n = len(orders[0])
-    r = ranks_of(policy, n - members, len(orders))
-    lows = (lower_bound(k, members, r.lower_risk / 2) * r.lower_bound_share for k in range(members + 1))
-    enough = next((k for k, low in enumerate(lows) if low > policy.fpr), n)
-    return lambda member: any(found_above(member[order], r.lower_bound_rank) >= enough for order in orders)
 
 
 def other_source(

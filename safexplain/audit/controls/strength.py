@@ -96,8 +96,8 @@ def recipe_fit(
         target: row of the signals.
         references: rows of its reference models.
         scored: (n,) bool; of each group one example a side is looked at.
-        names: of the signals that are judged, as the file has them; None: all. Explanations of levels above 1 are left
-            out, see `PREDICTED`.
+        names: of the signals that are judged, as the rows of a suite have them ("l1+mean", "attributions:sign");
+            None: all. Explanations of levels above 1 are left out, see `PREDICTED`.
     """
     name, models = "recipe", np.array([target, *references], dtype=np.int64)
     if len(models) <= FEWEST_TO_COMPARE:
@@ -114,7 +114,7 @@ def recipe_fit(
         if (values != values[:1]).any()
     ]
     if not found:
-        return Control(name, None, "all models release the same, so that recipes cannot be compared", {})
+        return Control(name, None, "there is no judged signal to compare recipes by", {})
     tests = list(_tests(found))
     worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
     failed = worst.failed
@@ -247,8 +247,10 @@ def _columns(
     member: NDArray[np.bool_],
 ) -> Iterator[tuple[str, Floats, slice]]:
     """Name, numbers (models, examples) and which of the examples, of everything that is compared."""
-    wanted = [*signals.values, WHOLE_MAP] if names is None else list(dict.fromkeys(n.partition(":")[0] for n in names))
-    for name in wanted:
+    wanted = [*signals.values, WHOLE_MAP]
+    if names is not None:
+        wanted = [part.partition(":")[0] for signal in names for part in signal.split("+")]
+    for name in dict.fromkeys(wanted):
         plain, level = split_level(name)
         values: Any = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
         if values is None or (level > 1 and plain not in PREDICTED):
