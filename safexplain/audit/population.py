@@ -23,6 +23,8 @@ class Population:
     Args:
         x: (n, ...) float32 inputs, as the model takes them.
         y: (n,) int64 labels.
+        groups: (n,) int64, equal for examples that belong together, such as records of one person or near-copies of
+            one image: one coin is flipped for each group. None: each example stands for itself.
 
     Raises:
         InputError: sizes differ, fewer than 2 classes, a negative label, or NaN or infinity in x.
@@ -30,6 +32,7 @@ class Population:
 
     x: Tensor
     y: Tensor
+    groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.x.dim() < 2 or self.y.shape != self.x.shape[:1]:
@@ -42,14 +45,20 @@ class Population:
             raise InputError(
                 f"y has one class only ({self.y[:1].tolist()}); membership needs a task that can be learned"
             )
+        if self.groups is not None and (self.groups.shape != (len(self.y),) or self.groups.dtype != np.int64):
+            raise InputError(
+                f"groups must be int64 of shape ({len(self.y)},), one number an example, got {self.groups.dtype}"
+                f" {self.groups.shape}"
+            )
 
     @classmethod
-    def of(cls, x: ArrayLike, y: ArrayLike) -> Population:
-        """From arrays of any numeric type: x becomes float32, y int64 (whole numbers only)."""
+    def of(cls, x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Population:
+        """From arrays of any numeric type: x becomes float32, y int64 (whole numbers only); groups of any kind."""
         labels = np.asarray(y)
         if labels.dtype.kind == "f" and not (np.isfinite(labels).all() and (labels == np.floor(labels)).all()):
             raise InputError("labels must be whole numbers, the indices of classes")
-        return cls(torch.as_tensor(np.asarray(x, dtype=np.float32)), torch.as_tensor(labels.astype(np.int64)))
+        together = None if groups is None else numbered(groups)
+        return cls(torch.as_tensor(np.asarray(x, dtype=np.float32)), torch.as_tensor(labels.astype(np.int64)), together)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -60,14 +69,40 @@ class Population:
         return int(self.y.max()) + 1
 
     def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
-        """Membership of `models` models, (models, n) bool: independent fair coin flips."""
-        return np.random.default_rng([seed, 0xF11B]).random((models, len(self))) < 0.5
+        """Membership of `models` models, (models, n) bool: independent fair coin flips, one for each group."""
+        units, unit = (len(self), None) if self.groups is None else _units(self.groups)
+        heads = np.random.default_rng([seed, 0xF11B]).random((models, units)) < 0.5
+        return heads if unit is None else heads[:, unit]
 
     def digest(self) -> str:
-        """SHA-256 of the arrays, as hex."""
+        """SHA-256 of the arrays, as hex; groups that are numbered otherwise are the same."""
         h = hashlib.sha256()
-        for t in (self.x, self.y):
-            a = np.ascontiguousarray(t.cpu().numpy())
+        arrays = [self.x.cpu().numpy(), self.y.cpu().numpy()]
+        if self.groups is not None:
+            arrays.append(_units(self.groups)[1])
+        for a in map(np.ascontiguousarray, arrays):
             h.update(f"{a.dtype}{a.shape}".encode())
             h.update(a.tobytes())
         return h.hexdigest()
+
+
+def numbered(groups: ArrayLike) -> NDArray[np.int64]:
+    """(n,) int64 numbers, equal where the groups' names (numbers or texts) are.
+
+    Raises:
+        InputError: not one name an example, or one that is missing (NaN).
+    """
+    names = np.asarray(groups)
+    if names.ndim != 1 or names.dtype.kind not in "biufUS":
+        raise InputError(f"groups must be (n,) numbers or texts, one an example, got {names.dtype} {names.shape}")
+    if names.dtype.kind == "f" and np.isnan(names).any():
+        raise InputError(f"{int(np.isnan(names).sum())} examples have no group; give each without one its own number")
+    return names.astype(np.int64) if names.dtype.kind in "bi" else np.unique(names, return_inverse=True)[1]
+
+
+def _units(groups: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """How many groups there are, and the number of each example's, counted in the order of their first examples."""
+    _, first, unit = np.unique(groups, return_index=True, return_inverse=True)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return len(first), place[unit]

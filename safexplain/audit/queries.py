@@ -1,150 +1,421 @@
-"""Adaptive queries: an attacker who asks more than once, the same or nearly the same, and averages the answers.
+"""Patient attackers: each example is asked about many times, every time a little differently, and answers are averaged.
 
-Fresh noise falls away as 1/sqrt(q) when one query is asked q times. Noise that is a function of the query stays, but a
-query that differs by a pixel or a rounding error is another one: near-duplicates take that noise away as well, wherever
-the map itself hardly changes between them.
+Noise that is a function of the query falls away over queries that differ, wherever the answer hardly changes between
+them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered (`Dither`),
+by the same draws for all models. What models predict for them is asked once (`predict`), for whatever is released
+beside; the amplitude is chosen on reference models alone (`choose_dither`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from safexplain._progress import Progress, silent
+from safexplain._validate import check_whole, keep_number
+from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
 from safexplain.audit.population import Population
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.audit.references.shadows import Shadows
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.outputs import are_probabilities
+from safexplain.verdict.evidence import at_level
+from safexplain.verdict.stats import roc
 
-Back = Callable[[Tensor], Tensor]
-"""Maps about near-duplicates -> maps about the examples themselves."""
+Kind = Literal["multiplicative", "additive"]
+Answer = Tensor | Sequence[Tensor]
+Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
+"""explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several of them, one
+of each explainer, which are released together."""
 
-SAME = 1e-5
-"""Answers that differ by less than this share of a map's largest entry are the same: devices round differently."""
+PATIENCE = (1, 5, 200)
+"""How often is asked where nothing else is said; the same as in `Policy`."""
+
+MOST_CLASSES = 32
+"""Of models with more classes, how often each label came is not kept."""
+
+ROWS_AT_ONCE = 4
+"""Batches of examples in one call of a model for its predictions alone, which keeps no gradients."""
+
+BLOCK = 64
+"""Examples that share a random generator."""
 
 
 @dataclass(frozen=True)
-class Queries:
-    """What is asked about each example beside the plain query.
+class Dither:
+    """How one query about an example differs from the next.
 
     Args:
-        repeats: the same query, this many times more.
-        near: queries of near-duplicates.
-        shift: images are moved by at most this many pixels each way.
-        noise: uniform noise of +- this share of the range of the population: of all pixels for images (c, h, w), of
-            each feature for everything else.
-        seed: the near-duplicates of an example are a function of the seed and the example's index.
-        keep_maps: also keep the map averaged over the near-duplicates.
+        kind: "multiplicative": x exp(amplitude z); "additive": x + amplitude * scale * z, with the standard deviation
+            of the population as scale: over all pixels of images (n, c, h, w), of each feature of everything else. z
+            is standard normal.
+        amplitude: 0 asks the plain query again.
+        seed: z is a function of the seed, the example's index in the population and the number of the query alone.
 
     Raises:
-        ConfigurationError: a negative number, or one that is not finite.
-        ConfigurationTypeError: something that is no number, or no whole one.
+        ConfigurationError, ConfigurationTypeError: an unknown kind, or a number out of range.
     """
 
-    repeats: int = 2
-    near: int = 4
-    shift: int = 1
-    noise: float = 4 / 255
+    kind: Kind = "multiplicative"
+    amplitude: float = 0.3
     seed: int = 0
-    keep_maps: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "near", "shift", "seed", "noise"):
-            value, kind = getattr(self, name), int | float if name == "noise" else int
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise ConfigurationTypeError(f"queries: {name} is a{' whole' * (kind is int)} number, got {value!r}")
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"queries: {name} is 0 or more and finite, got {value!r}")
+        if self.kind not in get_args(Kind):
+            raise ConfigurationError(f"dither: kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
+        keep_number(self, "amplitude", minimum=0.0)
+        check_whole("dither: seed", self.seed, 0)
 
-    @classmethod
-    def none(cls) -> Queries:
-        """Ask once."""
-        return cls(repeats=0, near=0)
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+CANDIDATES = (
+    Dither("multiplicative", 0.1),
+    Dither("multiplicative", 0.3),
+    Dither("additive", 0.05),
+    Dither("additive", 0.1),
+    Dither("additive", 0.2),
+)
+"""What `choose_dither` tries."""
 
 
 @dataclass(frozen=True, eq=False)
-class NearDuplicates:
-    """Near-duplicates of the examples of a population: the same for every model, whatever the batches.
+class Queries:
+    """The dithered queries about the examples of a population.
 
     Args:
-        queries: how many, how far.
-        noise: amplitude of the noise, in the units of the inputs; a number or one for each feature.
-        image: (h, w) where the examples are images, else None.
+        x: (n, ...) the examples.
+        dither: how queries differ.
+        scale: of additive dither, a number or one for each feature.
     """
 
-    queries: Queries
-    noise: Tensor
-    image: tuple[int, int] | None
+    x: Tensor
+    dither: Dither
+    scale: Tensor
 
     @classmethod
-    def of(cls, population: Population, queries: Queries) -> NearDuplicates:
-        """For this population."""
-        x = population.x
-        if x.dim() == 4 and min(x.shape[2:]) > 1:
-            return cls(queries, queries.noise * (x.max() - x.min()).cpu(), (x.shape[2], x.shape[3]))
-        return cls(queries, queries.noise * (x.amax(0) - x.amin(0)).cpu(), None)
+    def of(cls, population: Population, dither: Dither) -> Queries:
+        """About this population."""
+        x = population.x.cpu().float()
+        image = x.dim() == 4 and min(x.shape[2:]) > 1
+        return cls(x, dither, x.std(correction=0) if image else x.std(0, correction=0))
 
-    def __call__(self, x: Tensor, index: Iterable[int]) -> Iterator[tuple[Tensor, Back]]:
-        """`queries.near` times: near-duplicates of the examples, and what brings maps about them back.
+    def __call__(self, index: Sequence[int] | NDArray[np.int64] | range, number: int) -> Tensor:
+        """The query of this number, counted from 0, about these examples: (len(index), ...) float32 on the CPU."""
+        at = np.asarray(index, dtype=np.int64)
+        z = torch.from_numpy(self._draws(at, number))
+        x = self.x[torch.from_numpy(at)]
+        if self.dither.kind == "multiplicative":
+            return x * z.mul_(self.dither.amplitude).exp_()
+        return x + z.mul_(self.dither.amplitude) * self.scale
 
-        Args:
-            x: (batch, ...) examples.
-            index: of each of them in the population.
-        """
-        index = list(index)
-        for copy in range(self.queries.near):
-            draws = [np.random.default_rng([self.queries.seed, 0x2EA2, i, copy]) for i in index]
-            shifts = torch.zeros(len(index), 2, dtype=torch.int64)
-            if self.image:
-                most = min(self.queries.shift, *(side - 1 for side in self.image))
-                shifts = torch.from_numpy(np.stack([d.integers(-most, most + 1, size=2) for d in draws]))
-            unit = np.stack([d.random(x.shape[1:], dtype=np.float32) for d in draws])
-            noise = (2 * torch.from_numpy(unit) - 1) * self.noise
-            yield shifted(x, shifts) + noise.to(x.device, x.dtype), self._back(shifts)
-
-    def _back(self, shifts: Tensor) -> Back:
-        """Maps of another size than the image, and of tables, stay as they are."""
-        return lambda maps: shifted(maps, -shifts) if self.image and maps.shape[-2:] == self.image else maps
+    def _draws(self, at: NDArray[np.int64], number: int) -> NDArray[np.float32]:
+        shape = tuple(self.x.shape[1:])
+        z = np.empty((len(at), *shape), np.float32)
+        blocks = at // BLOCK
+        for block in np.unique(blocks):
+            here = blocks == block
+            place = at[here] - block * BLOCK
+            generator = np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
+            z[here] = generator.standard_normal((int(place.max()) + 1, *shape), dtype=np.float32)[place]
+        return z
 
 
-def shifted(images: Tensor, by: Tensor) -> Tensor:
-    """Images moved so that pixel (i, j) shows what was at (i + by_0, j + by_1), reflected at the border.
+class Prediction(NamedTuple):
+    """What a model says of each example, (batch,) each.
 
-    Args:
-        images: (batch, ..., h, w).
-        by: (batch, 2) int64, smaller than h and w.
+    label: predicted class. loss: -log p_y of the true label y. margin: log p_y - log(1 - p_y), the logit scaling of LiRA
+    (arXiv 2112.03570, section IV-C).
     """
-    for axis in (0, 1):
-        moved = by[:, axis].to(images.device)
-        if images.dim() < 3 or not bool(moved.any()):
-            continue
-        size = images.shape[axis - 2]
-        source = (torch.arange(size, device=images.device) + moved[:, None]).abs()
-        source = torch.where(source < size, source, 2 * (size - 1) - source)
-        view = [len(images), *[1] * (images.dim() - 1)]
-        view[axis - 2] = size
-        images = images.gather(axis - 2, source.reshape(view).expand(images.shape))
-    return images
+
+    label: Tensor
+    loss: Tensor
+    margin: Tensor
 
 
-def averaged(plain: Tensor, answers: Iterable[Tensor]) -> tuple[Tensor, bool]:
-    """The mean of all answers, one of them held at a time, and whether any differs from the plain one.
+class Outputs(NamedTuple):
+    """What a model returns: how many numbers, and whether they are probabilities already."""
+
+    classes: int
+    probabilities: bool
+
+
+def predicted(model: nn.Module, x: Tensor, y: Tensor, outputs: Outputs | None = None) -> tuple[Prediction, Outputs]:
+    """Label, loss and margin of a batch, and what the outputs are, seen from them unless it is said.
+
+    Probabilities are taken as at least 1e-30.
+
+    Raises:
+        InputError: outputs are not finite or not of shape (batch, classes >= 2), or a label is none of them.
+    """
+    with torch.no_grad():
+        out = model(x)
+    if out.dim() != 2 or out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
+        raise InputError(f"expected finite outputs of shape (batch, classes >= 2), got {tuple(out.shape)}")
+    if int(y.max()) >= out.shape[1]:
+        raise InputError(f"labels must be outputs 0 .. {out.shape[1] - 1} of the model, got {int(y.max())}")
+    rows = out.double()
+    outputs = outputs or Outputs(out.shape[1], are_probabilities(rows))
+    scores = rows.clamp_min(1e-30).log() if outputs.probabilities else rows.log_softmax(1)
+    own = scores.gather(1, y[:, None])[:, 0]
+    others = scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    return Prediction(out.argmax(1), -own, own - others), outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What models predict for plain and dithered queries; see `predict`.
 
     Args:
-        plain: (batch, ...) maps.
-        answers: maps of the same shape.
+        values: name -> (m, n) or (m, n, classes) float64.
+        levels: numbers of dithered queries, in increasing order.
+        dither: how queries differ.
+        classes: outputs of the models.
+    """
+
+    values: Mapping[str, NDArray[np.float64]]
+    levels: tuple[int, ...]
+    dither: Dither
+    classes: int
+
+
+def levels_of(patience: Sequence[int]) -> tuple[int, ...]:
+    """The levels above one query, in increasing order.
+
+    Raises:
+        ConfigurationError: a level is no whole number of at least 1.
+    """
+    return tuple(sorted({check_whole("patience", level, 1) for level in patience} - {1}))
+
+
+def predict(
+    shadows: Shadows,
+    population: Population,
+    *,
+    patience: Sequence[int] = PATIENCE,
+    dither: Dither | None = None,
+    batch_size: int = 256,
+    progress: Progress = silent,
+) -> Predictions:
+    """Ask every model for its prediction of every example, plainly and by the dithered queries of every level.
+
+        label     the class predicted for the plain query
+        loss      -log p_y of the true label y
+        margin    log p_y - log(1 - p_y)
+        kept@L    share of the first L dithered queries that kept the label of the plain one
+        shares@L  share of them that got each label, (m, n, classes), for up to 32 classes
+        loss@L    mean loss of them; margin@L likewise
+
+    Args:
+        shadows: m models.
+        population: n examples.
+        patience: the levels; 1 is the plain query.
+        dither: how queries differ; None: `Dither()`.
+        batch_size: examples at a time; models are called with up to 4 queries about each.
+        progress: told after each call, of all queries.
+
+    Raises:
+        InputError: outputs are not finite, or not of shape (batch, classes >= 2), or too few for the labels.
+    """
+    dither, levels = dither or Dither(), levels_of(patience)
+    queries, (m, n) = Queries.of(population, dither), shadows.membership.shape
+    total, done = m * n * (1 + max(levels, default=0)), 0
+    table, classes = Table(m, n), 0
+    for part in batches(n, batch_size):
+        asked = []
+        for i, model in enumerate(shadows.models):
+            y = population.y[part.start : part.stop].to(device_of(model))
+            plain, outputs = predicted(model, population.x[part.start : part.stop].to(device_of(model)), y)
+            table.put(i, part, plain._asdict())
+            asked.append(_Asked(plain.label, y, outputs))
+            classes = outputs.classes
+        done += len(part) * m
+        progress("labels", done, total)
+        for first, after in _runs(levels, ROWS_AT_ONCE):
+            x = torch.cat([queries(part, number) for number in range(first, after)])
+            for i, (model, sums) in enumerate(zip(shadows.models, asked, strict=True)):
+                sums.add(model, x.to(sums.label.device), after - first)
+                if after in levels:
+                    table.put(i, part, {at_level(name, after): mean for name, mean in sums.means(after).items()})
+            done += len(x) * m
+            progress("labels", done, total)
+    return Predictions(table.arrays, levels, dither, classes)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """Sums over the dithered queries about a batch, of one model."""
+
+    label: Tensor
+    y: Tensor
+    outputs: Outputs
+    sums: Tensor | float = 0.0
+    counts: Tensor | None = None
+
+    def add(self, model: nn.Module, x: Tensor, queries: int) -> None:
+        """Ask about (queries * batch, ...)."""
+        answer, _ = predicted(model, x, self.y.repeat(queries), self.outputs)
+        label, loss, margin = (a.reshape(queries, -1) for a in answer)
+        self.sums = self.sums + torch.stack([(label == self.label).sum(0).double(), loss.sum(0), margin.sum(0)])
+        if self.outputs.classes <= MOST_CLASSES:
+            if self.counts is None:
+                self.counts = self.sums.new_zeros(len(self.label), self.outputs.classes)
+            self.counts.scatter_add_(1, label.T, torch.ones_like(label.T, dtype=torch.float64))
+
+    def means(self, queries: int) -> dict[str, Tensor]:
+        """Of this many queries so far."""
+        means = dict(zip(("kept", "loss", "margin"), self.sums / queries, strict=True))
+        return means if self.counts is None else {**means, "shares": self.counts / queries}
+
+
+class Table:
+    """Arrays (m, n, ...) that are filled batch by batch, with one move from the device for each."""
+
+    def __init__(self, m: int, n: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        self.size, self.dtype = (m, n), dtype
+        self.arrays: dict[str, NDArray[Any]] = {}
+
+    def put(self, i: int, part: range, found: Mapping[str, Tensor]) -> None:
+        """Of model i and these examples."""
+        kind = torch.float32 if self.dtype is np.float32 else torch.float64
+        moved = torch.cat([v.reshape(len(part), -1).to(kind) for v in found.values()], dim=1).cpu().numpy()
+        column = 0
+        for name, v in found.items():
+            after = column + v[0].numel()
+            if name not in self.arrays:
+                self.arrays[name] = np.zeros((*self.size, *v.shape[1:]), self.dtype)
+            self.arrays[name][i, part.start : part.stop] = moved[:, column:after].reshape(v.shape)
+            column = after
+
+
+def batches(n: int, size: int) -> Iterator[range]:
+    """0 .. n - 1 in parts of this size."""
+    return (range(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is asked."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """The dithered queries in runs (first, after the last) of at most this many, none across a level."""
+    first = 0
+    for level in levels:
+        while first < level:
+            after = min(first + most, level)
+            yield first, after
+            first = after
+
+
+# ------------------------------------------------------------------------------------------------ choosing how to ask
+
+FEWEST_TO_CHOOSE = 4
+"""Reference models with fewer of which nothing is chosen."""
+
+MOST_TO_CHOOSE, PLAYED, TRIED, EXAMPLES = 12, 4, 10, 400
+"""Reference models that are looked at to choose, how many of them play the target, queries of each candidate about each
+example, and examples."""
+
+
+class References(NamedTuple):
+    """Reference models of a population, without the target, and indices of examples to look at."""
+
+    shadows: Shadows
+    population: Population
+    rows: NDArray[np.int64]
+
+
+def choose_dither(
+    pools: Sequence[References],
+    explain: Explain,
+    *,
+    candidates: Sequence[Dither] = CANDIDATES,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[Dither, dict[str, float]]:
+    """The candidate by whose queries reference models are told best, of whom each plays the target in turn.
+
+    Compared is the AUC of a logistic regression on two log likelihood ratios, of the share of ten queries that kept
+    the label and of the map averaged over them. Nothing about the target is used.
+
+    Args:
+        pools: reference models, and examples of which at most 400 in all are looked at, drawn at random.
+        explain: what is released, without its noise.
+        candidates: kinds and amplitudes; their seeds are replaced.
+        seed: of the draws of what is chosen.
+        progress: told after each candidate.
 
     Returns:
-        (batch, ...) float64, and False where all answers are the same up to rounding (`SAME`).
+        The best, and the AUC of each by name; `Dither()` and nothing where a pool has fewer than 4 models.
+
+    Raises:
+        InputError: outputs of a model, or its explanations, cannot be used.
     """
-    rows = plain.reshape(len(plain), -1)
-    room = SAME * rows.abs().amax(1, keepdim=True)
-    total, number, differs = plain.to(torch.float64, copy=True), 1, False
-    for answer in answers:
-        differs = differs or bool(((answer.reshape(rows.shape) - rows).abs() > room).any())
-        total += answer
-        number += 1
-        del answer  # before the next is made
-    return total / number, differs
+    if not pools or min(len(p.shadows.models) for p in pools) < FEWEST_TO_CHOOSE:
+        return Dither(seed=seed), {}
+    draw = np.random.default_rng([seed, 0xC4005E])
+    most = max(1, EXAMPLES // len(pools))
+    few = [p._replace(rows=np.sort(draw.permutation(p.rows)[:most])) for p in pools]
+    found: dict[str, float] = {}
+    best = candidates[0]
+    for done, candidate in enumerate(candidates):
+        parts = [_told(pool, candidate, explain) for pool in few]
+        features, member = (np.concatenate(each) for each in zip(*parts, strict=True))
+        auc = _separable(features, member)
+        if auc > max(found.values(), default=-1.0):
+            best = candidate
+        found[f"{candidate.kind} {candidate.amplitude:g}"] = auc
+        progress("choosing how to ask", done + 1, len(candidates))
+    return Dither(best.kind, best.amplitude, seed), found
+
+
+def _told(pool: References, dither: Dither, explain: Explain) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Log ratios of kept shares and of averaged maps, (played * rows, 2), and who was a member of the one played."""
+    queries, rows = Queries.of(pool.population, dither), torch.from_numpy(pool.rows)
+    x, y = pool.population.x[rows], pool.population.y[rows]
+    asked = [queries(pool.rows, number) for number in range(TRIED)]
+    models = pool.shadows.models[:MOST_TO_CHOOSE]
+    kept, maps = [], []
+    for model in models:
+        to = device_of(model)
+        plain, outputs = predicted(model, x.to(to), y.to(to))
+        sums = _Asked(plain.label, y.to(to), outputs)
+        total: Tensor | float = 0.0
+        for query in asked:
+            sums.add(model, query.to(to), 1)
+            total = total + joined(explain(model, query.to(to), plain.label)).double()
+        kept.append(sums.means(TRIED)["kept"].cpu().numpy())
+        maps.append((total / TRIED).cpu().numpy())  # type: ignore[union-attr]
+    member = pool.shadows.membership[: len(models), pool.rows]
+    ratio, found = LikelihoodRatio("identity"), []
+    for t in range(min(PLAYED, len(models))):
+        others = [i for i in range(len(models)) if i != t]
+        by = [ratio(np.array(values)[t], np.array(values)[others], member[others]) for values in (kept, maps)]
+        found.append(np.stack(by, axis=1))
+    return np.concatenate(found), member[: len(found)].reshape(-1)
+
+
+def joined(answer: Answer) -> Tensor:
+    """(batch, d): the maps that are released together, flattened and side by side."""
+    maps = [answer] if isinstance(answer, Tensor) else list(answer)
+    return torch.cat([a.detach().reshape(len(a), -1) for a in maps], dim=1)
+
+
+def _separable(features: NDArray[np.float64], member: NDArray[np.bool_]) -> float:
+    """AUC of a logistic regression on the examples that it was fitted to; two features leave it little to overfit."""
+    from sklearn.linear_model import LogisticRegression
+
+    if member.all() or not member.any():
+        return 0.5
+    clipped = np.clip(features, *np.quantile(features, (0.005, 0.995), axis=0))
+    spread = clipped.std(0)
+    scaled = (clipped - clipped.mean(0)) / np.where(spread > 0, spread, 1.0)
+    return float(roc(LogisticRegression().fit(scaled, member).decision_function(scaled), member).auc)
