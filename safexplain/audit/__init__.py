@@ -11,7 +11,7 @@ from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Queries
+from safexplain.audit.queries import Dither
 from safexplain.audit.recipe import Recipe
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Shadows, train_shadows
@@ -23,10 +23,10 @@ from safexplain.verdict.policy import Policy
 __all__ = [
     "AuditOptions",
     "AuditRun",
+    "Dither",
     "ModelCache",
     "Policy",
     "Population",
-    "Queries",
     "Recipe",
     "Shadows",
     "Signals",

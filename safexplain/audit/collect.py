@@ -8,8 +8,8 @@ survive clipping to a norm and normalisation, and tell how a map is shaped. Each
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,22 @@ from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
-from safexplain.audit.queries import NearDuplicates, Queries, averaged
+from safexplain.audit.queries import (
+    PATIENCE,
+    Dither,
+    Explain,
+    Predictions,
+    Queries,
+    Table,
+    batches,
+    device_of,
+    levels_of,
+    predict,
+)
 from safexplain.audit.references.shadows import Shadows
-from safexplain.audit.signals import Signals
+from safexplain.audit.signals import Signals, hash_examples
 from safexplain.errors import InputError
-from safexplain.outputs import are_probabilities
+from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
 
 def _l1(a: Tensor) -> Tensor:
@@ -77,11 +88,11 @@ def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str
     return {name: SUMMARIES[name](rows) for name in names}
 
 
-Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""explain(model, x, target) -> attributions (batch, ...): native or hardened, from any library."""
-
 CLASS_SUMMARIES = ("l1", "l2", "mean")
 """What is kept of the explanation of each of several classes."""
+
+DITHERS_OF_REFERENCES = 4
+"""Dithered queries that reference models explain: without noise, more of them tell the attacker little more."""
 
 
 def collect_signals(
@@ -89,109 +100,154 @@ def collect_signals(
     population: Population,
     explain: Explain | Sequence[Explain],
     *,
+    patience: Sequence[int] = PATIENCE,
+    dither: Dither | None = None,
+    without_noise: Explain | Sequence[Explain] | None = None,
+    predictions: Predictions | None = None,
     batch_size: int = 256,
     keep_attributions: bool = True,
     keep_inputs: bool = False,
-    queries: Queries | None = None,
     classes: Sequence[int] | None = None,
     targets: tuple[int, ...] | None = None,
     null: Sequence[int] = (),
     out_of_distribution: NDArray[np.bool_] | None = None,
+    slices: Mapping[str, NDArray[Any]] | None = None,
     meta: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Signals:
-    """Ask every model about every example and keep what an attacker would see.
+    """Ask every model about every example, once and as often as a patient attacker would, and keep what that one sees.
 
-    What is explained is the class predicted for the plain example, also where near-duplicates are asked about. Signals:
-
-        l1, l2, ...                  the summaries of the released map (`safexplain.audit.collect`)
-        repeated_l1, ...             the same of the map averaged over the plain answer and `queries.repeats` more;
-                                     not there if the first batch of every model got the same answers again
-        near_l1, ...                 the same of the map averaged over the plain answer and `queries.near`
-                                     near-duplicates; `near_map` is the map itself
-        class_l1, class_l2,          summaries of the explanations of each of `classes`, k numbers an example
+        l1, l2, ...              summaries of the released map (`safexplain.audit.collect`)
+        class_l1, class_l2,      summaries of the explanations of each of `classes`, k numbers an example
         class_mean
-        label                        the predicted class
-        loss                         -log p_y of the true label y; more than an explanation alone releases
-        margin                       log p_y - log(1 - p_y), the logit scaling of LiRA (arXiv 2112.03570, section IV-C)
+        label, loss, margin      see `safexplain.audit.queries.predict`; loss and margin are more than an explanation
+                                 alone releases
+        l1@L, ..., class_l1@L    the same summaries of the map averaged over the first L dithered queries, for each L
+        attributions@L           that map itself, where maps are kept
+        kept@L, shares@L,        what happened to the labels, and the mean loss and margin, of the same L queries
+        loss@L, margin@L
 
-    Probabilities are taken as at least 1e-30 where a model returns them instead of logits.
+    What is explained is always the class that the model predicts for the plain query, which favours the attacker: the
+    answers to an example's queries are then all about one thing. Targets and null models answer every query through
+    what is released. All other models stand for the attacker's own, which cost him little and of which he need not
+    average noise away: they explain the first four dithered queries `without_noise`.
+
+    Explanations of several explainers that are released together are put side by side: the maps one after the other,
+    and each summary as a vector (m, n, k).
 
     Args:
         shadows: m models with membership over `population`.
-        population: the pool of n examples.
+        population: the pool of n examples; its labels are the slice "class", its groups those of the signals.
         explain: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
+        patience: how often is asked about each example; the plain query is always among them.
+        dither: how queries differ; None: `Dither()`. See `choose_dither`.
+        without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
+            a model. None: by `explain`.
+        predictions: of the same models for the same queries, where they were asked already; None: they are asked.
         batch_size: examples a call.
-        keep_attributions: also keep the whole maps, (m, n, d) float32.
+        keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
         keep_inputs: also keep what was asked about.
-        queries: what else an adaptive attacker asks; None: nothing.
-        classes: indices of outputs that are explained for every example, beside the predicted one.
-        targets: models that may be attacked; None: all trained ones.
+        classes: indices of outputs that are explained for every query, beside the predicted one.
+        targets: models that may be attacked; None: all trained ones, which then all answer all queries.
         null: models that are untrained and have no members.
         out_of_distribution: (n,) bool, examples from another source that no model was trained on.
-        meta: kept in the file; `shape` (of one map) and `population` (its digest) are added.
-        progress: told after each query of a batch, of all queries.
+        slices: name -> (n,), parts of the data by which results are shown.
+        meta: kept in the file; `shape` (of one map), `population` (its digest) and `dither` are added.
+        progress: told after each explanation of a batch, of all queries.
 
     Raises:
-        InputError: membership does not fit the population, `null` or `out_of_distribution`; an explanation is not
-            finite, of shape (batch, ...), the same for all; the model's outputs are not finite or too few.
+        InputError: membership does not fit the population, `null`, `out_of_distribution` or the predictions; an
+            explanation is not finite, of shape (batch, ...), the same for all; the model's outputs are not finite or
+            too few.
+        ConfigurationError: a level is no whole number of at least 1.
     """
-    m, n = shadows.membership.shape
+    (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
         raise InputError(f"membership is over {n} examples, the population has {len(population)}")
-    releases = [explain] * m if callable(explain) else list(explain)
-    if len(releases) != m:
-        raise InputError(f"expected one explain, or one for each of {m} models; got {len(releases)}")
-    queries, classes = queries or Queries.none(), [] if classes is None else [int(c) for c in classes]
+    plainly, quietly = _each(explain, m), _each(explain if without_noise is None else without_noise, m)
+    dither = dither or (Dither() if predictions is None else predictions.dither)
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
-    options = {"targets": targets, "null": list(null) or None, "classes": classes or None}
+    several = None if classes is None else [int(c) for c in classes]
+    options = {"targets": targets, "null": list(null) or None, "classes": several or None}
     about |= {name: [int(i) for i in listed] for name, listed in options.items() if listed is not None}
-    if queries != Queries.none():
-        about["queries"] = asdict(queries)
-    beside: dict[str, Any] = {"out_of_distribution": out_of_distribution}
-    Signals(shadows.membership, {"label": np.zeros((m, n))}, None, about, **beside)  # refused before anything long
+    if levels:
+        about["dither"] = {**dither.to_dict(), **about.get("dither", {})}
+    beside: dict[str, Any] = {
+        "out_of_distribution": out_of_distribution,
+        "groups": population.groups,
+        "slices": {"class": population.y.cpu().numpy(), **(slices or {})},
+    }
+    asked = Signals(shadows.membership, {"label": np.zeros((m, n))}, None, about, **beside)  # refused before all else
+    if predictions is None:
+        predictions = predict(
+            shadows, population, patience=patience, dither=dither, batch_size=batch_size, progress=progress
+        )
+    _check_predictions(predictions, (m, n), levels, dither)
+    if wrong := [c for c in several or () if not 0 <= c < predictions.classes]:
+        raise InputError(f"classes to explain are outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
 
-    oracle = _Oracle(shadows.models, releases, progress, m * n * (1 + len(classes) + queries.repeats + queries.near))
-    near = NearDuplicates.of(population, queries)
-    scalars, maps = _Table(m, n, np.float64), _Table(m, n, np.float32)
-    fresh = [False] * m
+    released = {*asked.targets, *asked.null}
+    most = max(levels, default=0)
+    dithers = [most if i in released else min(most, DITHERS_OF_REFERENCES) for i in range(m)]
+    of_each = 1 + len(several or ())
+    oracle = _Oracle(shadows.models, progress, n * of_each * (m + sum(dithers)))
+    queries = Queries.of(population, dither)
+    scalars, maps = Table(m, n), Table(m, n, np.float32)
+    labels = torch.from_numpy(predictions.values["label"]).long()
     for i, model in enumerate(shadows.models):
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        for start in range(0, n, batch_size):
-            part = range(start, min(start + batch_size, n))
-            examples, labels = population.x[start : part.stop], population.y[start : part.stop]
-            x = examples.to(device)
-            seen = _predict(model, x, labels.to(device), classes)
-            plain = oracle.ask(i, x, seen.label)
-            own = summarise(plain)
-            found = {**own, **seen._asdict()}
-            if classes:
-                asked = (oracle.ask(i, x, torch.full_like(seen.label, c)) for c in classes)
-                several = [summarise(a, CLASS_SUMMARIES) for a in asked]
-                found |= {f"class_{s}": torch.stack([one[s] for one in several], dim=1) for s in CLASS_SUMMARIES}
-            if queries.repeats and (start == 0 or fresh[i]):
-                mean, differs = averaged(plain, (oracle.ask(i, x, seen.label) for _ in range(queries.repeats)))
-                fresh[i] |= differs
-                found |= {f"repeated_{s}": v for s, v in summarise(mean).items()}
-            elif queries.repeats:
-                oracle.count(len(x) * queries.repeats)
-                found |= {f"repeated_{s}": v for s, v in own.items()}
-            if queries.near:
-                duplicates = ((to.to(device), back) for to, back in near(examples, part))
-                mean, _ = averaged(plain, (back(oracle.ask(i, to, seen.label)) for to, back in duplicates))
-                found |= {f"near_{s}": v for s, v in summarise(mean).items()}
-                if queries.keep_maps:
-                    maps.put(i, part, {"near_map": mean.reshape(len(mean), -1)})
-            scalars.put(i, part, found)
-            if keep_attributions:
-                maps.put(i, part, {"attributions": plain.reshape(len(plain), -1)})
-    if not any(fresh):
-        scalars.arrays = {s: a for s, a in scalars.arrays.items() if not s.startswith("repeated_")}
+        answer = plainly[i] if i in released else quietly[i]
+        for part in batches(n, batch_size):
+            about_what = labels[i, part.start : part.stop].to(device_of(model))
+            wanted = [about_what, *(torch.full_like(about_what, c) for c in several or ())]
+
+            def keep(level: int, found: Tensor, i: int = i, part: range = part) -> None:
+                scalars.put(i, part, {at_level(s, level): v for s, v in oracle.summaries(found).items()})
+                if keep_attributions:
+                    maps.put(i, part, {at_level(WHOLE_MAP, level): found[0]})
+
+            x = population.x[part.start : part.stop].to(device_of(model))
+            keep(1, oracle.ask(i, plainly[i], x, wanted))
+            total = torch.zeros((), dtype=torch.float64, device=x.device)
+            for number in range(dithers[i]):
+                total = total + oracle.ask(i, answer, queries(part, number).to(x.device), wanted)
+                if number + 1 in levels:
+                    keep(number + 1, total / (number + 1))
+            for level in levels:
+                if level > dithers[i]:
+                    keep(level, total / dithers[i])
     if keep_inputs:
         beside["inputs"] = population.x.cpu().numpy()
-    whole = maps.arrays.pop("attributions", None)
-    about["shape"] = list(oracle.shape or ())
-    return Signals(shadows.membership, {**scalars.arrays, **maps.arrays}, whole, about, **beside)
+    else:
+        beside["examples"] = hash_examples(population.x.cpu().numpy())
+    if (shape := oracle.shape) is not None:
+        about["shape"] = list(shape)
+    whole = maps.arrays.pop(WHOLE_MAP, None)
+    kept = {name: predictions.values[name] for name in _names(levels) if name in predictions.values}
+    return Signals(shadows.membership, {**scalars.arrays, **kept, **maps.arrays}, whole, about, **beside)
+
+
+def _each(explain: Explain | Sequence[Explain], m: int) -> list[Explain]:
+    explains = [explain] * m if callable(explain) else list(explain)
+    if len(explains) != m:
+        raise InputError(f"expected one explain, or one for each of {m} models; got {len(explains)}")
+    return explains
+
+
+def _names(levels: Sequence[int]) -> list[str]:
+    """Of what is predicted: plainly, and at each level."""
+    at = [at_level(name, level) for level in levels for name in ("kept", "shares", "loss", "margin")]
+    return ["label", "loss", "margin", *at]
+
+
+def _check_predictions(found: Predictions, size: tuple[int, int], levels: Sequence[int], dither: Dither) -> None:
+    """They must be of these models, examples and queries."""
+    if found.values["label"].shape != size or not set(levels) <= set(found.levels):
+        raise InputError(
+            f"expected predictions of {size[0]} models for {size[1]} examples at levels {list(levels)}, got"
+            f" {found.values['label'].shape} at {list(found.levels)}"
+        )
+    if levels and found.dither != dither:
+        raise InputError(f"the predictions are for queries of {found.dither}, the explanations for {dither}")
 
 
 @dataclass(eq=False)
@@ -199,67 +255,49 @@ class _Oracle:
     """Asks for explanations, checks them and counts the queries."""
 
     models: Sequence[nn.Module]
-    releases: Sequence[Explain]
     progress: Progress
     total: int
     done: int = 0
-    shape: torch.Size | None = None
+    shapes: tuple[torch.Size, ...] | None = None
 
-    def ask(self, i: int, x: Tensor, target: Tensor) -> Tensor:
-        a = self.releases[i](self.models[i], x, target)
-        if not isinstance(a, Tensor) or a.shape[:1] != x.shape[:1] or not bool(torch.isfinite(a).all()):
-            got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-            raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {got} from model {i}")
-        if self.shape is None:
-            self.shape = a.shape[1:]
-        if a.shape[1:] != self.shape or not self.shape.numel():
-            raise InputError(f"maps must all have one shape, not empty; got {list(a.shape[1:])}, {list(self.shape)}")
-        self.count(len(x))
-        return a.detach()
+    @property
+    def shape(self) -> torch.Size | None:
+        """Of one map, where one explainer answers."""
+        return self.shapes[0] if self.shapes is not None and len(self.shapes) == 1 else None
 
-    def count(self, queries: int) -> None:
-        self.done += queries
+    def ask(self, i: int, explain: Explain, x: Tensor, targets: Sequence[Tensor]) -> Tensor:
+        """(targets, batch, d): maps about each of the targets, those of several explainers side by side."""
+        return torch.stack([self._ask(i, explain, x, target) for target in targets])
+
+    def _ask(self, i: int, explain: Explain, x: Tensor, target: Tensor) -> Tensor:
+        answer: Any = explain(self.models[i], x, target)
+        answers: list[Any] = list(answer) if isinstance(answer, list | tuple) and answer else [answer]
+        for a in answers:
+            if not isinstance(a, Tensor) or a.shape[:1] != x.shape[:1] or not bool(torch.isfinite(a).all()):
+                got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+                raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {got} from model {i}")
+        shapes = tuple(a.shape[1:] for a in answers)
+        if self.shapes is None:
+            self.shapes = shapes
+        if shapes != self.shapes or not all(shape.numel() for shape in shapes):
+            now, before = ([list(shape) for shape in each] for each in (shapes, self.shapes))
+            raise InputError(f"maps must all have one shape, not empty; got {now}, {before}")
+        self.done += len(x)
         self.progress("explaining", self.done, self.total)
+        return torch.cat([a.detach().reshape(len(a), -1) for a in answers], dim=1)
+
+    def summaries(self, maps: Tensor) -> dict[str, Tensor]:
+        """Of (targets, batch, d) maps: the predicted class's, and those of further classes; one number an explainer."""
+        assert self.shapes is not None
+        widths = [shape.numel() for shape in self.shapes]
+        one, *others = ([summarise(each) for each in found.split(widths, dim=1)] for found in maps)
+        found = {s: _together([each[s] for each in one]) for s in SUMMARIES}
+        if others:
+            every = [each for several in others for each in several]
+            found |= {f"class_{s}": torch.stack([each[s] for each in every], dim=1) for s in CLASS_SUMMARIES}
+        return found
 
 
-class _Table:
-    """Arrays (m, n, ...) that are filled batch by batch, with one move from the device for each."""
-
-    def __init__(self, m: int, n: int, dtype: type[np.floating[Any]]) -> None:
-        self.size, self.dtype = (m, n), dtype
-        self.arrays: dict[str, NDArray[np.floating[Any]]] = {}
-
-    def put(self, i: int, part: range, found: Mapping[str, Tensor]) -> None:
-        kind = torch.float32 if self.dtype is np.float32 else torch.float64
-        moved = torch.cat([v.reshape(len(part), -1).to(kind) for v in found.values()], dim=1).cpu().numpy()
-        column = 0
-        for name, v in found.items():
-            after = column + v[0].numel()
-            if name not in self.arrays:
-                self.arrays[name] = np.zeros((*self.size, *v.shape[1:]), self.dtype)
-            self.arrays[name][i, part.start : part.stop] = moved[:, column:after].reshape(v.shape)
-            column = after
-
-
-class _Prediction(NamedTuple):
-    label: Tensor
-    loss: Tensor
-    margin: Tensor
-
-
-def _predict(model: nn.Module, x: Tensor, y: Tensor, classes: Sequence[int]) -> _Prediction:
-    """What the outputs say of each example; outputs that are probabilities already are taken as such."""
-    with torch.no_grad():
-        out = model(x)
-    if out.dim() != 2 or out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
-        raise InputError(f"expected finite outputs of shape (batch, classes >= 2), got {tuple(out.shape)}")
-    last = out.shape[1] - 1
-    if wrong := [c for c in classes if not 0 <= c <= last]:
-        raise InputError(f"classes to explain are outputs 0 .. {last} of the model, got {wrong}")
-    if int(y.max()) > last:
-        raise InputError(f"labels must be outputs 0 .. {last} of the model, got {int(y.max())}")
-    rows = out.double()
-    scores = rows.clamp_min(1e-30).log() if are_probabilities(rows) else rows.log_softmax(1)
-    own = scores.gather(1, y[:, None])[:, 0]
-    others = scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    return _Prediction(out.argmax(1), -own, own - others)
+def _together(numbers: Sequence[Tensor]) -> Tensor:
+    """(batch,) of one explainer, (batch, k) of several."""
+    return numbers[0] if len(numbers) == 1 else torch.stack(list(numbers), dim=1)

@@ -1,15 +1,15 @@
 """Patient attackers: each example is asked about many times, every time a little differently, and answers are averaged.
 
 Noise that is a function of the query falls away over queries that differ, wherever the answer hardly changes between
-them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered (`Dither`),
-by the same draws for all models. What models predict for them is asked once (`predict`), for whatever is released
-beside; the amplitude is chosen on reference models alone (`choose_dither`).
+them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered by the
+same draws for all models (`Dither`). What models predict for them is asked once (`predict`), for whatever is released
+beside it; the amplitude is chosen on reference models alone (`choose_dither`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -38,9 +38,6 @@ PATIENCE = (1, 5, 200)
 
 MOST_CLASSES = 32
 """Of models with more classes, how often each label came is not kept."""
-
-ROWS_AT_ONCE = 4
-"""Batches of examples in one call of a model for its predictions alone, which keeps no gradients."""
 
 BLOCK = 64
 """Examples that share a random generator."""
@@ -131,8 +128,8 @@ class Queries:
 class Prediction(NamedTuple):
     """What a model says of each example, (batch,) each.
 
-    label: predicted class. loss: -log p_y of the true label y. margin: log p_y - log(1 - p_y), the logit scaling of LiRA
-    (arXiv 2112.03570, section IV-C).
+    label: predicted class. loss: -log p_y of the true label y. margin: log p_y - log(1 - p_y), the logit scaling of
+    LiRA (arXiv 2112.03570, section IV-C).
     """
 
     label: Tensor
@@ -163,10 +160,11 @@ def predicted(model: nn.Module, x: Tensor, y: Tensor, outputs: Outputs | None = 
         raise InputError(f"labels must be outputs 0 .. {out.shape[1] - 1} of the model, got {int(y.max())}")
     rows = out.double()
     outputs = outputs or Outputs(out.shape[1], are_probabilities(rows))
-    scores = rows.clamp_min(1e-30).log() if outputs.probabilities else rows.log_softmax(1)
+    scores = rows.clamp_min(1e-30).log() if outputs.probabilities else rows
     own = scores.gather(1, y[:, None])[:, 0]
-    others = scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    return Prediction(out.argmax(1), -own, own - others), outputs
+    margin = own - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    loss = -own if outputs.probabilities else torch.logaddexp(-margin, torch.zeros_like(margin))
+    return Prediction(out.argmax(1), loss, margin), outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +216,7 @@ def predict(
         population: n examples.
         patience: the levels; 1 is the plain query.
         dither: how queries differ; None: `Dither()`.
-        batch_size: examples at a time; models are called with up to 4 queries about each.
+        batch_size: queries in one call of a model, at most.
         progress: told after each call, of all queries.
 
     Raises:
@@ -238,7 +236,7 @@ def predict(
             classes = outputs.classes
         done += len(part) * m
         progress("labels", done, total)
-        for first, after in _runs(levels, ROWS_AT_ONCE):
+        for first, after in _runs(levels, max(1, batch_size // len(part))):
             x = torch.cat([queries(part, number) for number in range(first, after)])
             for i, (model, sums) in enumerate(zip(shadows.models, asked, strict=True)):
                 sums.add(model, x.to(sums.label.device), after - first)
@@ -256,21 +254,23 @@ class _Asked:
     label: Tensor
     y: Tensor
     outputs: Outputs
-    sums: Tensor | float = 0.0
+    sums: Tensor | None = None
     counts: Tensor | None = None
 
     def add(self, model: nn.Module, x: Tensor, queries: int) -> None:
         """Ask about (queries * batch, ...)."""
         answer, _ = predicted(model, x, self.y.repeat(queries), self.outputs)
         label, loss, margin = (a.reshape(queries, -1) for a in answer)
-        self.sums = self.sums + torch.stack([(label == self.label).sum(0).double(), loss.sum(0), margin.sum(0)])
+        sums = torch.stack([(label == self.label).sum(0).double(), loss.sum(0), margin.sum(0)])
+        self.sums = sums if self.sums is None else self.sums + sums
         if self.outputs.classes <= MOST_CLASSES:
             if self.counts is None:
-                self.counts = self.sums.new_zeros(len(self.label), self.outputs.classes)
+                self.counts = sums.new_zeros(len(self.label), self.outputs.classes)
             self.counts.scatter_add_(1, label.T, torch.ones_like(label.T, dtype=torch.float64))
 
     def means(self, queries: int) -> dict[str, Tensor]:
         """Of this many queries so far."""
+        assert self.sums is not None
         means = dict(zip(("kept", "loss", "margin"), self.sums / queries, strict=True))
         return means if self.counts is None else {**means, "shares": self.counts / queries}
 
@@ -388,19 +388,21 @@ def _told(pool: References, dither: Dither, explain: Explain) -> tuple[NDArray[n
         to = device_of(model)
         plain, outputs = predicted(model, x.to(to), y.to(to))
         sums = _Asked(plain.label, y.to(to), outputs)
-        total: Tensor | float = 0.0
+        total = None
         for query in asked:
             sums.add(model, query.to(to), 1)
-            total = total + joined(explain(model, query.to(to), plain.label)).double()
+            found = joined(explain(model, query.to(to), plain.label)).double()
+            total = found if total is None else total.add_(found)
+        assert total is not None
         kept.append(sums.means(TRIED)["kept"].cpu().numpy())
-        maps.append((total / TRIED).cpu().numpy())  # type: ignore[union-attr]
+        maps.append((total / TRIED).cpu().numpy())
     member = pool.shadows.membership[: len(models), pool.rows]
-    ratio, found = LikelihoodRatio("identity"), []
+    ratio, features = LikelihoodRatio("identity"), []
     for t in range(min(PLAYED, len(models))):
         others = [i for i in range(len(models)) if i != t]
         by = [ratio(np.array(values)[t], np.array(values)[others], member[others]) for values in (kept, maps)]
-        found.append(np.stack(by, axis=1))
-    return np.concatenate(found), member[: len(found)].reshape(-1)
+        features.append(np.stack(by, axis=1))
+    return np.concatenate(features), member[: len(features)].reshape(-1)
 
 
 def joined(answer: Answer) -> Tensor:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from safexplain._progress import Progress, named, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
-from safexplain.audit.collect import Explain, collect_signals
+from safexplain.audit.collect import collect_signals
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Queries
+from safexplain.audit.queries import Dither, Explain, Predictions, References, choose_dither, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
@@ -37,7 +37,8 @@ from safexplain.audit.report.model import Configuration
 from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
-from safexplain.audit.signals import Signals, side_by_side
+from safexplain.audit.signals import Signals, hash_examples, side_by_side
+from safexplain.audit.splits import Splits
 from safexplain.audit.utility import utility
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.outputs import Probability, are_probabilities
@@ -58,6 +59,9 @@ ENOUGH_REFERENCES = 16
 
 LOOKED_AT = 64
 """Examples on which it is seen whether a model returns probabilities."""
+
+FEWEST_SPARE = 100
+"""Examples a pool that certify nothing and on which it is chosen how to ask; with fewer, all are drawn from."""
 
 LARGEST_MAPS = 2 << 30
 """Bytes of attribution maps kept in memory for the whole-map attack; above it, that attack is left out."""
@@ -80,6 +84,9 @@ class HardeningLike(Protocol):
     def with_key(self, key: bytes) -> Self:
         """The same with this noise key."""
 
+    def without_noise(self) -> Any:
+        """The same without its noise, as an attacker runs it on models of his own."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the key."""
 
@@ -92,9 +99,10 @@ class AuditOptions:
     """What few audits need to say.
 
     Args:
-        queries: what is asked about each example beside the plain query, of hardened releases; each near-duplicate
-            costs as much as the plain query.
+        dither: how the queries of a patient attacker differ from each other; how many there are is the policy's. None:
+            chosen on reference models.
         classes: that are explained of every example beside the predicted one: what a client sees who may choose.
+        slices: name -> (n,) numbers or names, parts of the data by which the report is sliced, beside the classes.
         batch_size: examples in one call of the explainer.
         force: judge although the examples were used for the verdict on another configuration; the certificate says so.
         exposed: how many of the members that are found most surely the report and the JSON list, for the owner of the
@@ -107,8 +115,9 @@ class AuditOptions:
         canaries: what canaries found about that training, if they were trained.
     """
 
-    queries: Queries = field(default_factory=lambda: Queries(repeats=1, near=2))
+    dither: Dither | None = None
     classes: tuple[int, ...] = ()
+    slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     batch_size: int = 256
     force: bool = False
     exposed: int = 0
@@ -128,11 +137,13 @@ class Pool:
         population: the examples.
         shadows: models and membership; model 0 is the target.
         untrained: a model like the target before training, for the null control where references are few.
+        slices: name -> (n,), see `AuditOptions`.
     """
 
     population: Population
     shadows: Shadows
     untrained: nn.Module | None = None
+    slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def null(self) -> tuple[int, ...]:
@@ -147,6 +158,14 @@ class Pool:
         nobody = np.zeros((1, len(self.population)), dtype=bool)
         return Shadows((*self.shadows.models, self.untrained), np.concatenate([self.shadows.membership, nobody]))
 
+    def signals(self, **meta: Any) -> Signals:
+        """Who is a member of what, before anything is asked."""
+        asked = self.asked
+        about = {"population": self.population.digest(), "targets": [0], "null": list(self.null), **meta}
+        nothing = {"label": np.zeros(asked.membership.shape)}
+        hashes = hash_examples(self.population.x.cpu().numpy())
+        return Signals(asked.membership, nothing, None, about, groups=self.population.groups, examples=hashes)
+
 
 def audit(
     model: nn.Module,
@@ -154,7 +173,7 @@ def audit(
     recipe: Recipe | Train | Any = None,
     *,
     member: NDArray[np.bool_],
-    explainer: Callable[..., Any],
+    explainer: Callable[..., Any] | Sequence[Callable[..., Any]],
     hardening: HardeningLike,
     output: Output = "probability",
     arguments: Mapping[str, Any] | None = None,
@@ -185,12 +204,14 @@ def audit(
         member: (n,) bool, which examples the model was trained on.
         explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
             gives maps (n, ...): a hardened class, or anything alike. A class with a class method `catalogued()` is
-            asked through what that returns, and `method` of that is its name in the certificate.
+            asked through what that returns, and `method` of that is its name in the certificate. Several of them answer
+            each query together, each hardened by itself, and are judged as one release, called by all of their names
+            ("IG+Saliency").
         hardening: what is released. Target and reference models get two noise keys of the audit's own: the attacker
             knows the hardening, not the key. With `Hardening.none()` the native explanations are judged.
         output: explain the probability of the predicted class, by a softmax where the model returns logits; or what
             the model returns ("logit").
-        arguments: of `attribute`, the same for every query.
+        arguments: of `attribute`, the same for every query; of several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
         references: how many reference models are trained; 0, or at least 4.
         shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
@@ -219,6 +240,7 @@ def audit(
     place = next((p.device for p in target.parameters()), torch.device("cpu"))
     _check_privacy(options, target)
     notes = [*options.notes, *_fit_notes(target, population, member, options.batch_size)]
+    notes += _group_notes(population, member)
     if shadows is None and recipe is not None and references:
         shadows = train_shadows(
             population,
@@ -244,7 +266,7 @@ def audit(
     title = options.title or type(model).__name__
     subject = options.subject or {title: {MODEL_DIGEST: model_digest(target).hex()}}
     return audit_pools(
-        [Pool(population, shadows, untrained)],
+        [Pool(population, shadows, untrained, options.slices)],
         explainer=explainer,
         hardening=hardening,
         output=output,
@@ -260,7 +282,7 @@ def audit(
 def audit_pools(
     pools: Sequence[Pool],
     *,
-    explainer: Callable[..., Any],
+    explainer: Callable[..., Any] | Sequence[Callable[..., Any]],
     hardening: HardeningLike,
     output: Output = "probability",
     arguments: Mapping[str, Any] | None = None,
@@ -293,18 +315,29 @@ def audit_pools(
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     first, population = pools[0].shadows.models[0], pools[0].population
     softmax = output == "probability" and not _gives_probabilities(first, population.x[:LOOKED_AT])
-    if catalogued := getattr(explainer, "catalogued", None):
-        explainer = catalogued()
-    way = _Way(explainer, output, dict(arguments or {}), softmax, policy, options, _as_text(recipe), seed, progress)
-    notes, copies = list(options.notes), 1 if hardening.is_none else 2  # averaged over near-duplicates too
-    size = 4 * copies * population.x[0].numel() * sum(p.shadows.membership.size for p in pools)
+    methods = _methods_of(explainer, arguments)
+    way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress)
+    notes, copies = list(options.notes), len(policy.patience) * (1 if hardening.is_none else 2)
+    size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
     keep = size <= LARGEST_MAPS
     if not keep:
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
-    signals = {"native": way.ask(pools, "native", hardening.none(), keep)}
+    dither, chosen = way.dither(pools, hardening)
+    asking = [
+        predict(
+            pool.asked,
+            pool.population,
+            patience=policy.patience,
+            dither=dither,
+            batch_size=options.batch_size,
+            progress=named(progress, f"asking for labels{_numbered(i, pools)}"),
+        )
+        for i, pool in enumerate(pools)
+    ]
+    signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
     name = _name_of(hardening)
     if not hardening.is_none:
-        signals[name] = way.ask(pools, name, hardening, keep)
+        signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
     configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening) for n, s in signals.items())
     causes, cause = way.root_cause(pools, hardening.none(), signals["native"], keep)
@@ -317,7 +350,7 @@ def audit_pools(
         materials["recipe sha256"] = sha256(way.recipe)
     said = {
         "subject": subject,
-        "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": way.arguments},
+        "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": dict(arguments or {})},
         "hardening": hardening.to_dict(),
         "audit": judged.result.to_dict(),
         "utility": judged.utility.to_dict() if judged.utility else None,
@@ -345,13 +378,52 @@ def audit_pools(
     return AuditRun(configurations, signals, report, said)
 
 
+class _Method(NamedTuple):
+    """One explainer: its name, what makes it, and the arguments of its `attribute`."""
+
+    name: str
+    make: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def __call__(self, forward: Any, hardening: HardeningLike, x: Tensor, target: Tensor) -> Tensor:
+        """The released maps of a batch."""
+        try:
+            made = self.make(forward, hardening=hardening)
+            maps: Tensor = made.attribute(x, target=target, **self.arguments)
+        except (SafexplainError, torch.cuda.OutOfMemoryError):
+            raise
+        except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise InputError(f"{self.name} cannot explain this model: {reason}") from error
+        return maps
+
+
+def _methods_of(
+    explainer: Callable[..., Any] | Sequence[Callable[..., Any]], arguments: Mapping[str, Any] | None
+) -> tuple[_Method, ...]:
+    """The explainers by their names: their own where they have one, else that of the class or function."""
+    several, arguments = not callable(explainer), arguments or {}
+    makers = [explainer] if callable(explainer) else list(explainer)
+    if not makers:
+        raise ConfigurationError("explainer: expected one, or several that are released together; got none")
+    makers = [make.catalogued() if hasattr(make, "catalogued") else make for make in makers]
+    names = [getattr(m, "method", None) or getattr(m, "__name__", None) or type(m).__name__ for m in makers]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"explainer: each is released once, got {', '.join(map(str, names))}")
+    if several and (unknown := sorted(arguments.keys() - set(names))):
+        raise ConfigurationError(f"arguments of several explainers are given by name, {names}; got {unknown}")
+    return tuple(
+        _Method(str(name), make, dict(arguments.get(name, {}) if several else arguments))
+        for name, make in zip(names, makers, strict=True)
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Way:
     """How models are asked and judged."""
 
-    explainer: Callable[..., Any]
+    methods: tuple[_Method, ...]
     output: Output
-    arguments: dict[str, Any]
     softmax: bool
     policy: Policy
     options: AuditOptions
@@ -361,47 +433,79 @@ class _Way:
 
     @property
     def method(self) -> str:
-        """The explainer's name: its own where it has one, else that of the class or function."""
-        named = getattr(self.explainer, "method", None) or getattr(self.explainer, "__name__", None)
-        return str(named or type(self.explainer).__name__)
+        """Name of the explainer, or of all that are released together."""
+        return "+".join(method.name for method in self.methods)
 
     def explain(self, hardening: HardeningLike) -> Explain:
         """What `collect_signals` asks: the released maps of a batch."""
 
-        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
             forward = Probability(model) if self.softmax else model
-            try:
-                made = self.explainer(forward, hardening=hardening)
-                maps: Tensor = made.attribute(x, target=target, **self.arguments)
-            except (SafexplainError, torch.cuda.OutOfMemoryError):
-                raise
-            except (TypeError, AssertionError, RuntimeError, ValueError) as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise InputError(f"{self.method} cannot explain this model: {reason}") from error
-            return maps
+            maps = [method(forward, hardening, x, target) for method in self.methods]
+            return maps[0] if len(maps) == 1 else maps
 
         return explain
 
-    def ask(self, pools: Sequence[Pool], name: str, hardening: HardeningLike, keep: bool, stage: str = "") -> Signals:
-        """What every model releases. The attacker knows the hardening, not the key: references have another one."""
-        released, attackers = (self.explain(_keyed(hardening, self.seed, w)) for w in ("target", "references"))
-        queries = None if hardening.is_none else replace(self.options.queries, keep_maps=keep)
+    def dither(self, pools: Sequence[Pool], hardening: HardeningLike) -> tuple[Dither, dict[str, Any]]:
+        """How queries differ, and how that was chosen: on reference models, and examples that certify nothing."""
+        if self.options.dither is not None:
+            return self.options.dither, {"chosen": "given"}
+        if max(self.policy.patience) == 1:
+            return Dither(seed=self.seed), {}
+        found = side_by_side([pool.signals() for pool in pools])
+        spare = ~Splits.of(found, self.policy, trains=True).certification
+        if spare.sum() < FEWEST_SPARE * len(pools):
+            spare[:] = True
+        places = np.cumsum([0, *(len(pool.population) for pool in pools)])
+        references = [
+            References(
+                Shadows(pool.shadows.models[1:], pool.shadows.membership[1:]),
+                pool.population,
+                np.flatnonzero(spare[start:end]),
+            )
+            for pool, start, end in zip(pools, places[:-1], places[1:], strict=True)
+        ]
+        explain = self.explain(_keyed(hardening, self.seed, "references").without_noise())
+        best, tried = choose_dither(references, explain, seed=self.seed, progress=self.progress)
+        return best, {"chosen": "on reference models" if tried else "by default", "auc": tried}
+
+    def ask(
+        self,
+        pools: Sequence[Pool],
+        name: str,
+        hardening: HardeningLike,
+        keep: bool,
+        asking: Sequence[Predictions],
+        chosen: Mapping[str, Any],
+        stage: str = "",
+    ) -> Signals:
+        """What every model releases, at the levels at which predictions were asked for.
+
+        The attacker knows the hardening, not the key: references have another one, and no noise where he is patient.
+        """
+        target, others = (_keyed(hardening, self.seed, whose) for whose in ("target", "references"))
+        released, attackers, quiet = (self.explain(h) for h in (target, others, others.without_noise()))
         parts = []
-        for i, pool in enumerate(pools):
-            about = stage or f"explaining ({name}{f', pool {i + 1}' if len(pools) > 1 else ''})"
+        for i, (pool, predictions) in enumerate(zip(pools, asking, strict=True)):
+            about = self._about(pool, name, hardening)
+            if predictions.levels:
+                about["dither"] = dict(chosen)
             parts.append(
                 collect_signals(
                     pool.asked,
                     pool.population,
                     [released, *[attackers] * (len(pool.asked.models) - 1)],
+                    patience=(1, *predictions.levels),
+                    predictions=predictions,
+                    without_noise=quiet,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
                     targets=(0,),
                     null=pool.null,
-                    queries=queries,
                     classes=self.options.classes or None,
-                    meta=self._about(pool, name, hardening),
-                    progress=named(self.progress, about),
+                    slices=pool.slices,
+                    meta=about,
+                    progress=named(self.progress, stage or f"explaining ({name}{_numbered(i, pools)})"),
                 )
             )
         return side_by_side(parts)
@@ -411,11 +515,11 @@ class _Way:
         about: dict[str, Any] = {
             "explainer": self.method,
             "output": self.output,
-            "options": repr(sorted(self.arguments.items())),
+            "options": repr([sorted(method.arguments.items()) for method in self.methods]),
             "release": name,
             "seed": self.seed,
             "recipe": self.recipe,
-            "asked": repr((self.options.queries, self.options.classes)),
+            "asked": repr((self.policy.patience, self.options.classes)),
             "references": len(pool.shadows.models) - 1,
         }
         if not hardening.is_none:
@@ -453,7 +557,8 @@ class _Way:
         output: Output = "logit" if self.output == "probability" else "probability"
         if not _gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
             way = replace(self, output=output, softmax=output == "probability")
-            other = way.ask(pools, "native", none, keep, f"explaining the {output}")
+            plainly = [predict(p.asked, p.population, patience=(1,), batch_size=self.options.batch_size) for p in pools]
+            other = way.ask(pools, "native", none, keep, plainly, {}, f"explaining the {output}")
         rows, which = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
         causes = root_cause(
             native,
@@ -465,6 +570,11 @@ class _Way:
             progress=named(self.progress, "root cause"),
         )
         return causes, f"{cause_sentence(causes)} {which}" if causes else ""
+
+
+def _numbered(i: int, pools: Sequence[Pool]) -> str:
+    """Which of several pools."""
+    return f", pool {i + 1}" if len(pools) > 1 else ""
 
 
 def _keyed(hardening: HardeningLike, seed: int, whose: str) -> HardeningLike:
@@ -512,6 +622,21 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
         )
     if found.keeps_claim is False:
         raise InputError(f"the canaries refute the privacy statement, which cannot be certified: {found}")
+
+
+def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]:
+    """What it means that the target trained on a part of a group."""
+    if population.groups is None:
+        return []
+    _, group = np.unique(population.groups, return_inverse=True)
+    sides = [np.bincount(group, weights=side) > 0 for side in (member, ~member)]
+    split = int((sides[0] & sides[1]).sum())
+    if not split:
+        return []
+    return [
+        f"{split} of {len(sides[0])} groups have members and non-members of the model: their non-members are more like"
+        " members than a stranger's examples, so that less is found."
+    ]
 
 
 def _fit_notes(target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int) -> list[str]:

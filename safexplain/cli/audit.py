@@ -12,7 +12,7 @@ from rich.console import Console
 
 from safexplain._digest import model_digest
 from safexplain._progress import shown
-from safexplain.audit import Policy, Population, Queries, Recipe, Signals, audit, certify
+from safexplain.audit import Policy, Population, Recipe, Signals, audit, certify
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.holdout_uses import uses_of
 from safexplain.audit.run import AuditOptions
@@ -63,7 +63,6 @@ def audit_command(
     hardening: Annotated[str, typer.Option(help="recommended, none, JSON, or a JSON file.")] = "recommended",
     references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
-    near_duplicates: Annotated[int, typer.Option(min=0, help="Near-duplicate queries averaged by the attacker.")] = 2,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,
@@ -92,7 +91,6 @@ def audit_command(
         elif recipe is None and references:
             notes += (_no_recipe(trained),)
         options = AuditOptions(
-            queries=Queries(repeats=1, near=near_duplicates, seed=seed),
             title=model.name,
             subject={model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(loaded.model.to(place)).hex()}},
             materials={f"data {read.source} sha256": read.sha256},

@@ -145,6 +145,13 @@ grid=None)
         """The same hardening with this noise key."""
         return self if self.noise is None else replace(self, noise=replace(self.noise, key=key))
 
+    def without_noise(self) -> Hardening:
+        """What is left when the noise is averaged away, as an attacker runs it on models of his own.
+
+        The key stays, which exact zeros are filled by; rounding that noise smooths goes with it.
+        """
+        return self if self.noise is None else replace(self, noise=replace(self.noise, std=0.0), grid=None)
+
     def noise_std(self, d: int) -> float:
         """Standard deviation of the noise on one coordinate of an explanation of d features; 0 without noise."""
         return 0.0 if self.noise is None else absolute(self.noise.std, self._scale(d))

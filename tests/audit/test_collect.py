@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import Population, Queries, Shadows, collect_signals
+from safexplain.audit import Dither, Population, Shadows
+from safexplain.audit import collect_signals as collect
+from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, summarise
+from safexplain.audit.queries import Queries, predict
 from safexplain.audit.references.training import EstimatorModule
-from safexplain.errors import InputError
+from safexplain.audit.signals import hash_examples
+from safexplain.errors import ConfigurationError, InputError
 
 MEMBER = np.random.default_rng(0).random((3, 40)) < 0.5
 
@@ -25,6 +29,11 @@ class Linear(nn.Module):
 
 POOL = Population(torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(9)), torch.arange(40) % 3)
 SHADOWS = Shadows(tuple(Linear(s) for s in range(3)), MEMBER)
+
+
+def collect_signals(*args, patience=(1,), **kwargs):
+    """By an attacker who asks once, unless it is said otherwise."""
+    return collect(*args, patience=patience, **kwargs)
 
 
 def explain(model, x, target):
@@ -109,7 +118,7 @@ def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
     assert found.meta == {"explainer": "x", "targets": [0], "population": POOL.digest(), "shape": [2, 3]}
     assert found.shape == (2, 3)
     assert found.targets == (0,)
-    assert len(seen) == 9
+    assert len(seen) == 3 + 9  # labels of all models at once
     assert seen[-1] == ("explaining", 120, 120)
 
 
@@ -119,7 +128,10 @@ def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
         (lambda m, x, t: x[:3], "must be finite, of shape"),
         (lambda m, x, t: x / 0, "must be finite, of shape"),
         (lambda m, x, t: x.log(), "must be finite, of shape"),
-        (lambda m, x, t: (x, x), "got tuple from model 0"),
+        (lambda m, x, t: None, "got NoneType from model 0"),
+        (lambda m, x, t: (), "got tuple from model 0"),
+        (lambda m, x, t: (x, None), "got NoneType from model 0"),
+        (lambda m, x, t: (x, x) if m is SHADOWS.models[1] else x, "must all have one shape"),
         (lambda m, x, t: x[:, :0], "must all have one shape, not empty"),
         (lambda m, x, t: x.flatten(1) if m is SHADOWS.models[2] else x, "must all have one shape"),
     ],
@@ -232,27 +244,179 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
         collect_signals(Shadows(SHADOWS.models, MEMBER[:, :39]), POOL, never)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_progress_counts_every_query_and_ends_at_the_total(deterministic):
-    asked, seen = [], []
+# ------------------------------------------------------------------------------------------------ patient attackers
+
+DITHER = Dither("additive", 0.2, seed=1)
+
+
+def released(model, x, target):
+    """Curved, so that averages over queries are no plain answers."""
+    return explain(model, x, target) ** 3
+
+
+def quiet(model, x, target):
+    return released(model, x, target) * 10
+
+
+@pytest.mark.parametrize("batch_size", [7, 40])
+def test_averages_over_dithered_queries_are_those_of_a_slow_loop(batch_size):
+    options = {"patience": (1, 3, 9), "dither": DITHER, "targets": (1,), "without_noise": quiet}
+    found = collect(SHADOWS, POOL, released, batch_size=batch_size, **options)
+    queries = Queries.of(POOL, DITHER)
+    for i, model in enumerate(SHADOWS.models):
+        labels = model(POOL.x).argmax(1)
+        for level in (3, 9):
+            few = level if i == 1 else min(level, DITHERS_OF_REFERENCES)
+            answer = released if i == 1 else quiet
+            maps = torch.stack([answer(model, queries(range(40), k), labels) for k in range(few)]).double().mean(0)
+            assert np.allclose(found.values[f"attributions@{level}"][i], maps.flatten(1).detach(), rtol=1e-4, atol=1e-6)
+            for name, values in summarise(maps).items():
+                assert np.allclose(found.values[f"{name}@{level}"][i], values.detach(), rtol=1e-4, atol=1e-6), name
+        plain = released(model, POOL.x, labels)
+        assert np.allclose(found.attributions[i], plain.flatten(1).detach(), rtol=1e-5)
+    expected = {*SUMMARIES, "label", "loss", "margin"}
+    for level in (3, 9):
+        expected |= {f"{s}@{level}" for s in (*SUMMARIES, "kept", "shares", "loss", "margin", "attributions")}
+    assert set(found.values) == expected
+    assert found.levels == (1, 3, 9)
+
+
+def test_labels_of_the_same_queries_are_those_of_predict_and_may_be_asked_beforehand():
+    predictions = predict(SHADOWS, POOL, patience=(1, 3, 9), dither=DITHER)
+    found = collect(SHADOWS, POOL, released, patience=(1, 3, 9), dither=DITHER)
+    beforehand = collect(SHADOWS, POOL, released, patience=(1, 3), predictions=predictions)
+    for name, values in predictions.values.items():
+        assert np.array_equal(found.values[name], values), name
+        assert name.endswith("@9") or np.array_equal(beforehand.values[name], values), name
+    assert beforehand.levels == (1, 3)
+    assert np.array_equal(beforehand.values["l1@3"], found.values["l1@3"])
+    assert beforehand.meta["dither"] == {"kind": "additive", "amplitude": 0.2, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patience": (1, 4)}, r"expected predictions of 3 models for 40 examples at levels \[4\], got .* \[3\]"),
+        ({"shadows": Shadows(SHADOWS.models[:2], MEMBER[:2])}, "expected predictions of 2 models"),
+        ({"dither": Dither("additive", 0.3)}, "the predictions are for queries of Dither.*0.2.*explanations.*0.3"),
+    ],
+)
+def test_predictions_for_other_models_or_queries_are_refused(changes, message):
+    predictions = predict(SHADOWS, POOL, patience=(1, 3), dither=DITHER)
+    options = {"patience": (1, 3), "predictions": predictions, "shadows": SHADOWS, **changes}
+    with pytest.raises(InputError, match=message):
+        collect(options.pop("shadows"), POOL, released, **options)
+
+
+def test_references_answer_without_noise_and_only_a_few_queries():
+    asked = {"with": [], "without": []}
 
     def noisy(model, x, target):
-        asked.append(len(x))
-        return x if deterministic else x + torch.randn(x.shape, generator=generator)
+        asked["with"].append((model, x))
+        return x + torch.randn(x.shape, generator=GENERATOR)
 
-    generator = torch.Generator().manual_seed(0)
-    collect_signals(
-        SHADOWS,
-        POOL,
-        noisy,
-        batch_size=15,
-        queries=Queries(repeats=2, near=3),
-        classes=(0, 1),
-        progress=lambda *call: seen.append(call),
-    )
-    total = 3 * 40 * (1 + 2 + 2 + 3)
-    done = [d for _, d, _ in seen]
-    assert done == sorted(done)
-    assert seen[-1] == ("explaining", total, total)
-    skipped = 3 * 25 * 2 if deterministic else 0  # repeats after the first batch of each model
-    assert sum(asked) == total - skipped
+    def noiseless(model, x, target):
+        asked["without"].append((model, x))
+        return x
+
+    untrained = MEMBER & np.array([[True], [True], [False]])
+    given = {"patience": (1, 2, 10), "dither": DITHER, "without_noise": noiseless, "targets": (0,), "null": (2,)}
+    found = collect(Shadows(SHADOWS.models, untrained), POOL, noisy, **given)
+    number = {name: [sum(m is model for m, _ in calls) for model in SHADOWS.models] for name, calls in asked.items()}
+    assert number == {"with": [11, 1, 11], "without": [0, DITHERS_OF_REFERENCES, 0]}
+    queries = Queries.of(POOL, DITHER)
+    for k, (_, x) in enumerate(asked["without"]):
+        assert torch.equal(x, queries(range(40), k))
+    mean = sum(queries(range(40), k).double() for k in range(DITHERS_OF_REFERENCES)) / DITHERS_OF_REFERENCES
+    assert np.allclose(found.values["attributions@10"][1], mean.flatten(1), atol=1e-6)
+    assert not np.allclose(found.values["attributions@10"][0], mean.flatten(1), atol=1e-2)
+
+
+def test_the_noise_of_the_target_falls_as_one_over_the_root_of_the_queries():
+    def noisy(model, x, target):
+        return 1 + torch.randn(x.shape, generator=GENERATOR)
+
+    found = collect(SHADOWS, POOL, noisy, patience=(1, 4, 64))
+    for level in (4, 64):
+        assert found.values[f"attributions@{level}"].std() == pytest.approx(level**-0.5, rel=0.1)
+
+
+GENERATOR = torch.Generator().manual_seed(3)
+
+
+def test_every_model_is_asked_the_same_queries_about_its_own_plain_label():
+    asked = {}
+
+    def watched(model, x, target):
+        asked.setdefault(model, []).append((x, target))
+        return x
+
+    collect(SHADOWS, POOL, watched, patience=(1, 6), dither=Dither("additive", 3.0))
+    first = asked[SHADOWS.models[0]]
+    for model in SHADOWS.models:
+        assert len(asked[model]) == 7
+        label = model(POOL.x).argmax(1)
+        assert all(torch.equal(x, y) for (x, _), (y, _) in zip(asked[model], first, strict=True))
+        assert all(torch.equal(target, label) for _, target in asked[model])
+        assert any(not torch.equal(model(x).argmax(1), label) for x, _ in asked[model])
+
+
+def test_further_classes_are_asked_about_as_often():
+    found = collect(SHADOWS, POOL, released, patience=(1, 3), dither=DITHER, classes=(2, 0), targets=(0,))
+    queries = Queries.of(POOL, DITHER)
+    for k, c in enumerate((2, 0)):
+        target = torch.full((40,), c)
+        maps = sum(released(SHADOWS.models[0], queries(range(40), q), target).double() for q in range(3)) / 3
+        expected = maps.flatten(1).abs().sum(1).detach()
+        assert np.allclose(found.values["class_l1@3"][0, :, k], expected, rtol=1e-4)
+
+
+def test_several_explainers_are_one_release():
+    def both(model, x, target):
+        return released(model, x, target), explain(model, x, target).flatten(1)[:, :4]
+
+    options = {"patience": (1, 5), "dither": DITHER, "classes": (1,)}
+    found = collect(SHADOWS, POOL, both, **options)
+    one = collect(SHADOWS, POOL, released, **options)
+    other = collect(SHADOWS, POOL, lambda *a: both(*a)[1], **options)
+    maps = np.concatenate([one.attributions, other.attributions], axis=2)
+    assert np.array_equal(found.attributions, maps)
+    assert found.values["attributions@5"].shape == (3, 40, 10)
+    for name in (*SUMMARIES, "l1@5", "peak@5"):
+        assert np.array_equal(found.values[name], np.stack([one.values[name], other.values[name]], axis=2)), name
+    assert found.values["class_l1"].shape == (3, 40, 2)
+    assert found.shape is None
+    assert np.array_equal(found.values["label"], one.values["label"])
+
+
+def test_groups_classes_slices_and_hashes_are_in_the_signals():
+    groups = np.arange(40) // 4
+    region = np.array(["north", "south"])[np.arange(40) % 2]
+    found = collect_signals(SHADOWS, Population(POOL.x, POOL.y, groups), explain, slices={"region": region})
+    assert np.array_equal(found.groups, groups)
+    assert np.array_equal(found.slices["class"], POOL.y)
+    assert np.array_equal(found.slices["region"], region)
+    assert np.array_equal(found.examples, hash_examples(POOL.x.numpy()))
+    assert collect_signals(SHADOWS, POOL, explain).groups is None
+
+
+@pytest.mark.parametrize("patience", [(0,), (1, 2.5)])
+def test_levels_are_whole_numbers(patience):
+    with pytest.raises(ConfigurationError, match="patience: expected a whole number"):
+        collect(SHADOWS, POOL, explain, patience=patience)
+
+
+def test_progress_counts_every_query_and_ends_at_the_total():
+    asked, seen = [], []
+
+    def watched(model, x, target):
+        asked.append(len(x))
+        return x
+
+    options = {"patience": (1, 2, 7), "classes": (0, 1), "targets": (0,), "batch_size": 15}
+    collect(SHADOWS, POOL, watched, progress=lambda *call: seen.append(call), **options)
+    total = 40 * 3 * (3 + 7 + 2 * DITHERS_OF_REFERENCES)
+    explaining = [call for call in seen if call[0] == "explaining"]
+    assert [d for _, d, _ in explaining] == sorted(d for _, d, _ in explaining)
+    assert explaining[-1] == ("explaining", total, total)
+    assert sum(asked) == total

@@ -1,356 +1,257 @@
-"""Adaptive queries: averaging takes away the noise that is fresh or hangs on the exact query, and only that."""
+"""Patient attackers: queries that differ by the same draws for every model, and what is counted over them."""
 
 from __future__ import annotations
-
-import dataclasses
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import Population, Queries, Shadows, collect_signals
-from safexplain.audit.collect import SUMMARIES
-from safexplain.audit.queries import NearDuplicates, averaged, shifted
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.hardening.noise import query_seeds, standard_normal
+from safexplain.audit import Dither, Population, Shadows
+from safexplain.audit.queries import (
+    CANDIDATES,
+    PATIENCE,
+    Queries,
+    References,
+    choose_dither,
+    predict,
+)
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.verdict.policy import Policy
 
 GENERATOR = torch.Generator().manual_seed(0)
-IMAGES = Population(torch.rand(30, 2, 8, 9, generator=GENERATOR), torch.arange(30) % 2)
-TABLE = Population(torch.randn(30, 6, generator=GENERATOR) * torch.logspace(-2, 2, 6), torch.arange(30) % 2)
-MEMBER = np.random.default_rng(0).random((2, 30)) < 0.5
+IMAGES = Population(torch.rand(70, 2, 8, 9, generator=GENERATOR), torch.arange(70) % 3)
+TABLE = Population(torch.randn(70, 6, generator=GENERATOR) * torch.logspace(-2, 2, 6) + 3, torch.arange(70) % 3)
+MEMBER = np.random.default_rng(0).random((3, 70)) < 0.5
+BOTH = pytest.mark.parametrize("pool", [IMAGES, TABLE], ids=["images", "table"])
 
 
-class Constant(nn.Module):
-    """Predicts class 1, whatever is asked."""
+class Linear(nn.Module):
+    def __init__(self, seed, d=6, classes=3):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(0.02 * torch.randn(d, classes, generator=generator))
 
     def forward(self, x):
-        return torch.tensor([[0.0, 1.0]]).expand(len(x), -1)
+        return x.flatten(1) @ self.weight
 
 
-SHADOWS = Shadows((Constant(), Constant()), MEMBER)
+SHADOWS = Shadows(tuple(Linear(seed) for seed in range(3)), MEMBER)
 
 
-def plain(model, x, target):
-    return torch.ones_like(x)
+# ----------------------------------------------------------------------------------------------------- the queries
 
 
-def fresh(model, x, target):
-    return 1 + torch.randn(x.shape, generator=GENERATOR)
-
-
-def keyed(model, x, target):
-    """Noise that is a function of the exact query."""
-    noise = [standard_normal(s, x[0].numel()) for s in query_seeds(b"k" * 32, inputs=x, target=target)]
-    return 1 + torch.from_numpy(np.stack(noise)).reshape(x.shape).float()
-
-
-def collected(explain, pool=IMAGES, **options):
-    return collect_signals(SHADOWS, pool, explain, queries=Queries(**options), batch_size=8)
-
-
-def names(signals, prefix):
-    return {n.removeprefix(prefix) for n in signals.values if n.startswith(prefix)}
-
-
-# ----------------------------------------------------------------------------------------------- the same once more
-
-
-def test_asking_again_adds_nothing_where_the_noise_is_keyed_and_does_where_it_is_fresh():
-    assert names(collected(keyed, near=0), "repeated_") == set()
-    assert names(collected(plain, near=0), "repeated_") == set()
-    assert names(collected(fresh, near=0), "repeated_") == set(SUMMARIES)
-
-
-@pytest.mark.parametrize("repeats", [3, 15])
-def test_fresh_noise_falls_as_one_over_the_root_of_the_answers(repeats):
-    found = collected(fresh, near=0, repeats=repeats)
-    alone, together = found.values["variance"].mean(), found.values["repeated_variance"].mean()
-    assert alone == pytest.approx(1, rel=0.1)
-    assert together == pytest.approx(1 / (repeats + 1), rel=0.1)
-
-
-def test_answers_that_differ_by_rounding_are_the_same():
-    def rounding(model, x, target):
-        return torch.ones_like(x) * (1 + 1e-7 * torch.randn(x.shape, generator=GENERATOR))
-
-    def small(model, x, target):
-        return torch.ones_like(x) * (1 + 1e-3 * torch.randn(x.shape, generator=GENERATOR))
-
-    assert names(collected(rounding, near=0), "repeated_") == set()
-    assert names(collected(small, near=0), "repeated_") == set(SUMMARIES)
-
-
-def test_a_model_that_always_answers_alike_beside_one_that_does_not_keeps_its_numbers():
-    found = collect_signals(SHADOWS, IMAGES, [keyed, fresh], queries=Queries(near=0), batch_size=8)
-    for name in SUMMARIES:
-        assert np.array_equal(found.values[f"repeated_{name}"][0], found.values[name][0]), name
-    assert not np.array_equal(found.values["repeated_l1"][1], found.values["l1"][1])
-
-
-def test_the_first_batch_decides_whether_a_model_is_asked_again():
-    asked = {True: 0, False: 0}
-
-    def counting(explain):
-        def call(model, x, target):
-            asked[explain is fresh] += len(x)
-            return explain(model, x, target)
-
-        return call
-
-    collect_signals(SHADOWS, IMAGES, [counting(keyed), counting(fresh)], queries=Queries(near=0), batch_size=8)
-    assert asked == {True: 3 * 30, False: 30 + 2 * 8}
-
-
-def test_a_model_once_found_fresh_is_asked_again_in_every_batch():
-    def sometimes(model, x, target):
-        calls.append(len(x))
-        return fresh(model, x, target) if len(calls) <= 3 or len(calls) > 9 else plain(model, x, target)
-
-    calls = []
-    found = collect_signals(
-        Shadows(SHADOWS.models[:1], MEMBER[:1]), IMAGES, sometimes, queries=Queries(near=0), batch_size=8
-    )
-    assert len(calls) == 4 * 3
-    differ = found.values["repeated_l1"][0] != found.values["l1"][0]
-    assert differ[:8].all()
-    assert not differ[8:24].any()
-    assert differ[24:].all()
-
-
-# -------------------------------------------------------------------------------------------------- near-duplicates
-
-
-@pytest.mark.parametrize("pool", [IMAGES, TABLE], ids=["images", "table"])
-@pytest.mark.parametrize("near", [3, 15])
-@pytest.mark.parametrize("noise", [keyed, fresh])
-def test_near_duplicates_take_independent_noise_away_as_one_over_the_root_of_the_answers(pool, near, noise):
-    found = collected(noise, pool, near=near, keep_maps=True)
-    std = (found.values["near_map"] - 1).std() / (found.attributions - 1).std()
-    assert std == pytest.approx((near + 1) ** -0.5, rel=0.1)
-    assert names(found, "near_") == {*SUMMARIES, "map"}
-    expected = found.values["near_map"].astype(np.float64).var(2)
-    assert found.values["near_variance"] == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("pool", [IMAGES, TABLE], ids=["images", "table"])
-def test_near_duplicates_take_nothing_away_from_what_does_not_depend_on_the_exact_query(pool):
-    sticky = torch.randn(1, *pool.x.shape[1:], generator=GENERATOR)
-    found = collected(lambda model, x, target: sticky.expand(x.shape), pool, shift=0, near=9, keep_maps=True)
-    assert np.allclose(found.values["near_map"], found.attributions, atol=1e-6)
-    for name in SUMMARIES:
-        assert np.allclose(found.values[f"near_{name}"], found.values[name], rtol=1e-4, atol=1e-6), name
-
-
-def test_maps_come_back_exactly_away_from_the_border_where_the_explainer_moves_along():
-    def along(model, x, target):
-        return x**2
-
-    found = collected(along, noise=0.0, near=6, shift=2, keep_maps=True)
-    maps = found.attributions.reshape(2, *IMAGES.x.shape)
-    near = found.values["near_map"].reshape(maps.shape)
-    assert np.allclose(near[..., 2:-2, 2:-2], maps[..., 2:-2, 2:-2], rtol=1e-6)
-    assert not np.allclose(near, maps, rtol=1e-3)  # the border was reflected: the queries did move
-
-
-def test_maps_that_do_not_move_along_are_blurred():
-    fixed = torch.rand(1, 2, 8, 9, generator=GENERATOR)
-    found = collected(lambda model, x, target: fixed.expand(x.shape), noise=0.0, near=6, shift=2, keep_maps=True)
-    assert not np.allclose(found.values["near_map"], found.attributions, rtol=1e-2)
-
-
-def test_one_map_for_all_channels_comes_back_too_and_maps_of_another_size_stay():
-    found = collected(lambda model, x, target: x.sum(1), noise=0.0, near=6, keep_maps=True)
-    maps, near = found.attributions.reshape(2, 30, 8, 9), found.values["near_map"].reshape(2, 30, 8, 9)
-    assert np.allclose(near[..., 1:-1, 1:-1], maps[..., 1:-1, 1:-1], rtol=1e-5)
-    cells = torch.rand(1, 2, 4, 3, generator=GENERATOR)
-    coarse = collected(lambda model, x, target: cells.expand(len(x), -1, -1, -1), near=2, keep_maps=True)
-    assert np.allclose(coarse.values["near_map"], coarse.attributions)
-    one = collected(lambda model, x, target: x.flatten(1).sum(1), near=2, keep_maps=True)
-    assert one.values["near_map"].shape == (2, 30, 1)
-
-
-def test_every_query_is_about_the_class_predicted_for_the_plain_example():
-    class Fickle(nn.Module):
-        def forward(self, x):
-            return torch.stack([x[:, 0], -x[:, 0]], dim=1)
-
-    pool = Population(torch.linspace(-1e-3, 1e-3, 30)[:, None].repeat(1, 3), TABLE.y)
-    asked = []
-
-    def explain(model, x, target):
-        asked.append((x, target))
-        return x
-
-    shadows = Shadows((Fickle(),), MEMBER[:1])
-    collect_signals(shadows, pool, explain, queries=Queries(near=5, noise=0.5))
-    predicted = Fickle()(pool.x).argmax(1)
-    assert len(asked) == 1 + 2 + 5
-    assert all(torch.equal(target, predicted) for _, target in asked)
-    assert any(not torch.equal(Fickle()(x).argmax(1), predicted) for x, _ in asked)
-
-
-def queried(pool, queries, batch_size=8, seed=0):
-    asked = []
-
-    def explain(model, x, target):
-        asked.append((model, x))
-        return x
-
-    collect_signals(SHADOWS, pool, explain, queries=dataclasses.replace(queries, seed=seed), batch_size=batch_size)
-    copies = 1 + queries.near
-    return [
-        torch.stack([torch.cat([x for m, x in asked if m is model][k::copies]) for k in range(copies)])
-        for model in SHADOWS.models
-    ]
-
-
-@pytest.mark.parametrize("pool", [IMAGES, TABLE], ids=["images", "table"])
-def test_near_duplicates_are_a_function_of_seed_and_example_alone(pool):
-    queries = Queries(repeats=0, near=3)
+@BOTH
+@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
+def test_a_query_is_a_function_of_seed_example_and_number_alone(pool, kind):
+    queries = Queries.of(pool, Dither(kind, 0.2, seed=3))
     torch.manual_seed(1)
-    state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    one, other = queried(pool, queries)
+    state = torch.random.get_rng_state()
+    whole = queries(range(70), 4)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
-    assert torch.equal(one, other)
-    assert torch.equal(queried(pool, queries, batch_size=30)[0], one)
-    assert torch.equal(queried(pool, queries, batch_size=1)[0], one)
-    assert torch.equal(one[0], pool.x)
-    again = queried(pool, queries, seed=1)[0]
-    for k in (1, 2, 3):
-        assert not torch.isclose(again[k], one[k], rtol=0, atol=1e-9).all(1).any()
-        assert not torch.equal(one[k], one[k % 3 + 1])
+    assert torch.equal(torch.cat([queries(range(i, min(i + 7, 70)), 4) for i in range(0, 70, 7)]), whole)
+    assert torch.equal(queries([69, 3, 65], 4), whole[[69, 3, 65]])
+    for other in (queries(range(70), 5), Queries.of(pool, Dither(kind, 0.2, seed=4))(range(70), 4)):
+        assert not torch.isclose(other, whole, rtol=0, atol=1e-9).flatten(1).all(1).any()
 
 
-def test_images_move_by_the_shift_and_by_noise_of_the_range_of_the_population():
-    pool = Population(IMAGES.x * 50 - 7, IMAGES.y)
-    near = queried(pool, Queries(repeats=0, near=40, shift=0, noise=0.1))[0][1:] - pool.x
-    reach = 0.1 * (pool.x.max() - pool.x.min())
-    assert 0.99 * reach < near.abs().max() <= reach * (1 + 1e-5)
-    assert near.std().item() == pytest.approx(reach.item() / 3**0.5, rel=0.01)  # uniform
-    moved = queried(pool, Queries(repeats=0, near=40, shift=1, noise=0.0))[0][1:]
-    for i in range(30):
-        found = {
-            (dy, dx)
-            for copy in moved[:, i]
-            for dy in (-1, 0, 1)
-            for dx in (-1, 0, 1)
-            if torch.equal(copy[:, 1:-1, 1:-1], pool.x[i, :, 1 + dy : 7 + dy, 1 + dx : 8 + dx])
-        }
-        assert len(found) > 5
-    assert torch.equal(queried(pool, Queries(repeats=0, near=2, shift=0, noise=0.0))[0][2], pool.x)
+@BOTH
+def test_multiplicative_dither_is_log_normal_and_keeps_zeros_and_signs(pool):
+    x = pool.x.clone()
+    x[:, 0] = 0
+    queries = Queries.of(Population(x, pool.y), Dither("multiplicative", 0.3))
+    ratios = torch.cat([(queries(range(70), k) / x).flatten() for k in range(40)]).double()
+    logs = ratios[~ratios.isnan()].log()
+    assert logs.mean().item() == pytest.approx(0, abs=0.01)
+    assert logs.std().item() == pytest.approx(0.3, rel=0.02)
+    assert bool((queries(range(70), 0)[:, 0] == 0).all())
 
 
-def test_features_meet_noise_of_their_own_range():
-    pool = Population(torch.cat([TABLE.x, torch.full((30, 1), 3.0)], dim=1), TABLE.y)
-    near = queried(pool, Queries(repeats=0, near=40, noise=0.1))[0][1:] - pool.x
-    reach = 0.1 * (pool.x.amax(0) - pool.x.amin(0))
-    found = near.abs().amax((0, 1))
-    assert bool((found <= reach * (1 + 1e-3)).all())
-    assert bool((found[:-1] >= 0.98 * reach[:-1]).all())
-    assert found[-1] == 0  # a feature that never changes
-    assert reach[0] < 1e-3 * reach[-2]
+def test_additive_dither_is_scaled_by_each_feature_of_a_table_and_by_all_pixels_of_images():
+    for pool, scale in ((TABLE, TABLE.x.std(0, correction=0)), (IMAGES, IMAGES.x.std(correction=0))):
+        queries = Queries.of(pool, Dither("additive", 0.1))
+        moved = torch.stack([queries(range(70), k) - pool.x for k in range(60)]).double() / scale
+        assert moved.mean().item() == pytest.approx(0, abs=0.002)
+        assert moved.std((0, 1)).flatten().numpy() == pytest.approx(0.1, rel=0.1)
+    constant = Population(torch.cat([TABLE.x, torch.full((70, 1), 3.0)], dim=1), TABLE.y)
+    assert bool((Queries.of(constant, Dither("additive", 0.1))(range(70), 0)[:, -1] == 3).all())
 
 
-@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (1, 1)])
-def test_what_is_no_image_is_not_moved(shape):
-    x = torch.rand(30, 2, *shape, generator=GENERATOR)
-    near = NearDuplicates.of(Population(x, IMAGES.y), Queries(noise=0.0))
-    assert near.image is None
-    assert all(torch.equal(to, x) and back(x) is x for to, back in near(x, range(30)))
-
-
-def test_small_images_are_moved_no_further_than_they_reach():
-    x = torch.rand(30, 1, 2, 3, generator=GENERATOR)
-    found = [to for to, _ in NearDuplicates.of(Population(x, IMAGES.y), Queries(shift=9, noise=0.0))(x, range(30))]
-    assert any(not torch.equal(to, x) for to in found)
-    assert all(bool(torch.isin(to, x).all()) for to in found)
-
-
-# ------------------------------------------------------------------------------------------------------- the pieces
-
-
-def test_a_shift_is_what_a_slow_loop_makes_of_a_reflected_image():
-    x = torch.rand(5, 2, 4, 6, generator=GENERATOR)
-    by = torch.tensor([[0, 0], [1, -1], [-3, 5], [3, -5], [2, 0]])
-
-    def mirror(i, size):
-        return -i if i < 0 else 2 * (size - 1) - i if i >= size else i
-
-    expected = torch.empty_like(x)
-    for b in range(5):
-        for i in range(4):
-            for j in range(6):
-                expected[b, :, i, j] = x[b, :, mirror(i + int(by[b, 0]), 4), mirror(j + int(by[b, 1]), 6)]
-    assert torch.equal(shifted(x, by), expected)
-    assert torch.equal(shifted(x[:, 0], by), expected[:, 0])
-    assert not torch.equal(shifted(x, -by), expected)
-
-
-def test_averaging_holds_one_answer_at_a_time_and_changes_none():
-    first = torch.ones(4, 3, dtype=torch.float64)
-    held: list[weakref.ref[torch.Tensor]] = []
-
-    def answers():
-        for k in range(6):
-            assert not any(one() is not None for one in held)
-            answer = torch.full((4, 3), float(k))
-            held.append(weakref.ref(answer))
-            yield answer
-            del answer
-
-    mean, differs = averaged(first, answers())
-    assert differs
-    assert torch.allclose(mean, torch.full((4, 3), (1 + 15) / 7, dtype=torch.float64))
-    assert torch.equal(first, torch.ones(4, 3, dtype=torch.float64))
-    with pytest.raises(AssertionError):
-        averaged(first, list(answers()))
-    mean, differs = averaged(first, [])
-    assert torch.equal(mean, first)
-    assert not differs
-
-
-@pytest.mark.parametrize("queries", [None, Queries.none()])
-def test_whoever_asks_once_gets_the_plain_signals(queries):
-    asked = []
-
-    def explain(model, x, target):
-        asked.append(len(x))
-        return x + torch.randn(x.shape, generator=GENERATOR)
-
-    found = collect_signals(SHADOWS, IMAGES, explain, queries=queries, batch_size=30)
-    assert asked == [30, 30]
-    assert found.values.keys() == {*SUMMARIES, "label", "loss", "margin"}
-    assert "queries" not in found.meta
-
-
-def test_the_queries_are_in_the_file(tmp_path):
-    found = collected(fresh, keep_maps=True)
-    found.save(tmp_path / "signals.npz")
-    again = type(found).load(tmp_path / "signals.npz")
-    assert Queries(**again.meta["queries"]) == Queries(keep_maps=True)
-    assert again.values["near_map"].dtype == np.float32
-    assert "near_map" not in collected(fresh).values
+def test_without_amplitude_the_plain_query_is_asked_again():
+    for kind in ("multiplicative", "additive"):
+        assert torch.equal(Queries.of(TABLE, Dither(kind, 0.0))(range(70), 1), TABLE.x)
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"repeats": -1}, ConfigurationError),
-        ({"near": -1}, ConfigurationError),
-        ({"shift": -1}, ConfigurationError),
-        ({"noise": -0.1}, ConfigurationError),
-        ({"noise": float("nan")}, ConfigurationError),
-        ({"noise": float("inf")}, ConfigurationError),
+        ({"kind": "shift"}, ConfigurationError),
+        ({"amplitude": -0.1}, ConfigurationError),
+        ({"amplitude": float("nan")}, ConfigurationError),
+        ({"amplitude": float("inf")}, ConfigurationError),
+        ({"amplitude": "0.1"}, ConfigurationTypeError),
         ({"seed": -1}, ConfigurationError),
-        ({"repeats": 1.5}, ConfigurationTypeError),
-        ({"near": True}, ConfigurationTypeError),
-        ({"shift": "1"}, ConfigurationTypeError),
-        ({"noise": "0.1"}, ConfigurationTypeError),
+        ({"seed": 1.5}, ConfigurationError),
     ],
 )
-def test_queries_that_make_no_sense_are_refused(options, error):
-    with pytest.raises(error, match=f"queries: {next(iter(options))} is"):
-        Queries(**options)
+def test_a_dither_that_makes_no_sense_is_refused(options, error):
+    with pytest.raises(error, match=f"(?i)dither:? {next(iter(options))}"):
+        Dither(**options)
+
+
+# ------------------------------------------------------------------------------------------ predictions, asked once
+
+
+@pytest.mark.parametrize("batch_size", [1, 13, 70, 1000])
+def test_labels_losses_and_margins_are_those_of_a_slow_loop(batch_size):
+    dither = Dither("additive", 0.4, seed=2)
+    found = predict(SHADOWS, TABLE, patience=(1, 3, 8), dither=dither, batch_size=batch_size)
+    queries = Queries.of(TABLE, dither)
+    for i, model in enumerate(SHADOWS.models):
+
+        def asked(x, model=model):
+            p = model(x).detach().double().softmax(1)
+            own = p.gather(1, TABLE.y[:, None])[:, 0].numpy()
+            return p.argmax(1).numpy(), -np.log(own)
+
+        label, loss = asked(TABLE.x)
+        assert np.array_equal(found.values["label"][i], label)
+        assert np.allclose(found.values["loss"][i], loss, rtol=1e-3, atol=1e-6)
+        for level in (3, 8):
+            answers = [asked(queries(range(70), k)) for k in range(level)]
+            labels = np.array([a[0] for a in answers])
+            assert np.allclose(found.values[f"kept@{level}"][i], (labels == label).mean(0))
+            shares = np.stack([(labels == c).mean(0) for c in range(3)], axis=1)
+            assert np.allclose(found.values[f"shares@{level}"][i], shares)
+            sure = np.array([a[1] for a in answers]).mean(0)
+            assert np.allclose(found.values[f"loss@{level}"][i], sure, rtol=1e-3, atol=1e-5)
+    assert np.isfinite(found.values["margin@8"]).all()
+    assert found.levels == (3, 8)
+    assert found.classes == 3
+    assert (found.values["kept@8"] < 1).any()
+
+
+def test_margins_are_those_of_the_probabilities():
+    found = predict(SHADOWS, TABLE, patience=(2,), dither=Dither(amplitude=0.0))
+    small = np.abs(found.values["margin"]) < 20
+    p = np.exp(-found.values["loss"][small])
+    assert np.allclose(found.values["margin"][small], np.log(p) - np.log1p(-p), rtol=1e-5, atol=1e-5)
+    assert np.allclose(found.values["margin@2"], found.values["margin"])
+    assert np.allclose(found.values["loss@2"], found.values["loss"])
+    assert (found.values["kept@2"] == 1).all()
+
+
+def test_every_model_is_asked_the_same_queries():
+    seen = {}
+
+    class Watched(Linear):
+        def forward(self, x):
+            seen.setdefault(self, []).append(x.clone())
+            return super().forward(x)
+
+    models = (Watched(0), Watched(1))
+    predict(Shadows(models, MEMBER[:2]), TABLE, patience=(1, 5), batch_size=32)
+    one, other = (seen[model] for model in models)
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_shares_of_many_classes_are_not_kept():
+    many = Shadows((Linear(0, classes=33),), MEMBER[:1])
+    assert "shares@2" not in predict(many, TABLE, patience=(1, 2)).values
+    fewer = Shadows((Linear(0, classes=32),), MEMBER[:1])
+    assert predict(fewer, TABLE, patience=(2,)).values["shares@2"].shape == (1, 70, 32)
+
+
+def test_progress_counts_every_query_and_ends_at_the_total():
+    seen = []
+    predict(SHADOWS, TABLE, patience=(1, 4, 9), batch_size=20, progress=lambda *call: seen.append(call))
+    assert [d for _, d, _ in seen] == sorted(d for _, d, _ in seen)
+    assert seen[-1] == ("labels", 3 * 70 * 10, 3 * 70 * 10)
+
+
+def test_whoever_asks_once_is_not_asked_for_more():
+    assert set(predict(SHADOWS, TABLE, patience=(1,)).values) == {"label", "loss", "margin"}
+
+
+@pytest.mark.parametrize("patience", [(0,), (1, 2.5), (-3, 1), (True,)])
+def test_levels_are_whole_numbers(patience):
+    with pytest.raises(ConfigurationError, match="patience: expected a whole number of at least 1"):
+        predict(SHADOWS, TABLE, patience=patience)
+
+
+def test_the_levels_are_those_of_the_default_policy():
+    assert Policy().patience == PATIENCE
+
+
+# -------------------------------------------------------------------------------------------- choosing how to ask
+
+
+class Remembering(nn.Module):
+    """Right on its members however loud the queries are, and on others only when they are hardly changed."""
+
+    def __init__(self, pool, member, hold):
+        super().__init__()
+        self.register_buffer("x", pool.x)
+        self.register_buffer("y", pool.y)
+        self.register_buffer("hold", torch.where(torch.from_numpy(member), hold, 0.05))
+
+    def forward(self, x):
+        distance = torch.cdist(x, self.x)
+        near, at = distance.min(1)
+        right = near / self.x.norm(dim=1)[at] < self.hold[at]
+        label = torch.where(right, self.y[at], (self.y[at] + 1) % 3)
+        return torch.nn.functional.one_hot(label, 3).float() * 8
+
+
+def remembering(models, seed=0, pool=None):
+    pool = pool or Population(torch.randn(60, 8, generator=torch.Generator().manual_seed(5)) + 4, torch.arange(60) % 3)
+    member = pool.flip(models, seed=seed)
+    return Shadows(tuple(Remembering(pool, row, 0.9) for row in member), member), pool
+
+
+def constant(model, x, target):
+    return torch.ones_like(x)
+
+
+def test_the_queries_that_tell_reference_models_best_are_chosen():
+    shadows, pool = remembering(8)
+    pools = [References(shadows, pool, np.arange(60))]
+    loud, soft = Dither("multiplicative", 0.3), Dither("multiplicative", 0.001)
+    best, tried = choose_dither(pools, constant, candidates=(soft, loud), seed=7)
+    assert best == Dither("multiplicative", 0.3, seed=7)
+    assert tried["multiplicative 0.3"] > 0.8
+    assert tried["multiplicative 0.001"] < 0.7
+    assert choose_dither(pools, constant, candidates=(loud, soft), seed=7)[0] == best
+
+
+def test_several_pools_are_looked_at_together_and_the_choice_is_a_function_of_the_seed():
+    pools = [References(*remembering(5, seed=s), np.arange(60)) for s in (0, 1)]
+    best, tried = choose_dither(pools, constant, seed=1)
+    assert list(tried) == [f"{c.kind} {c.amplitude:g}" for c in CANDIDATES]
+    assert choose_dither(pools, constant, seed=1) == (best, tried)
+
+
+def test_only_the_rows_that_are_given_are_asked_about():
+    shadows, pool = remembering(4)
+    seen = []
+
+    def watched(model, x, target):
+        seen.append(x)
+        return x
+
+    choose_dither([References(shadows, pool, np.arange(10, 20))], watched, candidates=(Dither(amplitude=0.0),))
+    assert torch.equal(torch.cat(seen).unique(dim=0), pool.x[10:20].unique(dim=0))
+
+
+def test_with_few_reference_models_nothing_is_chosen():
+    shadows, pool = remembering(3)
+    assert choose_dither([References(shadows, pool, np.arange(60))], constant, seed=4) == (Dither(seed=4), {})
+    assert choose_dither([], constant) == (Dither(), {})
+
+
+def test_explanations_that_cannot_be_used_are_refused_while_choosing():
+    shadows, pool = remembering(4)
+    with pytest.raises(InputError):
+        choose_dither([References(shadows, pool, np.arange(60))], lambda m, x, t: x / 0)
