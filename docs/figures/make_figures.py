@@ -74,7 +74,7 @@ class Run:
             maps: Tensor = HardenedInputXGradient(explained, hardening=hardening).attribute(x, target=target)
             return maps
 
-        return side_by_side([collect_signals(s, p, explain, targets=(0,)) for p, s in self.trained])
+        return side_by_side([collect_signals(s, p, explain, patience=(1,), targets=(0,)) for p, s in self.trained])
 
     @cached_property
     def native(self) -> Signals:

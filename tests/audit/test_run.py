@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from safexplain import HardenedIG, HardenedSaliency, Hardening, NormClip, TopKMask
-from safexplain.audit import AuditOptions, Policy, Population, Queries, Recipe, Signals, audit, train_shadows
+from safexplain.audit import AuditOptions, Dither, Policy, Population, Recipe, Signals, audit, train_shadows
 from safexplain.audit.run import Pool, audit_pools
 from safexplain.cli import _run
 from safexplain.errors import InputError
 from safexplain.loading.models.load import load_model
 
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=5, batch_size=20)
-POLICY = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio"))
+POLICY = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio"), patience=(1, 3))
 HARDENING = Hardening(clip=NormClip(0.8), mask=TopKMask(0.5))
 
 
@@ -46,7 +46,7 @@ def run(case):
         "hardening": HARDENING,
         "references": 4,
         "policy": POLICY,
-        "options": AuditOptions(queries=Queries(repeats=0, near=1)),
+        "options": AuditOptions(dither=Dither()),
     }
     return lambda recipe=RECIPE, **changes: audit(model, population, recipe, **{**given, **changes})
 
@@ -60,8 +60,18 @@ def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, m
     (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=4", "--output", "logit", "--hardening", HARDENING.to_json()]
-    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--attacks", "Threshold,LikelihoodRatio"]
-    code = _run([*command, "--near-duplicates", "1", "--device", "cpu", "--run-dir", "run", "--json"])
+    (tmp_path / "policy.toml").write_text("patience = [1, 3]")
+    command += [
+        "--policy",
+        "policy.toml",
+        "--policy-fpr",
+        "0.1",
+        "--max-tpr",
+        "0.8",
+        "--attacks",
+        "Threshold,LikelihoodRatio",
+    ]
+    code = _run([*command, "--device", "cpu", "--run-dir", "run", "--json"])
     told = json.loads(capfd.readouterr().out)
     by_command = json.loads((tmp_path / "run" / "certificate.json").read_text())
 
@@ -79,7 +89,6 @@ def test_python_and_the_command_line_give_the_same_certificate(case, tmp_path, m
         references=4,
         policy=POLICY,
         options=AuditOptions(
-            queries=Queries(repeats=1, near=1),
             title="model.pt2",
             subject={s["name"]: s["digest"] for s in by_command["subject"]},
             materials={k: v for k, v in by_command["predicate"]["materials"].items() if k.startswith("data")},
@@ -170,7 +179,7 @@ def test_several_pools_are_judged_together(case):
         explainer=HardenedSaliency,
         hardening=HARDENING,
         policy=POLICY,
-        options=AuditOptions(queries=Queries.none()),
+        options=AuditOptions(),
     )
     assert result.result.sizes["certification"] == 160
     assert sorted(result.statement["subject"]) == ["target 1", "target 2"]

@@ -52,7 +52,7 @@ def released():
     shadows = Shadows(tuple(models), np.random.default_rng(0).random((3, 20)) < 0.5)
     pool = Population.of(x.numpy(), y.numpy())
     each = {
-        name: collect_signals(shadows, pool, attack_table.release(name, Hardening.none())).values
+        name: collect_signals(shadows, pool, attack_table.release(name, Hardening.none()), patience=(1,)).values
         for name in dp_heads.EXPLAINERS
     }
     return net, heads, x, y, each

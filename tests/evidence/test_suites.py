@@ -143,7 +143,7 @@ def test_scalars_of_maps_are_those_that_collect_signals_gives():
     rng = np.random.default_rng(4)
     pool = Population.of(rng.normal(size=(30, 5)), np.arange(30) % 3)
     shadows = train_shadows(pool, Recipe(epochs=1), build=lambda seed: torch.nn.Linear(5, 3), models=2)
-    signals = collect_signals(shadows, pool, lambda model, x, target: x * model.weight[target])
+    signals = collect_signals(shadows, pool, lambda model, x, target: x * model.weight[target], patience=(1,))
     found = recommended.summaries(signals.attributions)
     for name in (*recommended.JOINT, "l2", "variance"):
         assert found[name] == pytest.approx(signals.values[name], rel=1e-5)

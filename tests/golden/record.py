@@ -413,7 +413,8 @@ def audits() -> dict[str, Any]:
             population,
             explained_by(made),
             targets=tuple(range(TARGETS)),
-            queries=audit.Queries(repeats=1, near=2, seed=4),
+            patience=(1, 3),
+            dither=audit.Dither(seed=4),
             classes=(0, 2),
             keep_inputs=True,
         )
@@ -471,7 +472,7 @@ def command_line() -> dict[str, Any]:
     model, run = "model.pt2", Path("run")
     command = ["audit", model, "--data", "data.npz", "--recipe", "recipe.toml", "--run-dir", "run", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=8", "--output", "logit", "--hardening", hardening, "--json"]
-    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--near-duplicates", "1", "--device", "cpu"]
+    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--device", "cpu"]
     with tempfile.TemporaryDirectory() as folder, chdir(folder), environment(SAFEXPLAIN_USES="uses.sqlite"):
         np.savez("data.npz", **arrays)
         Path("recipe.toml").write_text(RECIPE.to_toml())

@@ -4,7 +4,7 @@ Models are trained on the half of a pool that their own coin flips chose: a ResN
 first convolution of stride 2) on 2,000 CIFAR-10 images, and a small convolutional network on one frame of each of the
 1,307 tracks of GTSRB, so that a coin flip decides about a whole track and no near-duplicate lies on the other side.
 Explained is the predicted probability. Each model releases under a noise key of its own: reference models never share
-the target's. An adaptive attacker also repeats each query and asks near-duplicates.
+the target's. Every attacker asks once.
 
 The first `--targets` models take turns as the target, all others are its references; each example is scored once
 (`safexplain.audit.certify.certify`). Beside the suite of the library run the attacks as they were published:
@@ -50,7 +50,6 @@ from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Assignment, classifiers, score
 from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
 from safexplain.audit.certify import certify
-from safexplain.audit.queries import Queries
 from safexplain.audit.splits import Splits
 from safexplain.explain import CATALOG
 from safexplain.explain.wrap import HARDENED
@@ -63,8 +62,7 @@ from ..recommended.suite import interval, resampled_rates
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]
 
-POLICY = Policy(fpr=0.05, max_tpr=0.15)
-QUERIES = Queries(repeats=1, near=2)
+POLICY = Policy(fpr=0.05, max_tpr=0.15, patience=(1,))
 OPTIONS: dict[str, dict[str, Any]] = {"IG": {"n_steps": 10}}
 EXPLAINERS = ("InputXGradient", "Saliency", "IG")
 PAIRED_FPR = 0.01
@@ -228,8 +226,8 @@ def measure(task: Task, size: Size, shadows: Shadows, explainer: str, name: str,
     """One cell of the table: all attacks on one release, the verdict, and ours against the published ones."""
     releases = [release(explainer, hardening_of(name, i)) for i in range(size.models)]
     signals = collect_signals(
-        shadows, task.population, releases, queries=QUERIES, targets=tuple(range(size.targets)), keep_inputs=True,
-        meta={"explainer": explainer}, progress=progress,
+        shadows, task.population, releases, patience=POLICY.patience, targets=tuple(range(size.targets)),
+        keep_inputs=True, meta={"explainer": explainer}, progress=progress,
     )  # fmt: skip
     learned = Kept()
     rows = [replace(r, attack=learned) if type(r.attack) is Learned else r for r in (*fitting(signals), *EXTRA)]
@@ -463,7 +461,6 @@ def main(argv: list[str] | None = None) -> int:
         "quick": options.quick,
         "size": asdict(size),
         "policy": POLICY.to_dict(),
-        "queries": asdict(QUERIES),
         "hardening": Hardening.recommended().to_dict(),
         "ours": {k: " on ".join(v) for k, v in OURS.items()},
         "published": {k: [" on ".join(c) for c in v] for k, v in PUBLISHED.items()},

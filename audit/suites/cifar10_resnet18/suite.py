@@ -48,7 +48,7 @@ from safexplain.verdict.judgement import AuditResult
 
 from ...shared.run import Progress, Unusable, code_of, destination, load, parser, provenance, table, write_json
 
-POLICY = Policy(fpr=0.01)
+POLICY = Policy(fpr=0.01, patience=(1,))
 EXPLAINERS = ("InputXGradient", "Saliency")
 KEY = hashlib.sha256(b"safexplain audit/suites/cifar10_resnet18.py").digest()
 HARDENINGS = {"native": Hardening.none(), "recommended": Hardening.recommended(key=KEY)}
@@ -128,7 +128,9 @@ def signals_of_model(
     if path.is_file():
         return
     one = Shadows(shadows.models[i : i + 1], shadows.membership[i : i + 1])
-    found = collect_signals(one, pool, explain(explainer, HARDENINGS[name]), batch_size=500, progress=progress)
+    found = collect_signals(
+        one, pool, explain(explainer, HARDENINGS[name]), patience=(1,), batch_size=500, progress=progress
+    )
     assert found.attributions is not None
     maps = found.attributions[0, : plan.map_examples]
     scale = np.maximum(np.abs(maps).max(1, keepdims=True), 1e-30)

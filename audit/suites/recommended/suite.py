@@ -189,7 +189,7 @@ class Cell:
             found: Tensor = row.explainer(Probability(model)).attribute(x, target=target, **options)
             return found
 
-        return collect_signals(self.shadows, self.population, explain, progress=self.progress)
+        return collect_signals(self.shadows, self.population, explain, patience=(1,), progress=self.progress)
 
     @cached_property
     def weights(self) -> Floats:
@@ -216,7 +216,7 @@ class Cell:
                 found: Tensor = kind(Probability(model), hardening=hardening).attribute(x, target=target, **options)
                 return found
 
-            hardened = collect_signals(self.shadows, self.population, explain, progress=self.progress)
+            hardened = collect_signals(self.shadows, self.population, explain, patience=(1,), progress=self.progress)
             assert hardened.attributions is not None
             return hardened.attributions
         return self._applied(hardening)

@@ -50,7 +50,7 @@ from ..attack_table.suite import accuracy, hardening_of, release, resnet8
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
-POLICY = Policy(fpr=0.05, max_tpr=0.10)
+POLICY = Policy(fpr=0.05, max_tpr=0.10, patience=(1,))
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 """What the networks were trained with."""
 
@@ -182,7 +182,8 @@ def collect(
     meta = {"subject": subject, "explainer": explainer}
     null = tuple(int(i) for i in np.flatnonzero(~membership.any(1)))
     found = collect_signals(
-        shadows, population, releases, targets=(0,), null=null, keep_inputs=True, meta=meta, batch_size=200,
+        shadows, population, releases, patience=POLICY.patience, targets=(0,), null=null, keep_inputs=True, meta=meta,
+        batch_size=200,
         progress=progress,
     )  # fmt: skip
     return replace(found, values={**found.values, **{f"{s}_normal": normal_scores(found.values[s]) for s in NORMAL}})
