@@ -21,7 +21,7 @@ from torch import Tensor
 from safexplain.errors import InputError, MissingExtraError, RefusedError
 from safexplain.hardening.hardening import plain
 
-__all__ = ["Groups", "find_groups", "grid_segments", "harden_groups", "names_of", "superpixels"]
+__all__ = ["Groups", "by_name", "find_groups", "grid_segments", "harden_groups", "names_of", "superpixels"]
 
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
@@ -148,9 +148,33 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
         windows = shapes if several else (shapes,)
         steps = strides if several and strides is not None else (strides,) * len(windows)
         asked = [_for_each_axis(*one) for one in zip(tensors, windows, steps, strict=True)]
-        cells = [_cells(t, *one) for t, one in zip(tensors, asked, strict=True)]
-        return Groups(tuple(c + sum(map(Tensor.numel, cells[:i])) for i, c in enumerate(cells)), f"{asked}")
+        covered = [_covered(t, *one) for t, one in zip(tensors, asked, strict=True)]
+        cells = [_cells(t, of_axes) for t, of_axes in zip(tensors, covered, strict=True)]
+        words = [
+            [c for c, n in zip(o, t.shape[1:], strict=True) if n != 1] for t, o in zip(tensors, covered, strict=True)
+        ]
+        return Groups(tuple(c + sum(map(Tensor.numel, cells[:i])) for i, c in enumerate(cells)), f"{words}")
     return None
+
+
+def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
+    """(k,) the canonical number of the group that each coefficient is of, where a map is one coefficient for each name.
+
+    Names of groups are the caller's: another naming gives the same coefficients in another order.
+
+    Args:
+        tensors: the map, (batch, k).
+        members: names of groups from 0, the same for all examples.
+
+    Returns:
+        None where the coefficients are not one for each name that is used.
+    """
+    names = torch.cat([m.reshape(-1) for m in members]).long()
+    count = tensors[0].shape[-1]
+    if len(tensors) != 1 or tensors[0].dim() != 2 or torch.unique(names).tolist() != list(range(count)):
+        return None
+    numbers = _by_first_occurrence(names)
+    return numbers.new_empty(count).scatter_(0, names, numbers)
 
 
 def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
@@ -217,13 +241,21 @@ def _for_each_axis(tensor: Tensor, window: Any, step: Any) -> tuple[tuple[int, .
     return tuple(map(int, sizes)), tuple(map(int, steps))
 
 
-def _cells(tensor: Tensor, window: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
+def _covered(tensor: Tensor, window: tuple[int, ...], steps: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+    """Of each axis the places where windows start and end; other strides that give the same windows are the same."""
+    found = []
+    for length, size, stride in zip(tensor.shape[1:], window, steps, strict=True):
+        starts = range(0, max(length - size, 0) + stride, stride) if length > size else range(1)
+        found.append([(s, min(s + size, length)) for s in starts if s < length])
+    return found
+
+
+def _cells(tensor: Tensor, covered: list[list[tuple[int, int]]]) -> Tensor:
     """Cells between the edges of all windows: places of one cell are covered by the same windows."""
     shape = tensor.shape[1:]
     cells = torch.zeros(1, *shape, dtype=torch.long, device=tensor.device)
-    for axis, (length, size, stride) in enumerate(zip(shape, window, steps, strict=True)):
-        starts = range(0, max(length - size, 0) + stride, stride) if length > size else range(1)
-        edges = sorted({0, length} | {s for s in starts if s < length} | {min(s + size, length) for s in starts})
+    for axis, (length, places) in enumerate(zip(shape, covered, strict=True)):
+        edges = sorted({0, length}.union(*places))
         index = torch.bucketize(torch.arange(length), torch.tensor(edges[1:]), right=True).to(tensor.device)
         cells = cells * len(edges) + index.view(*[-1 if i == axis else 1 for i in range(len(shape))])
     return cells

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -21,11 +21,12 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.certified import Pinned, load_certified
-from safexplain.explain.feature_groups import find_groups, harden_groups, names_of
+from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import explainers_in, lend
-from safexplain.explain.query import query_of
+from safexplain.explain.query import NUMBERS, as_asked, query_of
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
+from safexplain.hardening.noise import as_hashed
 
 __all__ = ["Hardened", "refuse_inside"]
 
@@ -135,7 +136,12 @@ class Hardened(Attribution):  # type: ignore[misc]
         if batch == 1 and self._row.mixes_batch:
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
-        query = {} if self.hardening.is_none else query_of(self, inputs, options)
+        query: dict[str, Any] = {}
+        if not self.hardening.is_none:
+            for arguments in (bound.arguments, bound.arguments.get("kwargs", {})):  # those of a NoiseTunnel's method
+                arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
+            options = _flat(bound)
+            query = query_of(self, inputs, options, self._lend)
         native = self._run_native(bound)
         _check_arrays(native, options["inputs"], inner=isinstance(self, LayerAttribution))
         released = self.hardening(native) if self.hardening.is_none else self._harden(native, inputs, options, query)
@@ -198,13 +204,20 @@ class Hardened(Attribution):  # type: ignore[misc]
         alike = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
         whole = layer or (alike and options.get("return_input_shape", True))
         groups = found.canonical(tensors if whole else inputs)
+        if whole and groups.shape[1] and bool((groups == torch.arange(groups.shape[1], device=groups.device)).all()):
+            return self.hardening(native, **query)  # each feature a group of its own: as without groups
         asked, target = query.pop("inputs"), query.pop("target")
         if found.words:
             query["method"] += f" {found.words}"
         else:
             asked = (*asked, names_of(groups).expand(len(asked[0]), -1))
         if not whole:  # coefficients, one for each group
-            return self.hardening(native, inputs=asked, target=target, **query)
+            order = by_name(tensors, found.members)
+            if order is None:
+                return self.hardening(native, inputs=asked, target=target, **query)
+            ordered = tensors[0].detach()[:, order.argsort()]
+            coefficients = self.hardening(ordered, inputs=asked, target=target, **query)[:, order].clone()
+            return (coefficients,) if isinstance(native, tuple) else coefficients
 
         def harden(values: Tensor, rows: slice) -> Tensor:
             one = target if len(groups) == 1 else _target_of(target, rows.start, len(tensors[0]))
@@ -214,15 +227,18 @@ class Hardened(Attribution):  # type: ignore[misc]
         return released if isinstance(native, tuple) else released[0]
 
     def _run_native(self, bound: inspect.BoundArguments) -> Any:
-        state = {name: value for name, value in vars(self).items() if name not in ("hardening", "_pinned")}
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext():
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
             args, kwargs = _outside_inference(bound.args[1:]), _outside_inference(bound.kwargs)
-            with lend(self._native, state) as explainer:
+            with self._lend() as explainer:
                 self._check_first_call(explainer, _flat(bound))
                 with _reasons(self._row.name):
                     return getattr(explainer, self._entry)(*args, **kwargs)
+
+    def _lend(self) -> AbstractContextManager[Attribution]:
+        state = {name: value for name, value in vars(self).items() if name not in ("hardening", "_pinned")}
+        return lend(self._native, state)
 
     def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:
         """Once for each model, see `model_checks`."""
@@ -231,10 +247,13 @@ class Hardened(Attribution):  # type: ignore[misc]
             model_checks.check_first_call(inner, own.forward_func, options)
 
     def _private(self, inputs: Any) -> Any:
-        """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here."""
+        """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
+
+        They hold the numbers that the noise is a function of, and no others.
+        """
         if isinstance(inputs, tuple):
             return tuple(self._private(x) for x in inputs)
-        x = inputs.detach().clone()
+        x = (inputs if self.hardening.is_none else as_hashed(inputs)).detach().clone()
         leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
         return x.requires_grad_(leaf or inputs.requires_grad)
 

@@ -1,39 +1,54 @@
 """What the noise on an explanation is a function of, beside key and configuration: the query, read from a call.
 
-Whatever asks another question has other noise, and whatever only estimates the same answer again has the same.
+Whatever asks another question has other noise. Whatever only estimates the same answer again has the same, and so has
+every other way of writing the same question: what leaves the native answer as it is, bit for bit, leaves the noise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from captum.attr import (
     Attribution,
     DeepLiftShap,
     GradientShap,
     LayerDeepLiftShap,
+    LayerGradCam,
     LayerGradientShap,
     NeuronDeepLiftShap,
     NeuronGradientShap,
+    Saliency,
 )
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest, modules_of
-from safexplain.explain.captum.explainers import Gradient
+from safexplain.errors import RefusedError
+from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import explainers_in
+from safexplain.explain.shapes import Seen, look
+from safexplain.hardening.noise import as_hashed, targets_of
 
-__all__ = ["SELECTS", "query_of"]
+__all__ = ["NUMBERS", "SELECTS", "as_asked", "query_of"]
 
 SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
-    | {"relu_attributions", "interpolate_mode"}
+    | {"relu_attributions", "attr_dim_summation", "custom_attribution_func", "interpolate_mode"}
 )
 """Arguments that select what is explained, among few choices: each choice has its own noise. All others
 say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
+
+NUMBERS = ("baselines", "layer_baselines", "additional_forward_args")
+"""Arguments that hold numbers which the noise is a function of, beside the inputs."""
+
+MOST_POSITIONS = 64
 
 _DRAW_BASELINES = (GradientShap, LayerGradientShap, NeuronGradientShap)
 _AVERAGE_BASELINES = (DeepLiftShap, LayerDeepLiftShap, NeuronDeepLiftShap)
@@ -41,34 +56,100 @@ _AVERAGE_BASELINES = (DeepLiftShap, LayerDeepLiftShap, NeuronDeepLiftShap)
 Tensors = tuple[Tensor, ...]
 
 
-def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]) -> dict[str, Any]:
+def as_asked(value: Any) -> Any:
+    """An argument with its numbers as they are hashed, see `as_hashed`: tensors, arrays, floats, also in containers."""
+    if isinstance(value, Tensor):
+        return as_hashed(value)
+    if isinstance(value, float):
+        return float(as_hashed(torch.tensor(value, dtype=torch.float64)))
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fc":
+        rounded = as_hashed(torch.from_numpy(np.array(value))).numpy()
+        return rounded if isinstance(value, np.ndarray) else rounded[()]
+    if type(value) in (tuple, list):
+        return type(value)(map(as_asked, value))
+    return {key: as_asked(part) for key, part in value.items()} if type(value) is dict else value
+
+
+def query_of(
+    explainer: Attribution,
+    inputs: Tensors,
+    options: Mapping[str, Any],
+    lend: Callable[[], AbstractContextManager[Attribution]],
+) -> dict[str, Any]:
     """Arguments of `Hardening.__call__` for a call of a hardened explainer.
+
+    Whatever leaves the native answer as it is leaves them as they are: the shape of the inputs where the model does not
+    notice it, the sign or type of a target that is the same output, values that only count as true, defaults spelled
+    out, the order of a set of baselines.
 
     Args:
         explainer: the hardened explainer.
         inputs: of the call, as a tuple.
-        options: all arguments of the call by name.
+        options: all arguments of the call by name, their numbers as `as_asked` gives them.
+        lend: gives the native explainer with a model that may be run, see `safexplain.explain.isolation.lend`.
+
+    Raises:
+        RefusedError: baselines are a function, so that nobody can say which ones are asked for.
     """
     explainers = (explainer, *explainers_in(vars(explainer)))
-    parts = [_method(explainer), *_selected(explainers, options)]
+    digest, method, batch = model_digest(explainer.forward_func), _method(explainer), len(inputs[0])
+    extra = _with_defaults(explainer.forward_func, inputs, options.get("additional_forward_args"))
+    seen = look(lend, digest, method, inputs, extra)
     rows, words = _references(explainers, inputs, options)
-    more, others = _arguments(options.get("additional_forward_args"), inputs)
+    more, others = _rows_of(extra, batch)
+    axes = [f"axes {seen.shapes}"] if any(seen.shapes) else []
     return {
         "inputs": (*inputs, *rows, *more),
-        "target": options.get("target"),
-        "model_digest": model_digest(explainer.forward_func),
-        "method": " ".join([*parts, *words, *others]),
+        "target": _targets(options["target"], batch, seen.outputs) if "target" in options else None,
+        "model_digest": digest,
+        "method": " ".join([method, *_selected(explainers, options, seen), *axes, *words, *others]),
     }
 
 
-def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any]) -> list[str]:
+def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], seen: Seen) -> list[str]:
     selects = SELECTS - {"interpolate_mode"} if explainers[0]._enlarges else SELECTS  # enlarging comes after the noise
     chosen = {name: value for name, value in options.items() if name in selects}
     for explainer in explainers:
         for name, parameter in inspect.signature(type(explainer).attribute).parameters.items():
-            if name in selects and parameter.default is not parameter.empty:
+            if name in selects and isinstance(parameter.default, bool):
+                chosen[name] = bool(chosen.get(name, parameter.default))
+            elif name in selects and parameter.default is not parameter.empty:
                 chosen.setdefault(name, parameter.default)
+    selector = chosen.get("neuron_selector")
+    if selector is not None and not callable(selector):
+        shape = seen.neurons[0 if chosen.get("attribute_to_neuron_input") else 1]
+        chosen["neuron_selector"] = _positions(selector, shape) or selector
     return [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
+
+
+def _targets(target: Any, batch: int, outputs: tuple[int, ...] | None) -> Any:
+    """The explained outputs of each example as positions among its outputs, however they were written."""
+    single = target.item() if isinstance(target, Tensor) and target.numel() == 1 else target
+    each = single.tolist() if isinstance(single, Tensor) and single.dim() == 1 else single
+    if isinstance(each, list):
+        found = [_positions(one, outputs) for one in each] if len(each) == batch else [None]
+    else:
+        found = [_positions(() if each is None else each, outputs)] * batch
+    return targets_of(target, batch) if None in found else found
+
+
+def _positions(index: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Which of the numbers of a shape an index selects, counted in order; None where it selects none.
+
+    >>> _positions(-1, (10,)), _positions((1, -1), (2, 3)), _positions((), (1,)), _positions(3, (2,))
+    ((9,), (5,), (0,), None)
+    """
+    if shape is None:
+        return None
+    try:
+        index = index if isinstance(index, tuple | list) else (index,)
+        chosen = torch.arange(math.prod(shape)).view(shape)[tuple(index)].flatten()
+    except (IndexError, TypeError):
+        return None
+    if len(chosen) > MOST_POSITIONS:
+        digest = hashlib.blake2b(chosen.numpy().tobytes(), digest_size=8).digest()
+        return (len(chosen), int.from_bytes(digest, "little"))
+    return tuple(chosen.tolist()) or None
 
 
 def _references(
@@ -76,54 +157,103 @@ def _references(
 ) -> tuple[Tensors, list[str]]:
     """Baselines that are not zero, one row for each example, or in words: another baseline asks another question.
 
-    Under shared noise, a baseline for which the map is known (the input itself) would show the noise. Baselines that
-    are drawn from a set only estimate again and stay out.
+    Under shared noise, a baseline for which the map is known (the input itself) would show the noise. A set from which
+    baselines are drawn, or over which they are averaged, is named by its rows and how many of them are alike: another
+    order, or every row twice, asks the same.
     """
-    drawn = any(isinstance(e, _DRAW_BASELINES) for e in explainers) or options.get("draw_baseline_from_distrib")
+    kinds = (*_DRAW_BASELINES, *_AVERAGE_BASELINES)
+    of_set = any(isinstance(e, kinds) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
     rows: Tensors = ()
     words = []
     for name in ("baselines", "layer_baselines"):
         value = options.get(name)
+        if callable(value):
+            raise RefusedError(
+                f"{name} is a function, whose answers may be others each time: call it, and pass the tensors that it"
+                " gives, so that the noise can be tied to them"
+            )
         given = value if isinstance(value, tuple) else (value,)
-        if value is None or drawn or callable(value) or not any(bool(torch.as_tensor(b).any()) for b in given):
+        if value is None or not any(bool(torch.as_tensor(b).any()) for b in given):
             continue
-        averaged = any(isinstance(e, _AVERAGE_BASELINES) for e in explainers)
-        if averaged or name != "baselines" or len(given) != len(inputs):
-            words.append(_digest_of(given))
+        if name != "baselines" or len(given) != len(inputs):
+            words.append(f"{name} {_digest_of(given)}")
             continue
         try:
             tensors = [torch.as_tensor(b, dtype=x.dtype, device=x.device) for b, x in zip(given, inputs, strict=True)]
-            rows = tuple(t.expand_as(x) for t, x in zip(tensors, inputs, strict=True))
+            if of_set:
+                words.append(f"baselines {_digest_of_set(tensors, inputs)}")
+            else:
+                rows = tuple(t.expand_as(x) for t, x in zip(tensors, inputs, strict=True))
         except RuntimeError:  # a shape that the method will refuse
-            words.append(_digest_of(given))
+            words.append(f"{name} {_digest_of(given)}")
     return rows, words
 
 
-def _arguments(extra: Any, inputs: Tensors) -> tuple[Tensors, list[str]]:
-    """Additional forward arguments: rows where there is one for each example, else words."""
-    rows: Tensors = ()
-    words = []
-    for value in extra if isinstance(extra, tuple) else (extra,):
-        if isinstance(value, Tensor) and value.shape[:1] == inputs[0].shape[:1]:
-            rows = (*rows, value)
-        elif isinstance(value, Tensor):
-            words.append(_digest_of((value,)))
-        elif isinstance(value, bool | int | float | str):
-            words.append(repr(value))
-    return rows, words
+def _with_defaults(forward_func: Any, inputs: Tensors, extra: Any) -> tuple[Any, ...]:
+    """Additional forward arguments, and after them what the model's function takes where they end."""
+    given = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
+    try:
+        signature = inspect.signature(forward_func.forward if isinstance(forward_func, nn.Module) else forward_func)
+        bound = signature.bind(*inputs, *given)
+    except (TypeError, ValueError):  # no signature, or arguments that the model will refuse
+        return given
+    bound.apply_defaults()
+    return bound.args[len(inputs) :]
+
+
+def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
+    """Numbers as one row for each example, and all else in words, which also say what stands where."""
+    rows: list[Tensor] = []
+
+    def read(value: Any) -> str:
+        if isinstance(value, bool | int | float | complex | np.ndarray | np.generic | Tensor):
+            try:
+                numbers = torch.as_tensor(value)
+            except (TypeError, RuntimeError, OverflowError):  # text or objects in an array; a number past 64 bits
+                return repr(value)
+            own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
+            numbers = numbers if own else numbers[None]
+            rows.append(numbers.expand(batch, *numbers.shape[1:]))
+            return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key!r}: {read(value[key])}' for key in sorted(value, key=repr))}}}"
+        if isinstance(value, tuple | list):
+            return f"[{', '.join(map(read, value))}]"
+        if value is None or isinstance(value, str | bytes):
+            return repr(value)
+        return f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+    words = [read(value) for value in values]
+    return tuple(rows), words
 
 
 def _digest_of(values: tuple[Any, ...]) -> str:
+    """Of numbers for all examples alike; equal ones are as one."""
     digest = hashlib.blake2b()
     for value in values:
-        digest.update(torch.as_tensor(value).detach().cpu().double().numpy().tobytes())
+        numbers = torch.as_tensor(value).detach().double().reshape(-1)
+        alike = numbers.numel() > 0 and bool((numbers == numbers[0]).all())
+        digest.update((numbers[:1] if alike else numbers).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
+    """Of rows in any order, each as often as it is there among all."""
+    count = max(len(t) if t.dim() == x.dim() else 1 for t, x in zip(tensors, inputs, strict=True))
+    parts = [t.detach().expand(count, *x.shape[1:]) for t, x in zip(tensors, inputs, strict=True)]
+    flat = torch.cat([as_hashed(p).reshape(count, -1).to("cpu", torch.float32) for p in parts], 1).numpy()
+    counts = Counter(hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in flat)
+    once = math.gcd(*counts.values())
+    whole = hashlib.blake2b()
+    for row in sorted(counts):
+        whole.update(row + (counts[row] // once).to_bytes(8, "little"))
+    return whole.hexdigest()
 
 
 def _method(explainer: Attribution) -> str:
     """Name of the method, those inside it and its layer; a native and a hardened explainer have the same."""
     native = _native(explainer)
-    name = "Saliency" if native is Gradient else native.__name__
+    name = _SAME.get(native, native).__name__
     inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
     layers = getattr(explainer, "layer", None)
     for layer in layers if isinstance(layers, list) else [layers]:
@@ -132,6 +262,10 @@ def _method(explainer: Attribution) -> str:
                 inner += [f"{i or ''}{path}" for path, part in module.named_modules() if part is layer]
     local = "" if explainer.multiplies_by_inputs else " local"
     return f"{name}({', '.join(inner)}){local}"
+
+
+_SAME: dict[Any, Any] = {Gradient: Saliency, GradCAM: LayerGradCam}
+"""Classes whose answers are those of another class, whose options tell the rest."""
 
 
 def _native(explainer: Attribution) -> Any:

@@ -2,11 +2,13 @@
 
 Fresh noise on each call can be averaged away by asking again. Here the noise of one example is a function of
 
-    (key, model digest, method, hardening configuration, the example's input bytes, its target)
+    (key, model digest, method, hardening configuration, the example's input numbers, its target)
 
 and of nothing else: not of the batch around it, the process, the device, or the options that only re-estimate the same
-quantity (`n_steps`, `n_samples`, ...). The function is a keyed BLAKE2b hash (RFC 7693) of these fields, expanded with
-SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution function.
+quantity (`n_steps`, `n_samples`, ...). Numbers enter in one canonical form, so that no other way of writing them (a
+type, a sign of zero, axes of size 1, zeros at the end) draws again. The function is a keyed BLAKE2b hash (RFC 7693) of
+these fields, expanded with SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution
+function.
 
 Keyed random values also fill exact zeros, which a clip to a fixed size could not hide.
 """
@@ -14,6 +16,7 @@ Keyed random values also fill exact zeros, which a clip to a fixed size could no
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -35,7 +38,10 @@ KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
 SHORTEST_STRONG_KEY = 16
 """Bytes: a shorter key can be found by trying all of them."""
 
-_DOMAIN = b"safexplain noise v1"
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest normal number of float32: what is nearer to zero is explained and hashed as zero."""
+
+_DOMAIN = b"safexplain noise v2"
 _process_key: bytes | None = None
 
 
@@ -116,8 +122,9 @@ def query_seeds(
 
     Args:
         key: secret bytes of any length.
-        inputs: tensor of shape (batch, ...), or a tuple of such; hashed as float32 (whole numbers as int64) with -0
-            and 0 alike, so that a cast or a flipped zero does not make a new query.
+        inputs: tensor of shape (batch, ...), or a tuple of such; each example is hashed as its float32 numbers in order
+            (see `as_hashed`), without its shape and without the zeros at its end. Where a model can tell shapes apart,
+            `method` has to say the shape.
         target: what Captum accepts: None, int, tuple of ints, tensor (batch,) or (1,), list of ints or of tuples.
         model_digest: digest of the explained model's parameters.
         method: name of the explanation method.
@@ -133,17 +140,35 @@ def query_seeds(
     prefix = hashlib.blake2b(key=hashlib.blake2b(key, digest_size=64).digest(), digest_size=32)
     for part in (_DOMAIN, model_digest, method.encode(), configuration.encode()):
         _update(prefix, part)
-    for t in tensors:
-        _update(prefix, repr(tuple(t.shape[1:])).encode())
-    rows = [_canonical(t) for t in tensors]
+    rows = [_numbers(t) for t in tensors]
     seeds = []
-    for i, label in enumerate(_targets(target, batch)):
+    for i, label in enumerate(targets_of(target, batch)):
         seed = prefix.copy()
         _update(seed, repr(label).encode())
-        for r in rows:
-            seed.update(r[i])
+        for numbers, exact in rows:
+            _update(seed, _trimmed(numbers[i]))
+            if exact is not None and (numbers[i] != exact[i]).any():  # whole numbers that float32 cannot tell apart
+                _update(seed, b"int64" + _trimmed(exact[i]))
         seeds.append(seed.digest())
     return seeds
+
+
+def as_hashed(tensor: Tensor) -> Tensor:
+    """The numbers that the noise is a function of, in the tensor's own type: rounded to float32, and zero, without a
+    sign, what is nearer to zero than float32's smallest normal number. Whole numbers stay as they are.
+
+    An explainer that is given these numbers can answer no two questions that the noise takes for one.
+
+    >>> as_hashed(torch.tensor([1e-310, -0.0, 1.0 + 1e-12, 2.5], dtype=torch.float64)).tolist()
+    [0.0, 0.0, 1.0, 2.5]
+    """
+    t = tensor.detach()
+    if t.is_complex():
+        return torch.view_as_complex(as_hashed(torch.view_as_real(t.resolve_conj())))
+    if not t.is_floating_point():
+        return t
+    single = t.to(torch.float32)
+    return torch.where(single.abs() < SMALLEST, 0.0, single).to(t.dtype)
 
 
 def standard_normal(seed: bytes, count: int, *, purpose: bytes = b"noise") -> NDArray[np.float64]:
@@ -166,18 +191,25 @@ def _update(digest: Any, part: bytes) -> None:
     digest.update(part)
 
 
-def _canonical(tensor: Tensor) -> NDArray[Any]:
-    """Rows of a tensor as comparable numbers: float32 (or int64), contiguous, one zero, one NaN."""
-    t = tensor.detach()
+def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+    """(batch, d) float32 numbers with one zero and one NaN; of whole numbers also the exact ones, as float64 holds 2^53
+    of them and float32 only 2^24."""
+    t = as_hashed(tensor)
     if t.is_complex():
         t = torch.view_as_real(t)
-    if not t.is_floating_point():
-        return np.ascontiguousarray(t.to("cpu", torch.int64).numpy())
-    t = t.to("cpu", torch.float32) + 0.0  # a copy, and -0 becomes 0
-    return np.ascontiguousarray(t.nan_to_num_(nan=float("inf")).numpy())
+    t = t.reshape(len(t), math.prod(t.shape[1:])).cpu()
+    exact = None if t.is_floating_point() else t.to(torch.int64).numpy()
+    single = t.to(torch.float32)
+    return torch.where(single.isnan(), torch.nan, single).numpy(), exact
 
 
-def _targets(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
+def _trimmed(row: NDArray[Any]) -> bytes:
+    """The bytes of a row up to its last number that is not zero."""
+    last = row.nonzero()[0][-1:]
+    return row[: int(last[0]) + 1 if len(last) else 0].tobytes()
+
+
+def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
     """The target of each example as a tuple of ints, however it was written."""
     if target is None:
         return [()] * batch

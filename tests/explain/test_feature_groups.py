@@ -91,10 +91,8 @@ def query_of_calls():
     """What the hardening was asked, put together from the calls for single examples or the one for the batch."""
     calls = [query for _, query in Recording.calls]
     inputs = tuple(torch.cat(parts) for parts in zip(*(query["inputs"] for query in calls), strict=True))
-    targets = [query["target"] for query in calls]
-    if len(calls) > 1 and isinstance(targets[0], torch.Tensor):
-        targets = [torch.cat(targets)]
-    return {**calls[0], "inputs": inputs, "target": targets[0]}
+    targets = [one for query in calls for one in query["target"]]
+    return {**calls[0], "inputs": inputs, "target": targets}
 
 
 @pytest.fixture(autouse=True)

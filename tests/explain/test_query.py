@@ -57,14 +57,19 @@ def test_a_set_of_baselines_belongs_to_all_examples_alike():
     assert abs(torch.corrcoef(torch.stack([whole.flatten(), other.flatten()]))[0, 1]) < 0.15
 
 
-def test_baselines_that_are_drawn_only_estimate_again():
-    model = image_net()
+@pytest.mark.parametrize("name", ["GradientShap", "DeepLiftShap"])
+def test_a_set_of_baselines_is_part_of_the_query_whatever_its_order(name):
+    model, baselines = image_net(), torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(7))
 
     def make(hardening):
-        return HARDENED["GradientShap"](model, hardening=hardening)
+        return HARDENED[name](model, hardening=hardening)
 
-    one, two = (noise(make, target=1, baselines=torch.randn(3, 3, 8, 8)) for _ in range(2))
-    torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
+    one = noise(make, target=1, baselines=baselines)
+    for same in (baselines[[2, 0, 1]], baselines.repeat(2, 1, 1, 1)):
+        torch.testing.assert_close(noise(make, target=1, baselines=same), one, atol=1e-5, rtol=0)
+    for other in (baselines[:2], baselines[[0, 0, 1, 2]], baselines + 1e-3, X[:3]):
+        other_noise = noise(make, target=1, baselines=other)
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), other_noise.flatten()]))[0, 1]) < 0.15
 
 
 def test_a_tunnel_over_a_method_with_baselines_has_them_in_its_query():

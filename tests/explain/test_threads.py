@@ -87,10 +87,11 @@ def test_calls_on_a_model_that_cannot_be_copied_take_turns():
             with self.lock:
                 self.inside += 1
                 self.most = max(self.most, self.inside)
-            y = self.net(x)
-            with self.lock:
-                self.inside -= 1
-            return y
+            try:
+                return self.net(x)
+            finally:
+                with self.lock:
+                    self.inside -= 1
 
     model, row = Uncopyable().eval(), CATALOG["GuidedBackprop"]
     explainer = hardened_class(row)(model, hardening=NOISY)

@@ -1,0 +1,624 @@
+"""One query, one noise: what leaves the native map bit for bit as it is leaves the released map, and what changes the
+native map changes the noise. For every method of the catalog, and for attacks that once averaged noise away.
+"""
+
+import functools
+import inspect
+import itertools
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from explain_nets import KEY, NOISY, TORCH_ROWS, PlainConv, image_net, images, quiet, tensors
+from torch import nn
+
+from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient, HardenedSaliency, RangeClip
+from safexplain._digest import model_digest
+from safexplain.errors import RefusedError
+from safexplain.explain import CATALOG, default_layer, harden
+from safexplain.explain.shapes import look
+from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import GaussianNoise
+
+pytestmark = quiet
+SHAPE = (3, 8, 8)
+FEW = {"n_samples": 4, "nt_samples": 2, "n_steps": 4}
+
+
+class Reshaped(nn.Module):
+    """A model that takes the same numbers in any shape, as all do that begin with Flatten."""
+
+    def __init__(self, net, one_number=False):
+        super().__init__()
+        self.net, self.one_number = net, one_number
+
+    def forward(self, x, scale=1.0):
+        logits = self.net((x * scale).reshape(len(x), *SHAPE))
+        return logits[:, 3] if self.one_number else logits
+
+
+@functools.cache
+def model_of(row, seed=0):
+    twice = row.name == "LayerFeaturePermutation"  # Captum 0.9.0 chooses the target twice
+    return Reshaped(PlainConv(seed) if row.name in ("LRP", "LayerLRP") else image_net(seed), twice).eval()
+
+
+def inputs():
+    x = images(2)
+    x[:, 0, 0, :3] = torch.tensor([0.0, 2.0, -1.0])
+    x[:, :, -1, -2:] = 0
+    return x
+
+
+class Question:
+    """Inputs and options of one call, which changes may alter."""
+
+    def __init__(self, row, model=None):
+        self.row, self.model, self.x = row, model or model_of(row), inputs()
+        self.signature = inspect.signature(row.native.attribute).parameters
+        self.options = {name: value for name, value in FEW.items() if name in self.signature} | row.options(self.x)
+        if row.target and row.name != "LayerFeaturePermutation":
+            self.options["target"] = 1
+        if row.of == "neuron":
+            self.options["neuron_selector"] = (1, 2, 3)
+
+    def asked(self, explainer):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+        return tensors(explainer.attribute(self.x, **self.options))
+
+    def native(self):
+        return [t.detach() for t in self.asked(self.row.explainer(self.model, self.layer))]
+
+    def released(self, hardening=NOISY):
+        layer = () if self.row.of == "input" else (self.layer,)
+        return self.asked(HARDENED[self.row.name](self.model, *layer, hardening=hardening))
+
+    @property
+    def layer(self):
+        return None if self.row.of == "input" else default_layer(self.model)
+
+
+def takes(question, name):
+    if name not in question.signature:
+        raise LookupError(f"{question.row.name} takes no {name}")
+
+
+def in_shape(*shape):
+    def change(question):
+        """The same numbers in another shape."""
+        takes(question, "inputs")
+        if "sliding_window_shapes" in question.options:
+            raise LookupError("windows belong to a shape")
+
+        def reshape(value):
+            if isinstance(value, torch.Tensor) and value.dim() == 4:
+                return value.expand(len(value), *SHAPE).reshape(len(value), *shape)
+            return value
+
+        question.x = reshape(question.x)
+        question.options = {name: reshape(value) for name, value in question.options.items()}
+
+    return change
+
+
+def axes_of_one_with_windows(question):
+    takes(question, "sliding_window_shapes")
+    question.x = question.x[:, None]
+    for name in ("sliding_window_shapes", "strides"):
+        question.options[name] = (1, *question.options[name])
+
+
+def written(target):
+    def change(question):
+        if "target" not in question.options:
+            raise LookupError("it takes no target")
+        question.options["target"] = target(len(question.x)) if callable(target) else target
+
+    return change
+
+
+def neuron_from_behind(question):
+    takes(question, "neuron_selector")
+    question.options["neuron_selector"] = (-3, -2, np.int64(-1))
+
+
+def negative_zeros(question):
+    question.x = torch.where(question.x == 0, -0.0, question.x)
+
+
+def other_memory(question):
+    question.x = question.x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def truthy(question):
+    names = [name for name, p in question.signature.items() if isinstance(p.default, bool)]
+    names = [name for name in names if name not in ("return_convergence_delta", "show_progress", "verbose")]
+    if not names:
+        raise LookupError("it takes no switch")
+    for name in names:
+        question.options[name] = 300 if question.signature[name].default else 0
+
+
+def defaults_spelled_out(question):
+    for name, parameter in question.signature.items():
+        if parameter.default is not parameter.empty and name not in ("nt_type", "grad_kwargs", "baselines"):
+            question.options.setdefault(name, parameter.default)
+
+
+def numbers_of_numpy(question):
+    counts = [name for name in (*FEW, "perturbations_per_eval") if name in question.options]
+    if not counts:
+        raise LookupError("it takes no count")
+    for name in counts:
+        question.options[name] = np.int64(question.options[name])
+
+
+def more_passes(question):
+    takes(question, "perturbations_per_eval")
+    question.options["perturbations_per_eval"] = 1
+
+
+def zero_baselines(value):
+    def change(question):
+        takes(question, "baselines")
+        if "baselines" in question.options:
+            raise LookupError("it takes a set of baselines")
+        question.options["baselines"] = value(question.x)
+
+    return change
+
+
+def no_more_arguments(question):
+    takes(question, "additional_forward_args")
+    question.options["additional_forward_args"] = ()
+
+
+def own_default(value):
+    def change(question):
+        takes(question, "additional_forward_args")
+        question.options["additional_forward_args"] = value(question.x)
+
+    return change
+
+
+def other_names_of_groups(question):
+    name = next((n for n in ("feature_mask", "layer_mask") if n in question.options), None)
+    if name is None:
+        raise LookupError("it has no groups")
+    question.options[name] = question.options[name].expand(-1, *SHAPE).clone()
+
+
+def set_in_another_type(question):
+    if "baselines" not in question.options:
+        raise LookupError("it takes no set of baselines")
+    question.options["baselines"] = -question.options["baselines"]
+
+
+CHANGES = {
+    "flattened": in_shape(192),
+    "in 1 x 3 x 1 x 8 x 8": in_shape(1, 3, 1, 8, 8),
+    "in 8 x 24": in_shape(8, 24),
+    "in 2 x 2 x 2 x 24": in_shape(2, 2, 2, 24),
+    "windows with an axis of size 1": axes_of_one_with_windows,
+    "negative target": written(-4),
+    "target in a tuple": written((1,)),
+    "negative target in a tuple": written((-4,)),
+    "target in a tensor": written(torch.tensor(1)),
+    "a tensor of targets": written(lambda n: torch.ones(n, dtype=torch.long)),
+    "a list of targets": written(lambda n: [1] * n),
+    "a list of tuples": written(lambda n: [(1,), (-4,), (1,)][:n]),
+    "neuron from behind": neuron_from_behind,
+    "negative zeros": negative_zeros,
+    "other memory": other_memory,
+    "truthy switches": truthy,
+    "defaults spelled out": defaults_spelled_out,
+    "numbers of NumPy": numbers_of_numpy,
+    "more passes": more_passes,
+    "baselines 0": zero_baselines(lambda x: 0),
+    "baselines 0.0": zero_baselines(lambda x: 0.0),
+    "baselines -0": zero_baselines(lambda x: -torch.zeros_like(x[:1])),
+    "additional_forward_args ()": no_more_arguments,
+    "the model's own default": own_default(lambda x: 1.0),
+    "the model's own default, whole": own_default(lambda x: (1,)),
+    "the model's own default, true": own_default(lambda x: (True,)),
+    "the model's own default, NumPy": own_default(lambda x: np.float32(1)),
+    "groups in full": other_names_of_groups,
+    "a set of negative zeros": set_in_another_type,
+}
+
+
+@functools.cache
+def answers_of(row):
+    return Question(row).native(), Question(row).released()
+
+
+def same(one, two):
+    return all(torch.equal(a.reshape(-1), b.reshape(-1)) for a, b in zip(one, two, strict=True))
+
+
+def pairs(changes):
+    """Rows of the catalog and changes that they have arguments for."""
+    for row, (name, change) in itertools.product(TORCH_ROWS, changes.items()):
+        try:
+            change(Question(row))
+        except LookupError:
+            continue
+        yield pytest.param(row, change, id=f"{row.name}, {name}")
+
+
+@pytest.mark.parametrize(("row", "change"), list(pairs(CHANGES)))
+def test_what_leaves_the_native_map_leaves_the_released_one(row, change):
+    native, released = answers_of(row)
+    question = Question(row)
+    change(question)
+    try:
+        changed = question.native()
+    except Exception as error:
+        pytest.skip(f"natively {type(error).__name__}")
+    if not same(native, changed):
+        pytest.skip("it changes the native map")
+    assert same(released, question.released())
+
+
+def test_the_changes_are_tried_on_many_methods():
+    """The test above skips what does not apply; here is how often each change did."""
+    applied = dict.fromkeys(CHANGES, 0)
+    for row, change in itertools.product(TORCH_ROWS, CHANGES):
+        if row.name in ("IG", "Saliency", "GradientShap", "Occlusion", "FeatureAblation", "NeuronGradient", "GradCAM"):
+            question = Question(row)
+            try:
+                CHANGES[change](question)
+                applied[change] += same(answers_of(row)[0], question.native())
+            except Exception:
+                continue
+    assert min(applied.values()) >= 1, applied
+
+
+# What changes the native map.
+
+
+def correlation(one, two):
+    return abs(float(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]))
+
+
+def noise_of(question):
+    return torch.cat([(a - b).flatten(1) for a, b in zip(question.released(), question.native(), strict=True)], 1)
+
+
+def nudged(question):
+    question.x = question.x.clone()
+    question.x[:, 1, 3, 3] += 0.5
+
+
+def other_target(question):
+    written(2)(question)
+
+
+def other_neuron(question):
+    takes(question, "neuron_selector")
+    question.options["neuron_selector"] = (1, 2, 2)
+
+
+def unlike_switch(question):
+    switches = [n for n in ("abs", "attribute_to_layer_input", "attribute_to_neuron_input") if n in question.signature]
+    if not switches:
+        raise LookupError("it has no switch")
+    name = switches[0]
+    question.options[name] = not question.signature[name].default
+
+
+def other_baseline(question):
+    takes(question, "baselines")
+    given = question.options.get("baselines")
+    question.options["baselines"] = 0.5 if given is None else given + 0.5
+
+
+def other_model(question):
+    question.model = model_of(question.row, seed=1)
+
+
+def other_argument(question):
+    takes(question, "additional_forward_args")
+    question.options["additional_forward_args"] = 1.5
+
+
+OTHERS = {
+    "another pixel": nudged,
+    "another target": other_target,
+    "another neuron": other_neuron,
+    "a switch": unlike_switch,
+    "other baselines": other_baseline,
+    "another model": other_model,
+    "another argument": other_argument,
+}
+
+
+@pytest.mark.parametrize(("row", "change"), list(pairs(OTHERS)))
+def test_what_changes_the_native_map_changes_the_noise(row, change):
+    question = Question(row)
+    change(question)
+    try:
+        changed = question.native()
+    except Exception as error:
+        pytest.skip(f"natively {type(error).__name__}")
+    if any(a.shape != b.shape for a, b in zip(changed, answers_of(row)[0], strict=True)):
+        pytest.skip("a map of another shape")
+    if same(answers_of(row)[0], changed):
+        pytest.skip("it does not change the native map")
+    base = noise_of(Question(row))
+    distinct = len(set((base[0] * 1e4).round().tolist())) * len(base)  # one noise for a group of places
+    assert correlation(base, noise_of(question)) < 6 / math.sqrt(distinct)
+
+
+# Models that can tell shapes apart, and those that cannot.
+
+
+class AnyLength(nn.Module):
+    """Mean over places after convolutions: takes any height and width, and sees which they are."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.head(self.features(x).relu().mean((2, 3)))
+
+
+def spread(one, two):
+    return correlation(one, two) < 6 / math.sqrt(one.numel())
+
+
+def plain_noise(model, x, target=1):
+    native = HardenedInputXGradient(model, hardening=Hardening.none()).attribute(x, target=target)
+    return (HardenedInputXGradient(model, hardening=NOISY).attribute(x, target=target) - native).flatten(1)
+
+
+def test_a_model_that_can_tell_shapes_apart_has_a_noise_for_each():
+    """Else the difference of the answers would be that of the native maps, without noise."""
+    model, x = AnyLength().eval(), torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    assert spread(plain_noise(model, x), plain_noise(model, x.reshape(2, 1, 4, 16)))
+
+
+class FlatPlaces(nn.Module):
+    """Flattens the places and keeps the channels."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix, self.head = nn.Conv1d(3, 4, 5), nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.head(self.mix(x.flatten(2)).relu().mean(2))
+
+
+def seen_by(model, *shape):
+    explainer = CATALOG["Saliency"].explainer(model)
+    return look(lambda: nullcontext(explainer), model_digest(model), "Saliency", (torch.ones(1, *shape),), ())
+
+
+def test_axes_are_merged_as_far_as_the_model_does_not_notice():
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    assert {seen_by(flat, *shape).shapes for shape in [(64,), (1, 8, 8), (2, 32), (4, 1, 4, 4)]} == {((),)}
+    places = FlatPlaces().eval()
+    assert {seen_by(places, 3, *shape).shapes for shape in [(64,), (8, 8), (8, 1, 8), (4, 16)]} == {((64,),)}
+    convolution = AnyLength().eval()
+    assert seen_by(convolution, 1, 8, 8).shapes == ((8,),)
+    assert seen_by(convolution, 1, 4, 16).shapes == ((16,),)
+    assert seen_by(convolution, 1, 4, 16).outputs == (5,)
+
+
+# Attacks that were measured: averaging over k ways of asking the same leaves the error where one answer has it.
+
+
+def digits_net(*head):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), *head).eval()
+
+
+def factorisations(n, longest=6):
+    """Shapes of n numbers, with axes of size 1 too."""
+    if longest == 1:
+        yield (n,)
+        return
+    yield (n,)
+    for first in (d for d in range(1, n + 1) if n % d == 0):
+        for rest in factorisations(n // first, longest - 1):
+            yield (first, *rest)
+
+
+def errors(native, answers):
+    """Root mean square of the error of one answer, and of the mean of all."""
+    flat = torch.stack([a.flatten(1) for a in answers])
+    truth = native.flatten(1)
+    return float((flat[0] - truth).pow(2).mean().sqrt()), float((flat.mean(0) - truth).pow(2).mean().sqrt())
+
+
+def digits():
+    return torch.rand(8, 64, generator=torch.Generator().manual_seed(5)).mul(16).round().div(16)
+
+
+def gains_nothing(explainer, plain, ways):
+    natives = [plain.attribute(x, **options).flatten(1) for x, options in ways]
+    assert all(torch.equal(native, natives[0]) for native in natives)
+    one, mean = errors(natives[0], [explainer.attribute(x, **options) for x, options in ways])
+    assert one > 0.02
+    assert mean > 0.999 * one
+
+
+def attack(name):
+    """(hardened class, model, ways to ask the same)."""
+    ten, one, x = digits_net(nn.Linear(32, 10)), digits_net(nn.Linear(32, 1)), digits()
+    usual = {"target": 3}
+    if name == "400 shapes":
+        shapes = list(itertools.islice(dict.fromkeys(factorisations(64)), 400))
+        assert len(shapes) == 400
+        return HardenedInputXGradient, ten, [(x.reshape(8, *shape), usual) for shape in shapes]
+    if name == "abs=1..300":
+        return HardenedSaliency, ten, [(x, {"target": 3, "abs": k}) for k in range(1, 301)]
+    if name == "targets":
+        ways = [3, -7, (3,), (-7,), torch.tensor(3), [3] * 8, [(-7,)] * 8, torch.full((8,), 3)]
+        return HardenedIG, ten, [(x, {"target": target}) for target in ways]
+    if name == "one output":
+        ways = [None, 0, -1, (0,), (-1,), (), [0] * 8, [(-1,)] * 8]
+        return HardenedIG, one, [(x, {"target": target}) for target in ways]
+    if name == "integers":
+        ablation = HARDENED["FeatureAblation"]
+        whole, model = (x * 16).round(), nn.Sequential(ToFloat(), *ten).eval()
+        kinds = (torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64)
+        return ablation, model, [(whole.to(kind), usual) for kind in kinds]
+    if name == "denormals":
+        zero = x.clone()
+        zero[:, 5] = 0
+        ways = []
+        for k in range(100):
+            other = zero.clone()
+            other[:, 5] = (-1) ** k * k * 1e-45
+            ways.append((other, usual))
+        return HardenedInputXGradient, ten, ways
+    raise AssertionError(name)
+
+
+class ToFloat(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+ATTACKS = ("400 shapes", "abs=1..300", "targets", "one output", "integers", "denormals")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_averaging_over_ways_to_ask_the_same_gains_nothing(name):
+    kind, model, ways = attack(name)
+    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
+    plain = kind(model, hardening=Hardening.none())
+    if name == "denormals":  # natively a number below the smallest normal one is no zero: 1e-45 times a gradient
+        native = plain.attribute(ways[0][0], **ways[0][1])
+        one, mean = errors(native, [kind(model, hardening=hardening).attribute(x, **o) for x, o in ways])
+        assert mean > 0.999 * one > 0.02
+        return
+    gains_nothing(kind(model, hardening=hardening), plain, ways)
+
+
+def test_the_measure_of_an_attack_can_fail():
+    kind, model, ways = attack("targets")
+    native = kind(model, hardening=Hardening.none()).attribute(*[ways[0][0]], **ways[0][1])
+    keys = [Hardening(noise=GaussianNoise(0.05, key=bytes([i]) * 32)) for i in range(64)]
+    one, mean = errors(native, [kind(model, hardening=h).attribute(ways[0][0], **ways[0][1]) for h in keys])
+    assert mean < 0.15 * one
+
+
+def test_inputs_that_the_noise_cannot_tell_apart_are_explained_alike():
+    """In a float64 model, numbers below float32's smallest, and those that float32 rounds to one."""
+    model, x = digits_net(nn.Linear(32, 10)).double(), digits().double()
+    explainer = HardenedIG(model, hardening=NOISY)
+    scale = 1e-60
+    assert torch.equal(explainer.attribute(x * scale, target=3), explainer.attribute(x * 0, target=3))
+    near = x * (1 + 1e-10)
+    assert torch.equal(explainer.attribute(near, target=3), explainer.attribute(x, target=3))
+    plain = HardenedIG(model, hardening=Hardening.none())
+    assert not torch.equal(plain.attribute(near, target=3), plain.attribute(x, target=3))  # without noise: as natively
+    baseline = torch.full_like(x, 1e-60)
+    assert torch.equal(explainer.attribute(x, baselines=baseline, target=3), explainer.attribute(x, target=3))
+
+
+@pytest.mark.parametrize("clip", [None, RangeClip(-0.02, 0.02)])
+def test_chosen_baselines_of_gradientshap_do_not_show_the_noise(clip):
+    """Where noise ignores the baselines, those at the input itself have a map of zero, and the answer is the noise."""
+    model, x = digits_net(nn.Linear(32, 10)), digits()[:1]
+    explainer = HardenedGradientShap(model, hardening=Hardening(clip=clip, noise=GaussianNoise(0.05, key=KEY)))
+
+    def ask(hardened, baselines):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        return hardened.attribute(x, baselines=baselines, target=3, n_samples=50)
+
+    zeros = torch.zeros(2, 64)
+    truth = Hardening(clip=clip)(ask(HardenedGradientShap(model, hardening=Hardening.none()), zeros))
+    released = ask(explainer, zeros)
+    shown = ask(explainer, x.repeat(2, 1))
+    single = float((released - truth).pow(2).mean().sqrt())
+    assert float((released - shown - truth).pow(2).mean().sqrt()) > 0.9 * single
+    away = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    chosen = [x + sign * d * 2 for d in away for sign in (-1, 1)]  # maps that cancel each other, 64 of them
+    guess = torch.stack([ask(explainer, b) for b in chosen]).mean(0)
+    assert float((released - guess - truth).pow(2).mean().sqrt()) > 0.9 * single
+
+
+def test_baselines_that_are_a_function_are_refused():
+    model, x = digits_net(nn.Linear(32, 10)), digits()
+    with pytest.raises(RefusedError, match="call it, and pass the tensors"):
+        HardenedGradientShap(model, hardening=NOISY).attribute(x, baselines=lambda: torch.randn(4, 64), target=3)
+
+
+class Sequence(nn.Module):
+    """A sum over steps that are zero for zeros, as models without a fixed length have it."""
+
+    def __init__(self, features):
+        super().__init__()
+        torch.manual_seed(0)
+        self.step, self.head = nn.Linear(features, 16, bias=False), nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.step(x).tanh().sum(1))
+
+
+@pytest.mark.parametrize("features", [1, 4])
+def test_zeros_appended_to_a_sequence_do_not_average_the_noise_away(features):
+    model = Sequence(features).eval()
+    x = torch.randn(3, 12, features, generator=torch.Generator().manual_seed(2))
+    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
+    explainer = HardenedInputXGradient(model, hardening=hardening)
+    plain = HardenedInputXGradient(model, hardening=Hardening.none())
+    padded = [torch.cat([x, torch.zeros(3, k, features)], 1) for k in range(40)]
+    natives = [plain.attribute(p, target=1)[:, :12] for p in padded]
+    torch.testing.assert_close(torch.stack(natives), natives[0].expand(40, -1, -1, -1), atol=1e-6, rtol=0)
+    one, mean = errors(natives[0], [explainer.attribute(p, target=1)[:, :12] for p in padded])
+    assert mean > 0.99 * one > 0.02
+
+
+def test_captums_own_grad_cam_and_ours_have_one_noise():
+    from captum.attr import LayerGradCam
+
+    model, x = image_net(), images(2)
+    ours = HARDENED["GradCAM"](model, model[3], hardening=NOISY).attribute(x, target=1)
+    assert torch.equal(ours, harden(LayerGradCam(model, model[3]), NOISY).attribute(x, target=1))
+
+
+@pytest.mark.parametrize("name", ["KernelShap", "Lime"])
+def test_coefficients_of_groups_have_one_noise_whatever_the_groups_are_called(name):
+    model, x = image_net(), images(2)
+    mask = CATALOG[name].options(x)["feature_mask"]
+    swap = torch.randperm(int(mask.max()) + 1, generator=torch.Generator().manual_seed(0))
+
+    def noise(mask):
+        found = []
+        for hardening in (NOISY, Hardening.none()):
+            torch.manual_seed(0)
+            options = {"target": 1, "feature_mask": mask, "return_input_shape": False, "n_samples": 40}
+            found.append(HARDENED[name](model, hardening=hardening).attribute(x, **options))
+        return found[0] - found[1]
+
+    torch.testing.assert_close(noise(swap[mask])[:, swap], noise(mask), atol=1e-5, rtol=0)
+
+
+def test_groups_of_one_feature_are_no_groups():
+    model, x = image_net(), images(2)
+    explainer = HARDENED["FeatureAblation"](model, hardening=NOISY)
+    mask = torch.arange(192).view(1, 3, 8, 8)
+    expected = explainer.attribute(x, target=1)
+    assert torch.equal(explainer.attribute(x, target=1, feature_mask=mask), expected)
+    assert torch.equal(explainer.attribute(x, target=1, feature_mask=mask.flip(1) + 7), expected)
+
+
+@pytest.mark.parametrize("strides", [(3, 4, 4), (1, 4, 4), (2, 4, 4), torch.tensor([3, 4, 4]).tolist()])
+def test_strides_that_give_the_same_windows_have_one_noise(strides):
+    explainer = HARDENED["Occlusion"](image_net(), hardening=NOISY)
+    options = {"target": 1, "sliding_window_shapes": (3, 4, 4)}
+    expected = explainer.attribute(images(2), strides=(3, 4, 4), **options)
+    assert torch.equal(explainer.attribute(images(2), strides=tuple(strides), **options), expected)
