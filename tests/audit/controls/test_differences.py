@@ -1,0 +1,163 @@
+"""Controls of what cannot leak: they find what tells members apart besides training, and seldom anything else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safexplain.audit import Policy
+from safexplain.audit.controls.differences import (
+    SHUFFLES,
+    blind_baseline,
+    null_model,
+    one_of_each,
+    other_source,
+    shuffled_membership,
+)
+
+POLICY = Policy(fpr=0.05, max_tpr=0.15)
+N = 800
+
+
+def split(seed=0, n=N, groups=None):
+    """Members, and a training part and a scored part, in which groups are together."""
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        return rng.random(n) < 0.5, (train := rng.random(n) < 0.3), ~train
+    many = int(groups.max()) + 1
+    train = (rng.random(many) < 0.3)[groups]
+    return (rng.random(many) < 0.5)[groups], train, ~train
+
+
+# ------------------------------------------------------------------------------------------------- blind baseline
+
+
+def blind(seed, shift=0.0, groups=None, nothing=False, **changes):
+    member, train, scored = split(seed, groups=groups)
+    inputs = np.random.default_rng(seed + 1000).normal(size=(N, 4)) + shift * member[:, None]
+    if groups is not None:
+        inputs = inputs[np.unique(groups, return_index=True)[1][groups]]  # all of a group are copies
+    given = {"groups": groups, **changes}
+    return blind_baseline(inputs, member, train & (not nothing), scored | nothing, POLICY, seed, **given)
+
+
+def test_inputs_that_tell_members_apart_are_found():
+    assert blind(0, shift=0.7).failed
+    assert "tells members" in blind(0, shift=0.7).says
+    assert blind(0, shift=0.7, nothing=True).failed
+
+
+@pytest.mark.parametrize("nothing", [False, True], ids=["training split", "halves"])
+def test_inputs_of_one_source_are_let_pass(nothing):
+    assert sum(blind(seed, nothing=nothing).failed for seed in range(15)) <= 1
+
+
+def test_copies_that_are_in_or_out_together_are_no_shift():
+    """D7: fifty copies each. Looked at one by one they would be thought to tell members apart."""
+    groups = np.arange(N) // 50
+    alone = [blind(seed, groups=groups, nothing=True).failed for seed in range(6)]
+    assert sum(a is True for a in alone) == 0
+    fooled = []
+    for seed in range(6):
+        member, _, _ = split(seed, groups=groups)
+        x = np.random.default_rng(seed).normal(size=(N // 50, 4))[groups]
+        fooled.append(blind_baseline(x, member, np.zeros(N, bool), np.ones(N, bool), POLICY, seed).failed)
+    assert sum(fooled) >= 5
+
+
+def test_what_a_blind_classifier_cannot_be_trained_on_is_said():
+    member, train, scored = split()
+    assert "not in the signals" in blind_baseline(None, member, train, scored, POLICY, 0).says
+    few = np.arange(N) < 20
+    assert blind_baseline(np.ones((N, 2)), member, few & False, few, POLICY, 0).failed is None
+
+
+# ----------------------------------------------------------------------------------------------------- null model
+
+
+def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
+    rng = np.random.default_rng(0)
+    member = rng.random(N) < 0.5
+    found = null_model({"A": rng.normal(size=N), "B": rng.normal(size=N) + member}, member, POLICY, "a reference model")
+    assert found.failed
+    assert found.says.startswith("B finds the target's members in what a reference model released")
+    calm = [null_model({n: rng.normal(size=N) for n in "ABCD"}, member, POLICY, "x").failed for _ in range(60)]
+    assert sum(calm) <= 3
+    assert null_model({}, member, POLICY, "x").failed is None
+
+
+def test_a_null_model_that_treats_each_person_alike_is_let_pass():
+    """Scores that are a person's own, and persons who are in or out together: independent persons, not examples."""
+    groups = np.arange(N) // 20
+    fooled, right = 0, 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        member, scores = (rng.random(N // 20) < 0.5)[groups], rng.normal(size=N // 20)[groups]
+        right += null_model({"A": scores}, member, POLICY, "x", seed, groups).failed
+        fooled += null_model({"A": scores}, member, POLICY, "x", seed).failed
+    assert right <= 2
+    assert fooled >= 10
+
+
+# -------------------------------------------------------------------------------------------- shuffled membership
+
+
+def test_alarms_are_counted_over_members_drawn_at_random():
+    member = np.arange(N) < 300
+    seen = []
+
+    def alarm(drawn):
+        seen.append(drawn)
+        return len(seen) % 2 == 0
+
+    found = shuffled_membership(alarm, member, POLICY, 0)
+    assert found.failed
+    assert found.numbers == {"share": 0.5, "expected_at_most": pytest.approx(0.05)}
+    assert len(seen) == SHUFFLES
+    assert {int(drawn.sum()) for drawn in seen} == {300}
+    assert np.abs(np.mean(seen, axis=0) - 300 / N).max() < 0.2
+    assert not shuffled_membership(lambda drawn: False, member, POLICY, 0).failed
+    assert shuffled_membership(None, member, POLICY, 0).failed is None
+
+
+def test_groups_are_drawn_whole():
+    groups = np.arange(N) // 8
+    member = (np.random.default_rng(0).random(N // 8) < 0.4)[groups]
+
+    def alarm(drawn):
+        assert all(len(set(drawn[groups == g])) == 1 for g in (0, 7, 99))
+        assert drawn.sum() == member.sum()
+        return False
+
+    assert shuffled_membership(alarm, member, POLICY, 0, groups).failed is False
+    everyone = shuffled_membership(alarm, member, POLICY, 0, np.zeros(N, int))
+    assert everyone.failed is None
+    assert "too few groups" in everyone.says
+
+
+# ----------------------------------------------------------------------------------------------------------- groups
+
+
+def test_one_member_and_one_non_member_of_each_group_are_looked_at():
+    rng = np.random.default_rng(0)
+    groups, member = rng.integers(0, 30, 500), rng.random(500) < 0.5
+    alone = one_of_each(groups, member, seed=0)
+    for g in range(30):
+        for side in (True, False):
+            mine = (groups == g) & (member == side)
+            assert (alone & mine).sum() == mine.any()
+    assert not np.array_equal(alone, one_of_each(groups, member, seed=1))
+    assert one_of_each(None, member, seed=0).all()
+
+
+# ----------------------------------------------------------------------------------------------------- other source
+
+
+def test_another_source_is_told_apart_and_never_fails():
+    rng = np.random.default_rng(0)
+    outside, training = np.arange(600) >= 400, np.arange(600) < 200
+    (told,) = other_source(outside, rng.normal(size=(600, 4)) + 2.0 * outside[:, None], training, 0)
+    assert told.failed is None
+    assert told.numbers["auc"] > 0.9
+    assert other_source(None, None, training, 0) == ()
+    assert "without inputs" in other_source(outside, None, training, 0)[0].says

@@ -1,0 +1,304 @@
+"""Whether references repeat the target's recipe: found where they do not, and seldom claimed where they do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safexplain.audit import Signals
+from safexplain.audit.controls.strength import _Compared, _map_ratio, _normal_scores, recipe_fit, reference_coverage
+from safexplain.verdict.evidence import Control
+
+
+def world(
+    seed=0, n=1000, references=16, effect=1.0, share=1.0, signals=3, tails=None, between=0.0, varied=0.5, **fields
+):
+    """Target 0 and its references, whose effect is `share` of its own; models differ by `between` as they are."""
+    rng = np.random.default_rng(seed)
+    m = references + 1
+    member = rng.random((m, n)) < 0.5
+    effects = effect * (1 + varied * rng.normal(size=n))
+    strength, shift = 1 + between * rng.normal(size=m), between * rng.normal(size=m)
+    strength[1:] *= share
+    level = rng.normal(size=n)
+    noise = rng.normal(size=(signals, m, n)) if tails is None else rng.standard_t(tails, size=(signals, m, n))
+    numbers = level + shift[:, None] + noise - member * strength[:, None] * effects
+    return Signals(member, {f"s{i}": a for i, a in enumerate(numbers)}, meta={"targets": [0]})
+
+
+def looked_at(signals, names=None, scored=None) -> Control:
+    scored = np.ones(len(signals), bool) if scored is None else scored
+    return recipe_fit(signals, 0, signals.references(0), scored, names)
+
+
+def failures(repeats, **changes):
+    return sum(looked_at(world(seed, **changes)).failed for seed in range(repeats))
+
+
+# -------------------------------------------------------------------------------------------------- both ways
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"effect": 1.5},
+        {"effect": 1.5, "references": 32},
+        {"n": 3000, "effect": 0.7, "references": 32},
+        {"n": 5000, "effect": 0.7, "signals": 1},
+        {"n": 3000, "effect": 1.5, "between": 0.05, "tails": 2},
+    ],
+    ids=str,
+)
+def test_references_whose_effect_is_70_percent_of_the_targets_are_found_in_95_percent_of_audits(case):
+    assert failures(20, share=0.7, **case) >= 19
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"effect": 0.0, "signals": 6},
+        {"tails": 1.2, "n": 300, "effect": 2.0},
+        {"between": 0.2, "references": 32, "n": 300},
+        {"references": 4},
+    ],
+    ids=str,
+)
+def test_references_of_the_same_recipe_are_seldom_refused(case):
+    assert failures(60, **case) <= 3  # more than three at 1 % each: a probability of 0.3 %
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [{}, {"tails": 1.2, "n": 300, "signals": 6}, {"between": 0.2, "n": 500}], ids=str)
+def test_it_fails_by_mistake_in_one_percent_of_audits(case):
+    assert failures(1000, **case) <= 18  # one percent and two and a half standard deviations
+
+
+def test_other_levels_spreads_and_effects_are_told_apart():
+    base = world(effect=1.0, n=2000)
+
+    def changed(change):
+        return Signals(base.membership, {"s": change(base.values["s0"].copy())}, meta=base.meta)
+
+    def louder(a):
+        a[0] += 0.5
+        return a
+
+    def wider(a):
+        middle = np.median(a[1:], axis=0)
+        a[0] = middle + 2 * (a[0] - middle)
+        return a
+
+    def stronger(a):
+        a[0] -= 0.7 * base.membership[0]
+        return a
+
+    assert not looked_at(changed(lambda a: a)).failed
+    shifted = looked_at(changed(louder))
+    assert shifted.failed
+    assert "above what they release: they do not repeat its recipe" in shifted.says
+    scattered = looked_at(changed(wider))
+    assert scattered.failed
+    assert looked_at(changed(stronger)).failed
+    assert looked_at(changed(stronger)).numbers["effect"] > 1.2
+
+
+def test_references_that_memorise_nothing_are_found():
+    assert failures(10, share=0.0, effect=0.7, n=3000) == 10
+
+
+def test_a_difference_that_hardly_matters_is_let_pass_however_sure_it_is():
+    exact = world(effect=2.0, share=0.97, n=20_000, signals=1, varied=0.0)
+    assert not looked_at(exact).failed
+    assert looked_at(world(effect=2.0, share=0.8, n=20_000, signals=1, varied=0.0)).failed
+
+
+def test_scales_do_not_matter():
+    base = world(share=0.7, n=2000)
+    curved = Signals(base.membership, {k: np.exp(3 * v) for k, v in base.values.items()}, meta=base.meta)
+    assert looked_at(curved) == looked_at(base)
+
+
+# ----------------------------------------------------------------------------------------------------- whole maps
+
+
+def mapped(share, seed=0, n=1200, d=30, references=16):
+    """Maps whose entries each tell a little."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((references + 1, n)) < 0.5
+    strength = np.where(np.arange(references + 1) == 0, 1.0, share)[:, None, None]
+    pattern = 0.6 * rng.normal(size=(n, d))
+    maps = rng.normal(size=(references + 1, n, d)) + strength * member[..., None] * pattern
+    return Signals(member, {}, maps.astype(np.float32), meta={"targets": [0]})
+
+
+def test_the_effect_on_whole_maps_is_compared():
+    assert [looked_at(mapped(0.6, seed)).failed for seed in range(5)] == [True] * 5
+    assert sum(looked_at(mapped(1.0, seed)).failed for seed in range(15)) <= 1
+    assert looked_at(mapped(1.0)).numbers["signals"] == 3
+
+
+def test_huge_maps_are_looked_at_in_part(monkeypatch):
+    from safexplain.audit.controls import strength
+
+    monkeypatch.setattr(strength, "MOST_NUMBERS", 17 * 30 * 500)
+    seen = [(name, part.stop) for name, _, part in strength._columns(
+        mapped(1.0), None, np.arange(17), np.arange(1200), mapped(1.0).membership
+    )]  # fmt: skip
+    assert {stop for _, stop in seen} == {500}
+    monkeypatch.setattr(strength, "MOST_NUMBERS", 17 * 2000)
+    ((_, values, part), *_) = strength._columns(
+        mapped(1.0), None, np.arange(17), np.arange(1200), mapped(1.0).membership
+    )
+    assert part.stop >= 200
+    assert values.shape == (17, part.stop)
+
+
+def test_the_maps_likelihood_ratio_is_that_of_all_other_models():
+    signals = mapped(1.0, n=12, d=4, references=6)
+    maps, member = signals.attributions.astype(float), signals.membership
+    fast = _map_ratio(signals.attributions, member)
+    for m, i in ((0, 0), (3, 5), (6, 11)):
+        others = np.arange(7) != m
+        inside, outside = (maps[others & (member[:, i] == side), i] for side in (True, False))
+        if not len(inside) or not len(outside):
+            continue
+        residuals = [maps[member[:, i] == side, i] for side in (True, False)]
+        variance = sum(((r - r.mean(0)) ** 2).sum(0) for r in residuals if len(r)) / 5
+        variance = variance + 1e-3 * variance.mean()
+        slow = (((maps[m, i] - outside.mean(0)) ** 2 - (maps[m, i] - inside.mean(0)) ** 2) / (2 * variance)).sum()
+        assert fast[m, i] == pytest.approx(slow, rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------- what is compared, and how
+
+
+def slow_slope(a, member):
+    """One model at a time: the regression of its centred numbers on what the other models expect."""
+    slopes = []
+    m, n = a.shape
+    gaps = np.full((m, n), np.nan)
+    middles = np.full((m, n), np.nan)
+    for j in range(m):
+        for i in range(n):
+            others = [k for k in range(m) if k != j]
+            inside = [a[k, i] for k in others if member[k, i]]
+            outside = [a[k, i] for k in others if not member[k, i]]
+            if inside and outside:
+                gaps[j, i] = np.mean(inside) - np.mean(outside)
+                middles[j, i] = (np.mean(inside) + np.mean(outside)) / 2
+    known = ~np.isnan(gaps)
+    residual = a.copy()
+    for i in range(n):
+        for side in (True, False):
+            at = member[:, i] == side
+            if at.any():
+                residual[at, i] -= a[at, i].mean()
+    within = (residual**2).sum() / ((m - 2) * n)
+    noise = []
+    for j in range(m):
+        for i in np.flatnonzero(known[j]):
+            inside = member[np.arange(m) != j, i].sum()
+            noise.append(within * (1 / inside + 1 / (m - 1 - inside)))
+    mean, variance = gaps[known].mean(), gaps[known].var()
+    trust = max(0.0, 1 - np.mean(noise) / variance)
+    for j in range(m):
+        at = known[j]
+        expected = (member[j, at] - 0.5) * (mean + trust * (gaps[j, at] - mean))
+        slopes.append(np.polyfit(expected, a[j, at] - middles[j, at], 1)[0])
+    return np.array(slopes)
+
+
+def test_the_slope_is_that_of_the_slow_regression():
+    rng = np.random.default_rng(0)
+    member = rng.random((7, 40)) < 0.5
+    a = _normal_scores(rng.normal(size=(7, 40)) + member * rng.normal(1, 2, 40))
+    fast = _Compared.of("s", a, member)
+    assert np.allclose(fast.covariance / fast.variance, slow_slope(a, member))
+
+
+def test_normal_scores_are_ranks_among_the_models():
+    found = _normal_scores(np.array([[3.0, 1.0], [9.0, 1.0], [5.0, 1.0]]))
+    assert np.allclose(found[:, 1], 0.0)  # ties share their ranks
+    assert np.argsort(found[:, 0]).tolist() == [0, 2, 1]
+    assert found[2, 0] == pytest.approx(0.0)
+    assert found[1, 0] == pytest.approx(-found[0, 0])
+
+
+def test_only_judged_signals_are_compared():
+    base, other = world(n=2000), world(n=2000, share=0.5)
+    both = Signals(base.membership, {"l1": base.values["s0"], "loss": other.values["s0"]}, meta=base.meta)
+    assert looked_at(both, ["l1", "l1:sign"]).numbers["signals"] == 1
+    assert looked_at(both, ["l1+loss"]).numbers["signals"] == 2
+    assert looked_at(both, ["nothing"]).failed is None
+
+
+def test_explanations_of_patient_attackers_are_no_draw_of_the_references_and_left_out():
+    base = world(n=2000)
+    averaged = base.values["s0"].copy()
+    averaged[0] = 0.1 * averaged[0]  # two hundred noisy answers averaged, beside a few without noise
+    values = {"l1": base.values["s0"], "l1@200": averaged, "kept@200": 1 / (1 + np.exp(-base.values["s1"]))}
+    patient = Signals(base.membership, values, meta=base.meta)
+    assert not looked_at(patient).failed
+    assert looked_at(patient).numbers["signals"] == 2
+    values["kept@200"] = np.where(np.arange(17)[:, None] == 0, 0.5 * values["kept@200"], values["kept@200"])
+    assert looked_at(Signals(base.membership, values, meta=base.meta)).failed
+
+
+def test_labels_are_compared_by_agreement():
+    rng = np.random.default_rng(0)
+    member = rng.random((17, 3000)) < 0.5
+    truth = rng.integers(0, 10, 3000)
+    for wrong, failed in ((0.3, False), (0.1, True)):
+        error = np.where(np.arange(17)[:, None] == 0, wrong, 0.3) * ~member
+        label = np.where(rng.random(member.shape) < error, rng.integers(0, 10, member.shape), truth)
+        assert looked_at(Signals(member, {"label": label}, meta={"targets": [0]})).failed is failed
+
+
+def test_groups_count_once():
+    """Copies of everyone, each group in or out together, tell no more than one of each."""
+    base = world(n=300, share=0.85)
+    copied = Signals(
+        np.repeat(base.membership, 20, axis=1),
+        {k: np.repeat(v, 20, axis=1) for k, v in base.values.items()},
+        groups=np.repeat(np.arange(300), 20),
+        meta=base.meta,
+    )
+    assert looked_at(copied) == looked_at(base)
+
+
+def test_only_scored_examples_are_looked_at():
+    base = world(n=4000)
+    values = {"s": base.values["s0"].copy()}
+    values["s"][0, :2000] += 3
+    signals = Signals(base.membership, values, meta=base.meta)
+    assert not looked_at(signals, scored=np.arange(4000) >= 2000).failed
+    assert looked_at(signals, scored=np.arange(4000) < 2000).failed
+
+
+def test_what_cannot_be_compared_is_said():
+    assert looked_at(world(references=3)).failed is None
+    assert "few reference models" in looked_at(world(references=3)).says
+    assert looked_at(world(n=30)).failed is None
+    constant = Signals(world().membership, {"l1": np.ones((17, 1000))}, meta={"targets": [0]})
+    assert looked_at(constant).failed is None
+    assert looked_at(world(share=0.5, effect=2.0)).spares_leaks
+
+
+# ------------------------------------------------------------------------------------------------------- coverage
+
+
+def test_most_examples_need_references_on_both_sides():
+    signals = world(n=2000, references=4)
+    found = reference_coverage(signals, signals.references(0), np.ones(2000, bool))
+    assert found.failed is False
+    assert found.numbers["share"] == pytest.approx(7 / 8, abs=0.03)
+    one_sided = signals.membership.copy()
+    one_sided[1:, :1000] = True
+    half = Signals(one_sided, signals.values, meta=signals.meta)
+    assert reference_coverage(half, half.references(0), np.ones(2000, bool)).failed
+    assert not reference_coverage(half, half.references(0), np.arange(2000) >= 1000).failed
+    one_person = np.where(np.arange(2000) < 1000, 0, np.arange(2000))
+    grouped = Signals(one_sided, signals.values, meta=signals.meta, groups=one_person)
+    assert not reference_coverage(grouped, half.references(0), np.ones(2000, bool)).failed  # one of a thousand units
+    assert reference_coverage(signals, [], np.ones(2000, bool)).failed is None
