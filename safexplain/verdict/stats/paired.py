@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 from scipy import stats as distributions
+from scipy.optimize import brentq
 
 from safexplain.errors import InputError
 
@@ -23,7 +24,7 @@ Floats = NDArray[np.float64]
 STEPS = 20
 """Most ranks that are kept below, and above, the one of the threshold."""
 
-WINDOW_RISK = 1e-5
+WINDOW_RISK = 1e-6
 """The true threshold's rank lies outside of the ranks that are kept with this probability, on either side."""
 
 NARROW = 1e-9
@@ -202,17 +203,159 @@ def lower_limits(
     fpr: float,
     risk: float,
 ) -> Floats:
-    """(...,) lower bounds from (...,) counts and (..., window) counts; `difference_bounds` for many at once.
-
-    First version: each of the two thresholds and of the two counts has a quarter of the risk.
-    """
-    ranks = np.asarray(window_ranks(non_members, fpr))
-    strict = int(distributions.binom.ppf(risk / 4, non_members, fpr))
-    loose = int(distributions.binom.isf(risk / 4, non_members, fpr)) + 1
-    own = attack_window[..., max(int(np.searchsorted(ranks, strict, side="right")) - 1, 0)]
-    other = baseline_window[..., min(int(np.searchsorted(ranks, loose)), len(ranks) - 1)]
-    low = np.where(own > 0, special.betaincinv(np.maximum(own, 1e-9), members - own + 1, risk / 4), 0.0)
-    full = other >= members
-    high = np.where(full, 1.0, special.betaincinv(other + 1, np.where(full, 1.0, members - other), 1 - risk / 4))
-    bound: Floats = np.maximum(low - high, -1.0)
+    """(...,) lower bounds from (...,) counts and (..., window) counts; `difference_bounds` for many at once."""
+    ranks, k = np.array(window_ranks(non_members, fpr), dtype=np.float64), rank_at(non_members, fpr)
+    strict, loose = _sure_ranks(non_members, fpr, risk)
+    if strict < 1 or loose > non_members:
+        return _four_bounds(attack_window, baseline_window, ranks, members, non_members, fpr, risk)
+    own, other = attack_window @ _between(ranks, k), baseline_window @ _between(ranks, k)
+    counts = members * _count_spread(only / members, missed / members, members, risk)
+    apart = distributions.norm.isf(risk) * np.sqrt(non_member_only + non_member_missed + 1)
+    steps = max(1, round(float(np.sqrt(k * (1 - fpr)))))
+    difference = attack_window - baseline_window
+    secant = (_between(ranks, k + steps) - _between(ranks, k - steps)) / (2 * steps)
+    found = own - other + difference @ secant * (fpr * (non_members + 1) - k)
+    slope = (own - attack_window @ _between(ranks, k - steps)) / steps
+    base_slope = (baseline_window @ _between(ranks, k + steps) - other) / steps
+    elsewhere = np.minimum(difference @ _between(ranks, strict), difference @ _between(ranks, loose))
+    together = np.maximum(own - other - elsewhere, 0.0)
+    noise = np.sqrt(counts**2 + ((slope + base_slope) / 2 * apart) ** 2)
+    usual = np.minimum(together, noise * _USUAL)
+    low = found - np.sqrt(noise**2 + usual**2) - (together - usual)
+    reach = max(k - strict, 0.5), max(loose - k, 0.5)
+    near = (ranks >= k - _BEYOND * reach[0] - 1) & (ranks <= k + _BEYOND * reach[1] + 1)
+    uneven = _uneven(attack_window[..., near], baseline_window[..., near], ranks[near])
+    if uneven.any():
+        worst = _worst_near(attack_window, baseline_window, ranks - k, reach, apart, counts, _radius(risk))
+        low = np.where(uneven, np.minimum(low, worst), low)
+    bound: Floats = np.maximum(low / members, -1.0)
     return bound
+
+
+def _sure_ranks(non_members: int, fpr: float, risk: float) -> tuple[int, int]:
+    """Ranks at which the true false-positive rate is above, and below, `fpr` with a probability of at most `risk`."""
+    strict = int(distributions.binom.ppf(risk, non_members, fpr))
+    strict += int(distributions.binom.cdf(strict, non_members, fpr) <= risk)
+    return strict, int(distributions.binom.isf(risk, non_members, fpr)) + 1
+
+
+def _between(ranks: Floats, rank: float) -> Floats:
+    """(window,) weights with which counts above some ranks give those above another, by straight lines."""
+    return np.array([np.interp(rank, ranks, row) for row in np.eye(len(ranks))])
+
+
+def _count_spread(only: Floats, missed: Floats, members: int, risk: float) -> Floats:
+    """How far the difference of two dependent shares may be below the one found: MOVER with exact limits."""
+    down = only - _limit(only * members, members, risk)
+    up = 1 - _limit(members * (1 - missed), members, risk) - missed
+    odds = np.sqrt(only * missed / np.maximum((1 - only) * (1 - missed), 1e-12))  # minus their correlation
+    spread: Floats = np.sqrt(down**2 + up**2 + 2 * odds * down * up)
+    return spread
+
+
+def _limit(found: Floats, of: int, risk: float) -> Floats:
+    """Lower Clopper-Pearson limit of (...,) shares."""
+    some = np.clip(found, 1e-9, of)
+    return np.where(found > 1e-9, special.betaincinv(some, of - some + 1, risk), 0.0)
+
+
+def _four_bounds(
+    attack_window: Floats,
+    baseline_window: Floats,
+    ranks: Floats,
+    members: int,
+    non_members: int,
+    fpr: float,
+    risk: float,
+) -> Floats:
+    """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes."""
+    strict, loose = _sure_ranks(non_members, fpr, risk / 4)
+    own = attack_window[..., max(int(np.searchsorted(ranks, strict, side="right")) - 1, 0)] if strict > 0 else 0.0
+    other = baseline_window[..., min(int(np.searchsorted(ranks, loose)), len(ranks) - 1)]
+    if loose > non_members:
+        other = np.full_like(other, members)
+    bound: Floats = _limit(own + 0 * other, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
+    return bound
+
+
+_USUAL = 0.5
+
+_BEYOND = 1.35
+"""How far from the rank curves must be even, in units of how far the true threshold may be."""
+
+_NEIGHBOURS = 3
+"""Steps on either side that one step of a curve is compared with."""
+
+_ALARM = 0.03
+"""Probability with which an even curve is taken for uneven."""
+
+_BEND = 0.7
+"""Curves are taken to rise like this power of the rank: between a straight line and a steep concave curve."""
+
+_JUMP = 7.0
+"""A step of the difference of both curves is a jump above so many times what the neighbouring ones are."""
+
+
+def _uneven(attack: Floats, baseline: Floats, ranks: Floats) -> NDArray[np.bool_]:
+    """(...,) whether one of the curves, or their difference, has a jump among these ranks.
+
+    Where a curve is straight, the members between two ranks are a share of those between more ranks that has a beta
+    distribution, hence their number a beta-binomial one.
+    """
+    gaps = np.diff(ranks**_BEND) * (np.diff(ranks).sum() / np.diff(ranks[[0, -1]] ** _BEND))
+    kernel = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
+    beside = ((kernel > 0) & (kernel <= _NEIGHBOURS)).astype(np.float64)
+    others = beside @ gaps
+    uneven = np.zeros(attack.shape[:-1], dtype=bool)
+    for window in (attack, baseline):
+        steps = np.diff(window, axis=-1)
+        total = steps + steps @ beside
+        size = np.maximum(total, 1e-9) * (gaps + others + 1) / (gaps + others + total) - 1  # the beta of equal variance
+        size = np.maximum(size, 1e-3)
+        share = np.clip((steps - 0.5) / np.maximum(total, 1e-9), 0.0, 1.0)
+        tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
+        uneven |= (tail < _ALARM / (2 * len(gaps))).any(-1)
+    steps = np.diff(attack - baseline, axis=-1)
+    beside = ((kernel > 0) & (kernel <= 2 * _NEIGHBOURS)).astype(np.float64)
+    usual = (steps**2 / gaps) @ beside / beside.sum(0) * gaps
+    jumps: NDArray[np.bool_] = (np.abs(steps) > _JUMP * np.sqrt(usual + 1)).any(-1)
+    return uneven | jumps
+
+
+@lru_cache(maxsize=64)
+def _radius(risk: float) -> float:
+    """How much further the true thresholds and shares may be when the set of those with a smaller difference is a cone.
+
+    The distance from a corner has a chi-bar-squared distribution.
+    """
+
+    def beyond(square: float) -> float:
+        return float(np.dot([0.5, 0.25], distributions.chi2.sf(square, [1, 2]))) - risk
+
+    z = float(distributions.norm.isf(risk))
+    return float(np.sqrt(brentq(beyond, z * z, z * z + 40))) / z
+
+
+def _worst_near(
+    attack: Floats,
+    baseline: Floats,
+    offsets: Floats,
+    reach: tuple[float, float],
+    apart: Floats,
+    counts: Floats,
+    radius: float,
+) -> Floats:
+    """(...,) smallest difference for thresholds and shares near the ones found, whatever the curves look like.
+
+    Counts at the next rank that was kept, further away, stand for all ranks between two.
+    """
+    own = np.concatenate([attack[..., :1], attack[..., :-1]], axis=-1)
+    other = np.concatenate([baseline[..., 1:], baseline[..., -1:]], axis=-1)
+    middle = np.add.outer(offsets, offsets) / 2
+    split = np.subtract.outer(offsets, offsets)
+    together = (middle / np.where(middle < 0, reach[0], reach[1])) ** 2
+    far = together + (split / apart[..., None, None]) ** 2
+    left = counts[..., None, None] * np.sqrt(np.maximum(radius**2 - far, 0.0))
+    value = own[..., :, None] - other[..., None, :] - left
+    worst: Floats = np.where(far <= radius**2, value, np.inf).min((-2, -1))
+    return worst
