@@ -216,6 +216,14 @@ class Judgement:
                 found.append((-bounds[0], len(found), e))
         return tuple(e for *_, e in sorted(found))
 
+    def beside(self, e: Evidence) -> str:
+        """Why an attack that was run is not judged: what it does."""
+        if "loss" in e.role and self.policy.release == "explanation":
+            return "reads what is not released"
+        if e.level not in self.policy.patience:
+            return "asks another number of times than the policy's attacker"
+        return "reads less than all that is released" if "explanation" in e.role else "reads no explanation"
+
     # ------------------------------------------------------------------------------------ verdict
 
     @property
@@ -262,6 +270,9 @@ class Judgement:
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
         if missing := self.missing:
             found.append(_missing_says(missing, self.policy.patience))
+        if alone := [e for e in self.judged if code(e) not in self.decisive and e.level not in missing]:
+            what = title(alone[0].attack, alone[0].signal)
+            found.append(f"{what} was not compared with the {BASELINES[self.baseline_name]} of the same queries")
         if self.omitted:
             found.append(f"the suite is incomplete: {', '.join(self.omitted)} fit these signals and were not run")
         if self.references < self.policy.references:
@@ -360,19 +371,23 @@ class Judgement:
         """What a reader of the sentence would otherwise not know."""
         found = []
         if self.policy.claim != self.claim:
+            what = BASELINES[self.baseline_name]
+            why = f"There are no {what} to compare with"
+            if self.baseline_name in self.omitted:
+                why = f"The attack on the {what} alone was not run"
             found.append(
-                f"There are no {BASELINES[self.baseline_name]} to compare with, so the release is judged as a whole,"
-                " and an attacker who sees them too may find more."
+                f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more."
             )
-        if self.beyond:
-            e = self.beyond[0]
-            bounds = self.bounds(e) if self.claim == "whole" else self.added(e)
+        among = [one for one in (self, *self.others) if one.beyond]
+        if among:
+            one = among[0]
+            e, less = one.beyond[0], len(one.beyond) - 1
+            bounds = one.bounds(e) if one.claim == "whole" else one.added(e)
             assert bounds is not None
-            what = f"at least {bounds[0]:.1%}" if self.claim == "whole" else f"at least {bounds[0]:+.1%} more"
-            rest = f", and so do {len(self.beyond) - 1} others" if len(self.beyond) > 1 else ""
-            found.append(
-                f"Not judged, because it reads what is not released: {title(e.attack, e.signal)} finds {what}{rest}."
-            )
+            what = f"at least {bounds[0]:.1%}" if one.claim == "whole" else f"at least {bounds[0]:+.1%} more"
+            of = "" if one.target in (None, self.target) else f" of model {one.target}"
+            rest = f", and so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
+            found.append(f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)} finds {what}{of}{rest}.")
         if self.verdict == "certified" and self.uses is None:
             found.append("How many configurations were judged on these examples was not counted.")
         return found

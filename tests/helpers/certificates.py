@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import (
@@ -16,9 +19,11 @@ from safexplain.verdict.certificate.write import (
     configuration_digest,
     statement,
 )
-from safexplain.verdict.evidence import Control, Evidence, Pair
+from safexplain.verdict.evidence import Control, Evidence, Role, at_level
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats.paired import count_pairs, rank_at
+from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, upper_bound_rank, weights_of
 
 CONTROLS = (
     Control("blind baseline", None, "the inputs are not in the signals", {}),
@@ -26,12 +31,15 @@ CONTROLS = (
 )
 
 
+ONCE = Policy(claim="whole", patience=(1,))
+
+
 CERTIFIED = Judgement(
-    Policy(),
+    ONCE,
     (
-        Evidence("Threshold", "l1", "explanation", 55, 20),
-        Evidence("LikelihoodRatio", "l1", "explanation", 60, 30),
-        Evidence("LikelihoodRatio", "loss", "loss", 400, 300),
+        Evidence("Threshold", "l1", "explanation", 1, 40, 55, 20),
+        Evidence("LikelihoodRatio", "l1", "explanation", 1, 45, 60, 30),
+        Evidence("LikelihoodRatio", "loss", "loss", 1, 350, 400, 300),
     ),
     5000,
     5000,
@@ -41,32 +49,94 @@ CERTIFIED = Judgement(
 )
 
 
-EXCESS = Judgement(
-    Policy(fpr=0.05, max_tpr=0.1, claim="excess", max_excess=0.1, release="explanation+prediction"),
-    (
-        Evidence("LikelihoodRatio", "l1", "explanation", 300, 200),
-        Evidence("LikelihoodRatio", "loss", "loss", 300, 200),
-    ),
-    5000,
-    5000,
-    16,
-    CONTROLS,
-    (Pair("LikelihoodRatio", "l1", 40, 30, 35, 45),),
-    "likelihood ratio of the loss",
+def evidence_at(level: int, policy: Policy, *, n: int, leak: float = 0.0, group: int = 1) -> tuple[Evidence, ...]:
+    """Counts of attacks on made-up scores at one level of patience: the baseline, a stack, and the explanation alone.
+
+    Args:
+        level: of patience.
+        policy: whose false-positive rate is counted at.
+        n: members, and non-members, in units.
+        leak: how far members' explanations lie from others', in standard deviations.
+        group: examples in a unit.
+    """
+    predicted = policy.release == "explanation+prediction"
+    rng = np.random.default_rng([level, n, group])
+    member = np.repeat(np.arange(2 * n) < n, group)
+    weights = weights_of(member, np.repeat(np.arange(2 * n), group)) if group > 1 else None
+    told = rng.normal(size=member.size) + 0.1 * np.log(level) * member
+    shown = rng.normal(size=member.size) + leak * member
+    base = by_score(told)
+    rows: list[tuple[str, str, Role, Any]] = [
+        ("PredictionPatience", "prediction", "loss", told) if predicted else ("LabelPatience", "label", "label", told),
+        ("Stacked", "explanation+loss", "explanation+loss", told + 0.1 * shown + leak * shown)
+        if predicted
+        else ("Stacked", "explanation+label", "explanation+label", told + 0.1 * shown + leak * shown),
+        ("LikelihoodRatio", "l1", "explanation", shown),
+    ]
+    found = []
+    for name, signal, role, scores in rows:
+        order = by_score(scores)
+        heavy = None if weights is None else weights[order]
+        counts = (
+            found_above(member[order], rank_at(n, policy.fpr), heavy),
+            found_above(member[order], upper_bound_rank(n, policy.fpr, policy.risk / 2), heavy),
+            found_above(member[order], lower_bound_rank(n, policy.fpr, policy.risk / 100)[0], heavy, strict=True),
+        )
+        pair = None if scores is told else count_pairs(order, base, member, policy.fpr, weights)
+        what, plus, also = signal.partition("+")
+        found.append(Evidence(name, at_level(what, level) + plus + also, role, level, *map(float, counts), pair))
+    return tuple(found)
+
+
+def compared(policy: Policy, *, n: int, leak: float = 0.0, group: int = 1, **more: Any) -> Judgement:
+    """What explanations add, at every level of the policy."""
+    evidence = [e for level in policy.patience for e in evidence_at(level, policy, n=n, leak=leak, group=group)]
+    given = {"references": 16, "controls": CONTROLS, "uses": 1, "grouped": 2 * n * group if group > 1 else None} | more
+    return Judgement(policy, tuple(evidence), n, n, **given)
+
+
+EXCESS = compared(
+    Policy(fpr=0.05, max_tpr=0.1, max_excess=0.1, release="explanation+prediction", patience=(1, 200)), n=3000
 )
 
 
-UNDECIDED = Judgement(Policy(), CERTIFIED.evidence, 5000, 5000, 0)
+UNDECIDED = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, 0)
+
+
+GROUPED = compared(Policy(fpr=0.1, max_tpr=0.2, patience=(1, 5)), n=400, group=3, mixture=3)
+"""Groups of three examples, of a mixture of three models."""
+
+
+def several(*leaks: float) -> Judgement:
+    """Targets that are judged each on its own, the last one first."""
+    policy = Policy(fpr=0.1, max_tpr=0.2, patience=(1,))
+    one = [compared(policy, n=3000, leak=x, target=i, targets=len(leaks)) for i, x in enumerate(leaks)]
+    return replace(one[-1], others=tuple(one[:-1]))
+
+
+SEVERAL = several(0.0, 0.0)
+LEAKING = several(0.0, 1.5)
+
+
+JUDGEMENTS = {
+    "certified": CERTIFIED,
+    "excess": EXCESS,
+    "undecided": UNDECIDED,
+    "groups and a mixture": GROUPED,
+    "several targets": SEVERAL,
+    "one of two leaks": LEAKING,
+}
 
 
 def audited(judgement: Judgement, **more: Any) -> dict[str, Any]:
     """What `AuditResult.to_dict` writes, in short."""
     attacks = [
-        {"attack": e.attack, "signal": e.signal, "role": e.role, "auc": 0.5, "auc_low": 0.4, "auc_high": 0.6}
-        | {"balanced_accuracy": 0.5, "tpr": []}
+        {"attack": e.attack, "signal": e.signal, "role": e.role, "level": e.level, "auc": 0.5, "auc_low": 0.4}
+        | {"auc_high": 0.6, "balanced_accuracy": 0.5, "tpr": []}
         for e in judgement.evidence
     ]
-    splits = {"selection": 0, "training": 0, judgement.split: judgement.members + judgement.non_members}
+    scored = judgement.grouped or judgement.members + judgement.non_members
+    splits = {"selection": 0, "training": 0, judgement.split: scored}
     return {**judgement.to_dict(), "attacks": attacks, "splits": splits, **more}
 
 
@@ -80,13 +150,18 @@ def made(judgement: Judgement = CERTIFIED, **changes: Any) -> dict[str, Any]:
         "materials": {"signals.npz sha256": "ef" * 32},
         "environment": {"safexplain": "0.1.0", "captum": "0.9.0", "torch": "2.5"},
         "notes": ["a note"],
+        "native": {"verdict": "leak", "sentence": "Leak proven.", "levels": []},
+        "limits": [("One attack", "A stronger attack may find more.")],
     }
     return statement(**parts | changes)
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
     """With the checksums that a forger computes."""
-    p = content["predicate"]
+    content = copy.copy(content)
+    p = content["predicate"] = copy.copy(content["predicate"])
+    if isinstance(p.get("materials"), dict):
+        p["materials"] = dict(p["materials"])
     if isinstance(p.get("materials"), dict) and isinstance(p.get("audit"), dict):
         digest = configuration_digest(p.get("explainer"), p.get("hardening"), p["audit"].get("policy"))
         p["materials"][CONFIGURATION] = digest
@@ -101,9 +176,11 @@ def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed(content: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    content = copy.deepcopy(content)
+    """A copy with another value in one place; what was not changed is shared."""
+    content = copy.copy(content)
     place: Any = content
     for name in path[:-1]:
+        place[name] = copy.copy(place[name])
         place = place[name]
     place[path[-1]] = value
     return content
@@ -115,7 +192,7 @@ def at(content: Any, path: tuple[Any, ...]) -> Any:
     return content
 
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schema" / "explanation-audit-v2.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schema" / "explanation-audit-v3.json").read_text())
 
 
 def read_back(content: dict[str, Any], tmp_path: Path) -> Certificate:

@@ -17,17 +17,23 @@ def written(tmp_path, text):
     return path
 
 
-def test_the_default_allows_three_percent_of_the_members_at_one_percent_of_the_others():
+def test_by_default_explanations_may_add_two_points_to_the_labels_of_the_same_queries_at_any_patience():
     p = Policy()
-    assert (p.fpr, p.max_tpr, p.confidence, p.release, p.claim) == (0.01, 0.03, 0.95, "explanation", "whole")
+    assert (p.fpr, p.max_tpr, p.confidence, p.release, p.claim) == (0.01, 0.03, 0.95, "explanation", "excess")
+    assert (p.patience, p.references, p.uncounted, p.suite) == ((1, 5, 200), 16, False, ())
     assert p.risk == pytest.approx(0.05)
-    assert p.limit == 0.03
+    assert p.limit == p.tolerated_excess == pytest.approx(0.02)
 
 
 def test_the_limit_of_an_excess_is_what_is_tolerated_above_chance_or_what_is_said():
-    assert Policy(claim="excess").limit == pytest.approx(0.02)
-    assert Policy(claim="excess", max_excess=0.1).limit == 0.1
-    assert Policy(max_excess=0.1).limit == 0.03
+    assert Policy(max_excess=0.1).limit == 0.1
+    assert Policy(claim="whole", max_excess=0.1).limit == 0.03
+    assert Policy(claim="whole", max_excess=0.1).tolerated_excess == 0.1
+
+
+def test_levels_of_patience_are_in_order_and_each_is_there_once():
+    assert Policy(patience=[200, 1, 5, 5]).patience == (1, 5, 200)
+    assert Policy.from_dict({"patience": [3]}).patience == (3,)
 
 
 def test_a_policy_cannot_be_changed_after_it_was_written_down():
@@ -37,8 +43,18 @@ def test_a_policy_cannot_be_changed_after_it_was_written_down():
 
 def test_a_policy_is_read_from_toml_with_defaults_for_what_is_left_out(tmp_path):
     text = 'fpr = 0.05\nmax_tpr = 0.15\nrelease = "explanation+prediction"\nsuite = ["Threshold"]\nselection = 0.2\n'
+    text += 'patience = [1]\nreferences = 4\nuncounted = true\nreason = "a pilot"\nclaim = "whole"\n'
     assert Policy.from_toml(written(tmp_path, text)) == Policy(
-        fpr=0.05, max_tpr=0.15, release="explanation+prediction", suite=("Threshold",), selection=0.2
+        fpr=0.05,
+        max_tpr=0.15,
+        release="explanation+prediction",
+        suite=("Threshold",),
+        selection=0.2,
+        patience=(1,),
+        references=4,
+        uncounted=True,
+        reason="a pilot",
+        claim="whole",
     )
     assert Policy.from_toml(written(tmp_path, "")) == Policy()
 
@@ -63,7 +79,11 @@ def test_what_to_dict_wrote_is_read_back_the_same(policy):
         ({"release": "everything"}, "release is one of explanation, explanation\\+prediction"),
         ({"claim": "half"}, "claim is one of whole, excess"),
         ({"max_excess": 0.0}, "max_excess lies in"),
-        ({"claim": "excess", "max_tpr": 0.01}, "judged against max_excess > 0"),
+        ({"max_tpr": 0.01}, "judged against max_excess > 0"),
+        ({"patience": [0]}, "patience: expected a whole number of at least 1"),
+        ({"patience": [1.5]}, "patience: expected a whole number"),
+        ({"references": 0}, "references: expected a whole number of at least 1"),
+        ({"references": 2.5}, "references: expected a whole number"),
         ({"selection": 1.0}, "selection lies in"),
         ({"training": -0.1}, "training lies in"),
         ({"selection": 0.5, "training": 0.45}, "leave too few examples"),
@@ -84,6 +104,11 @@ def test_values_out_of_range_are_refused(values, says):
         {"training": None},
         {"suite": "Threshold"},
         {"suite": [1]},
+        {"patience": 200},
+        {"patience": []},
+        {"patience": "1"},
+        {"uncounted": 1},
+        {"reason": None},
     ],
     ids=str,
 )
@@ -93,7 +118,8 @@ def test_values_of_the_wrong_type_are_refused(values):
 
 
 def test_guessing_itself_may_be_the_limit():
-    assert Policy(fpr=0.01, max_tpr=0.01).limit == 0.01
+    assert Policy(fpr=0.01, max_tpr=0.01, claim="whole").limit == 0.01
+    assert Policy(fpr=0.01, max_tpr=0.01, max_excess=0.02).limit == 0.02
 
 
 def test_a_misspelt_name_is_refused_and_not_ignored(tmp_path):

@@ -334,6 +334,8 @@ def _check(judgement: Judgement) -> None:
         raise CertificateError(f"evidence, others: at most {MOST_ATTACKS}")
     if any(o.policy != judgement.policy or o.targets != judgement.targets for o in judgement.others):
         raise CertificateError("others: expected judgements of the same targets under the same policy")
+    if judgement.others and len({judgement.target, *(o.target for o in judgement.others)}) < judgement.targets:
+        raise CertificateError("others: two of the judgements are about one target")
 
 
 def _advised(sentence: Any, judgement: Judgement) -> bool:
@@ -349,10 +351,12 @@ def _check_rest(audit: Mapping[str, Any], judgement: Judgement) -> None:
     """Fields that do not follow, but must fit."""
     if "attacks" in audit:
         shown = [
-            {k: a.get(k) for k in ("attack", "signal", "role")} if isinstance(a, Mapping) else a
+            {k: a.get(k) for k in ("attack", "signal", "role", "level")} if isinstance(a, Mapping) else a
             for a in (audit["attacks"] if isinstance(audit["attacks"], list) else [audit["attacks"]])
         ]
-        evidence = [{"attack": e.attack, "signal": e.signal, "role": e.role} for e in judgement.evidence]
+        evidence = [
+            {"attack": e.attack, "signal": e.signal, "role": e.role, "level": e.level} for e in judgement.evidence
+        ]
         _compare(shown, evidence, "audit.attacks")
     if "splits" in audit:
         sizes, scored = audit["splits"], judgement.grouped or judgement.members + judgement.non_members

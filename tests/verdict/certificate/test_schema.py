@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from certificates import CERTIFIED, EXCESS, SCHEMA, UNDECIDED, audited, changed, made
+import results
+from certificates import CERTIFIED, JUDGEMENTS, SCHEMA, audited, changed, made
 
-from safexplain.audit import Policy, Signals, certify
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RankNorm
 from safexplain.hardening.hardening import Hardening
@@ -29,7 +29,7 @@ def test_the_schema_is_one_and_names_the_predicate_type_of_the_code() -> None:
     assert SCHEMA["properties"]["predicateType"]["const"] == PREDICATE_TYPE
 
 
-@pytest.mark.parametrize("judgement", [CERTIFIED, EXCESS, UNDECIDED], ids=["certified", "excess", "undecided"])
+@pytest.mark.parametrize("judgement", JUDGEMENTS.values(), ids=JUDGEMENTS)
 def test_certificates_fit(judgement: Judgement) -> None:
     VALIDATOR.validate(json.loads(json.dumps(made(judgement))))
 
@@ -48,31 +48,35 @@ def test_every_hardening_fits(hardening: Hardening) -> None:
     VALIDATOR.validate(json.loads(json.dumps(made(hardening=hardening.to_dict()))))
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.4, 3.0])
-def test_what_an_audit_writes_fits(shift: float) -> None:
-    rng = np.random.default_rng(0)
-    membership = rng.random((9, 800)) < 0.5
-    l1 = np.exp(rng.normal(size=membership.shape) - shift * membership)
-    label = rng.integers(0, 3, membership.shape).astype(float)
-    loss = rng.random(membership.shape)
-    signals = Signals(membership, {"l1": l1, "l2": l1**2, "label": label, "loss": loss})
-    for policy in (Policy(), Policy(fpr=0.1, max_tpr=0.3, claim="excess", release="explanation+prediction")):
-        result = certify(signals, policy).to_dict()
-        content = json.loads(json.dumps(made(audit=result)))
-        VALIDATOR.validate(content)
-        named = set(SCHEMA["$defs"]["audit"]["properties"])
-        assert set(content["predicate"]["audit"]) == named, "the schema describes every field of an audit, and no other"
+AUDITS = {
+    "certified": lambda: results.audited(0.0, replace(results.POLICY, max_excess=0.4), parts=3, exposed=5),
+    "leak": lambda: results.audited(4.0),
+    "whole, with advice": lambda: results.audited(0.2, results.WHOLE, examples=600),
+    "no labels": lambda: results.audited(0.0, results.POLICY, labels=False),
+    "groups": lambda: results.audited(0.0, group=3, mixture=2),
+    "several targets": lambda: results.of_targets(0.0, 4.0),
+}
+
+
+@pytest.mark.parametrize("case", AUDITS)
+def test_what_an_audit_writes_fits(case: str) -> None:
+    result = AUDITS[case]()
+    content = json.loads(json.dumps(made(audit=result.to_dict(), native=result.summary())))
+    VALIDATOR.validate(content)
+    named = set(SCHEMA["$defs"]["audit"]["properties"])
+    assert set(content["predicate"]["audit"]) == named, "the schema describes every field of an audit, and no other"
+    assert case != "whole, with advice" or content["predicate"]["audit"]["needed"]
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
         (("_type",), "https://in-toto.io/Statement/v0.1"),
-        (("predicateType",), "urn:safexplain:explanation-audit:v1"),
+        (("predicateType",), "urn:safexplain:explanation-audit:v2"),
         (("subject",), []),
         (("subject", 0, "digest"), {"sha256": "ab" * 32}),
         (("subject", 0, "digest", "sha256"), "nonsense"),
-        (("predicate", "schema_version"), 1),
+        (("predicate", "schema_version"), 2),
         (("predicate", "verdict"), "fine"),
         (("predicate", "checksum"), "md5:0"),
         (("predicate", "extra"), 1),
@@ -83,12 +87,28 @@ def test_what_an_audit_writes_fits(shift: float) -> None:
         (("predicate", "notes"), "a note"),
         (("predicate", "audit", "members"), 0),
         (("predicate", "audit", "bound"), 2),
-        (("predicate", "audit", "evidence", 0, "loose"), -1),
+        (("predicate", "audit", "evidence", 0, "upper_bound_count"), -1),
         (("predicate", "audit", "evidence", 0, "role"), "guess"),
         (("predicate", "audit", "evidence", 0, "extra"), 1),
+        (("predicate", "audit", "evidence", 0, "level"), 0),
+        (("predicate", "audit", "evidence", 0, "pair"), {"only": 1}),
+        (("predicate", "audit", "evidence", 0, "added"), [0, 1]),
+        (("predicate", "audit", "levels", 0, "labels"), {"tpr": 2, "low": 0, "high": 1}),
+        (("predicate", "audit", "levels", 0, "whole"), {}),
+        (("predicate", "audit", "claim"), "some"),
+        (("predicate", "audit", "limit"), 2),
+        (("predicate", "audit", "mixture"), 0),
+        (("predicate", "audit", "grouped"), 0),
+        (("predicate", "audit", "targets"), 0),
+        (("predicate", "audit", "others"), [{"verdict": "certified"}]),
+        (("predicate", "audit", "omitted"), "Stacked"),
+        (("predicate", "audit", "policy", "patience"), [0]),
+        (("predicate", "audit", "policy", "uncounted"), "no"),
+        (("predicate", "native"), {"verdict": "leak"}),
+        (("predicate", "limits"), ["none"]),
         (("predicate", "audit", "policy", "fpr"), 0),
         (("predicate", "audit", "policy", "claim"), "some"),
-        (("predicate", "audit", "controls", 0, "fired"), "no"),
+        (("predicate", "audit", "controls", 0, "failed"), "no"),
         (("predicate", "audit", "uses"), 0),
     ],
 )  # fmt: skip
@@ -97,7 +117,7 @@ def test_another_form_does_not_fit(path: tuple[Any, ...], value: Any) -> None:
 
 
 def test_no_field_of_a_judgement_may_be_missing() -> None:
-    for name in audited(CERTIFIED).keys() - {"judged", "could_certify", "attacks", "splits", "uses"}:
+    for name in audited(CERTIFIED).keys() - {"attacks", "splits"}:
         content = made()
         del content["predicate"]["audit"][name]
         assert not VALIDATOR.is_valid(content), name
