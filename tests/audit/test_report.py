@@ -19,15 +19,14 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
-from safexplain.audit.certify import certify
 from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
-from safexplain.audit.report.tables import FIRST, Scale, attack_tables, excess_over_baseline, excess_tables
+from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
@@ -37,42 +36,30 @@ from safexplain.verdict.power import power
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
-SUITE = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
-POLICY = Policy(fpr=0.1, max_tpr=0.3, suite=SUITE)
-INCONCLUSIVE = 0.3
+LEAK, INCONCLUSIVE = 2.5, 0.93
+"""Leaks of explanations that add far more than the policy allows, and about as much as it allows."""
+
 VOID = {"meta", "br", "img", "link", "input", "hr", "col"}
+STANDS = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
 
 
-@cache
-def result(
-    leak: float, examples: int = 300, policy: Policy = POLICY, models: int = 9, asked: tuple[str, ...] = ()
-) -> AuditResult:
-    rng = np.random.default_rng(7)
-    member = rng.random((models, examples)) < 0.5
-    size = np.exp(rng.normal(0, 0.3, (models, examples)) - leak * member)
-    maps = size[..., None] * rng.normal(size=(1, examples, 6))
-    label = (rng.random((models, examples)) < np.where(member, 0.02, 0.1)).astype(float)
-    values = {"l1": np.abs(maps).sum(-1), "l2": np.linalg.norm(maps, axis=-1), "label": label, "loss": size}
-    values |= {f"{prefix}{name}": values["l1"] for prefix in asked for name in ("l1", "mean", "positive")}
-    return certify(Signals(member, values, maps.astype(np.float32)), policy)
+def native(leak: float = LEAK, policy: Policy = POLICY) -> Configuration:
+    return Configuration("native", "Hardening()", audited(leak, policy))
 
 
-EXCESS = replace(POLICY, claim="excess", max_excess=0.3)
+def hardened(leak: float = 0.0, policy: Policy = POLICY) -> Configuration:
+    utility = Utility(0.87, 0.1, 0.613, -0.2, 0.99)
+    return Configuration("recommended", "Hardening(clip=UnitNorm())", audited(leak, policy), utility)
 
 
-def changed(found: AuditResult, **changes: object) -> AuditResult:
-    """The same with another judgement."""
-    return replace(found, **changes)  # type: ignore[arg-type]
+def alone(result: AuditResult) -> ReportData:
+    """A report of one result and nothing else."""
+    return report(Configuration("native", "", result), pictures=None)
 
 
-def native(leak: float = 1.0) -> Configuration:
-    return Configuration("native", "Hardening()", result(leak))
-
-
-def hardened(leak: float = 0.0) -> Configuration:
-    return Configuration(
-        "recommended", "Hardening(clip=UnitNorm())", result(leak), Utility(0.87, 0.1, 0.613, -0.2, 0.99)
-    )
+def text_of(result: AuditResult, **changes: object) -> str:
+    """What a report of one result says."""
+    return " ".join(Page(render(replace(alone(result), **changes))).text.split())  # type: ignore[arg-type]
 
 
 def pictures(channels: int = 1, signed: bool = True, images: bool = True, side: int = 8) -> Pictures:
@@ -176,7 +163,7 @@ def test_tags_nest(shown: Pictures | None) -> None:
 
 @pytest.mark.parametrize(
     ("leak", "verdict", "word"),
-    [(0.0, "certified", "Certified"), (1.0, "leak", "Leak proven"), (INCONCLUSIVE, "inconclusive", "Inconclusive")],
+    [(0.0, "certified", "Certified"), (LEAK, "leak", "Leak proven"), (INCONCLUSIVE, "inconclusive", "Inconclusive")],
 )
 def test_the_verdict_comes_first_in_words(leak: float, verdict: str, word: str) -> None:
     last = hardened(leak)
@@ -188,21 +175,104 @@ def test_the_verdict_comes_first_in_words(leak: float, verdict: str, word: str) 
         shown.index(f"</svg>{w}</span>") for w in ("Certified", "Leak proven", "Inconclusive") if f"</svg>{w}<" in shown
     )
     assert shown.startswith(f"</svg>{word}</span>", first)
-    assert first < shown.index(last.result.sentence) < shown.index("<h2>") < shown.index("<table")
+    assert first < shown.index(last.result.sentence) < shown.index("<table") < shown.index("<h2>")
     assert f'<section class="verdict {verdict}"' in shown
 
 
-def test_the_last_configuration_gives_the_verdict_and_the_first_is_compared() -> None:
-    html = render(report(native(1.0), hardened(0.0)))
+@pytest.mark.parametrize("policy", [POLICY, WHOLE])
+def test_the_last_configuration_gives_the_verdict_and_the_first_is_compared(policy: Policy) -> None:
+    html = render(report(native(policy=policy), hardened(policy=policy)))
     top = Page(html[html.index('<ol class="chain"') : html.index("</ol>")]).text
     before, after = top.split("→")
-    best = [c.result.strongest.at(0.1).tpr for c in (native(), hardened())]
-    assert "Native explanation" in before
-    assert "Leak proven" in before
-    assert f"{best[0]:.1%}" in before
-    assert "Recommended hardening" in after
-    assert "Certified" in after
-    assert f"{best[1]:.1%}" in after
+    for text, c, name, word in (
+        (before, native(policy=policy), "Native explanation", "Leak proven"),
+        (after, hardened(policy=policy), "Recommended hardening", "Certified"),
+    ):
+        best = c.result.strongest
+        said = f"{100 * adds(c.result, best):+.1f}" if policy is POLICY else f"{best.found / c.result.members:.1%}"
+        assert name in text
+        assert word in text
+        assert said in text
+
+
+# ---------------------------------------------------------------------------------------------- levels of patience
+
+
+def test_three_numbers_stand_side_by_side_at_every_level_and_a_sentence_says_how_they_are_read() -> None:
+    found = audited(INCONCLUSIVE)
+    page = Page(render(alone(found)))
+    rows = [r for r in page.rows if "Once" in r or " times" in r][:3]
+    assert [r.split()[0] for r in rows] == ["Once", "5", "200"]
+    for row, line in zip(rows, found.levels, strict=True):
+        labels, added, whole = line["labels"], line["added"], line["whole"]
+        for said in (
+            f"{labels['tpr']:.1%}",
+            f"{100 * labels['low']:.1f}–{100 * labels['high']:.1f}%",
+            f"{100 * added['low']:+.1f} to {100 * added['high']:+.1f}".replace("-", "−"),
+            f"{100 * whole['low']:.1f}–{100 * whole['high']:.1f}%",
+        ):
+            assert said in row, (said, row)
+    last = found.levels[-1]
+    text = " ".join(page.text.split())
+    assert (
+        "An attacker who asks 200 times about each example, and takes at most 10% of the non-members for members,"
+        f" finds {last['labels']['tpr']:.1%} of the members by the labels alone." in text
+    )
+    assert f"between {last['whole']['low']:.1%} and {last['whole']['high']:.1%} of the members." in text
+    assert "the policy allows +20.0" in text
+
+
+@pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
+@pytest.mark.parametrize("policy", [POLICY, WHOLE])
+def test_what_the_claim_is_about_is_compared_with_the_limit_at_every_level(leak: float, policy: Policy) -> None:
+    found = audited(leak, policy)
+    for row, line in zip(level_table(found).rows, found.levels, strict=True):
+        name = "added" if policy is POLICY else "whole"
+        cell, bounds = getattr(row, name), line[name]
+        assert cell is not None
+        kind = "above" if bounds["low"] > found.limit else "below" if bounds["high"] <= found.limit else "open"
+        assert cell.tone == kind
+        other = row.whole if policy is POLICY else row.added
+        assert other is not None
+        assert (other.tone, row.labels.tone) == ("beside", "baseline")  # type: ignore[union-attr]
+        assert "limit" in cell.bar
+        assert "limit" not in other.bar
+
+
+def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
+    found = audited(0.0, replace(POLICY, patience=(1,)))
+    found = replace(found, policy=POLICY)
+    assert found.missing == (5, 200)
+    text = text_of(found)
+    assert text.count("nothing to judge") == 6
+    assert "The signals say nothing of one who asks 5 times or 200 times." in text
+    assert "An attacker who asks once about each example" in text
+
+
+def test_without_labels_the_whole_is_judged_and_both_the_verdict_and_the_limits_say_so() -> None:
+    found = audited(0.0, labels=False)
+    assert found.claim == "whole"
+    text = text_of(found)
+    assert "No labels to compare with." in text
+    assert "must, at a false-positive rate of 10%, not find more than 40% of the members" in text
+    assert "More than" not in text
+
+
+def test_attacks_stand_by_level_judged_first_and_then_the_labels_alone() -> None:
+    found = audited(INCONCLUSIVE)
+    (table,) = attack_tables([Configuration("native", "", found)])
+    assert [g.level for g in table.groups] == [1, 5, 200]
+    for group in table.groups:
+        rows = {a.code: a for a in found.attacks if a.level == group.level}
+        assert {r.title for r in (*group.shown, *group.folded)} == set(rows)
+        kinds = [0 if found.is_judged(rows[r.title]) else 1 if rows[r.title].is_baseline else 2 for r in group.shown]
+        assert kinds == sorted(kinds)
+        assert kinds.count(1) == 1
+        highs = [found.added(rows[r.title])[1] for r in group.shown if found.is_judged(rows[r.title])]  # type: ignore[index]
+        assert highs == sorted(highs, reverse=True)
+    html = render(alone(found))
+    headings = [html.index(f"Asked {often} about each example") for often in ("once", "5 times", "200 times")]
+    assert headings == sorted(headings)
 
 
 def test_every_judged_attack_appears_with_its_numbers() -> None:
@@ -210,118 +280,168 @@ def test_every_judged_attack_appears_with_its_numbers() -> None:
     rows = Page(render(data)).rows
     for configuration in data.configurations:
         found = configuration.result
-        assert len(found.judged) == 7
+        assert len(found.judged) == 21
         for attack in found.judged:
-            rate = attack.at(0.1)
             low, high = found.bounds(attack)
-            numbers = [f"{attack.auc:.3f}", f"{rate.tpr:.1%}", f"{100 * low:.1f}–{100 * high:.1f}%"]
-            numbers += [f"FPR {rate.realised_fpr:.2%}", *(f"{r.tpr:.1%}" for r in attack.rates)]
-            row = [r for r in rows if attack.code in r and all(n in r for n in numbers)]
+            added = found.added(attack)
+            assert added is not None
+            numbers = [f"{attack.auc:.3f}", f"{attack.found / found.members:.1%}", f"{100 * low:.1f}–{100 * high:.1f}%"]
+            numbers += [f"{100 * adds(found, attack):+.1f}", f"{100 * added[0]:+.1f} to {100 * added[1]:+.1f}"]
+            numbers += [f"{r.tpr:.1%}" for r in attack.rates if r.fpr != 0.1]
+            row = [
+                r for r in rows if attack.code in r and all(n.replace("-", "−") in r.replace("-", "−") for n in numbers)
+            ]
             assert row, (configuration.name, attack.code, numbers)
 
 
-def test_the_label_and_the_loss_stand_beside_and_are_not_judged() -> None:
-    page = Page(render(report(native())))
-    text = "\n".join(page.rows)
-    judged, beside = text.index("Judged:"), text.index("Shown beside, not judged")
-    assert judged < text.index("Threshold on l1") < beside
-    assert beside < text.index("LabelLikelihoodRatio on label")
-    assert beside < text.index("Threshold on loss")
-    for row in page.rows:
-        if "on label" in row or "on loss" in row:
+def test_what_is_added_is_the_difference_of_two_counts_at_one_rank() -> None:
+    found = audited(INCONCLUSIVE)
+    for attack in found.judged:
+        base = found.baseline(attack.level)
+        assert base is not None
+        assert adds(found, attack) == pytest.approx((attack.found - base.found) / found.members)
+
+
+def test_attacks_that_are_not_judged_say_so_and_stand_out_where_they_find_more_than_is_allowed() -> None:
+    found = audited(LEAK)
+    assert found.beyond
+    beyond = {e.signal for e in found.beyond}
+    for row in Page(render(alone(found))).rows:
+        if "on loss" in row:
             assert "not judged" in row
-            assert "limit" not in row
+            assert ("not judged, and above the limit" in row) == any(f"on {signal} " in f"{row} " for signal in beyond)
+            assert "within the limit" not in row
+        if "LabelPatience on" in row:
+            assert "released anyway" in row
+    calm = audited(0.0)
+    assert not [e for e in calm.beyond if e.role == "explanation"]
 
 
 def test_where_the_prediction_is_released_attacks_on_it_are_judged() -> None:
-    found = result(1.0, policy=replace(POLICY, release="explanation+prediction"))
+    found = audited(LEAK, replace(WHOLE, release="explanation+prediction"))
     (table,) = attack_tables([Configuration("native", "", found)])
-    assert not table.beside
-    assert {"Threshold on loss", "LabelLikelihoodRatio on label"} <= {row.title for row in table.judged}
-    assert "Shown beside" not in Page(render(report(Configuration("native", "", found), pictures=None))).text
+    assert {row.standing for row in table.rows} <= set(STANDS)
+    assert {"Threshold on loss", "LabelPatience on label@200"} <= {row.title for row in table.rows}
+    assert "not judged" not in " ".join(Page(render(alone(found))).rows)
 
 
-def test_the_strongest_attacks_come_first_and_the_weak_ones_are_folded_away_but_there() -> None:
-    asked = result(1.0, asked=("near_", "repeated_"))
-    assert len(asked.judged) > FIRST + 1
-    (table,) = attack_tables([Configuration("native", "", asked)])
-    assert table.judged[0].strongest
-    highs = [asked.bounds(next(a for a in asked.attacks if a.code == row.title))[1] for row in table.judged[1:]]
-    assert highs == sorted(highs, reverse=True)
-    shown = [row for _, rows in table.shown for row in rows]
-    folded = [row for _, rows in table.folded for row in rows]
-    assert {row.title for row in (*shown, *folded)} == {a.code for a in asked.attacks}
-    assert not {row.title for row in shown} & {row.title for row in folded}
-    html = render(report(Configuration("native", "", asked), pictures=None))
+def test_the_weak_attacks_are_folded_away_but_there() -> None:
+    found = audited(LEAK)
+    (table,) = attack_tables([Configuration("native", "", found)])
+    assert {row.title for row in table.rows} == {a.code for a in found.attacks}
+    html = render(alone(found))
     section = html[html.index("What the attacks found") :]
     visible, hidden = section.split("<details>")[0], section.split("<details>")[1].split("</details>")[0]
-    assert all(f"<small>{row.title}</small>" in visible for row in shown)
-    assert all(f"<small>{row.title}</small>" in hidden for row in folded)
-    assert table.folded_sentence.startswith(f"{len(folded)} more attacks: ")
-    assert "<summary>" not in render(report(Configuration("native", "", only_two(asked)), pictures=None))
+    for group in table.groups:
+        assert all(f"<small>{row.title}</small>" in visible for row in group.shown)
+        assert all(f"<small>{row.title}</small>" in hidden for row in group.folded)
+    folded = sum(len(g.folded) for g in table.groups)
+    assert table.folded_sentence.startswith(f"{folded} more attacks: ")
+    assert any(row.strongest for g in table.groups for row in g.shown)
+    assert "<summary>" not in render(alone(audited(LEAK, few=5)))
 
 
-def only_two(found: AuditResult) -> AuditResult:
-    kept = found.judged[:2]
-    return replace(found, evidence=kept, orders=found.orders[:2], pairs=(), baseline="")
-
-
-def test_excess_is_the_paired_difference_to_the_label_alone_with_the_judgements_bounds() -> None:
-    found = result(1.0)
-    rates = {a.code: a.at(0.1).tpr for a in found.attacks}
-    (table,) = excess_tables([native()])
-    assert {row.title for row in (*table.shown, *table.folded)} == {f"{p.attack} on {p.signal}" for p in found.pairs}
-    rows = Page(render(report(native(), pictures=None))).rows
-    for pair in found.pairs:
-        code = f"{pair.attack} on {pair.signal}"
-        difference = rates[code] - rates["LabelLikelihoodRatio on label"]
-        assert excess_over_baseline(found, pair.attack, pair.signal) == pytest.approx(difference)
-        low, high = found.excess(pair)
-        numbers = [f"{100 * difference:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}"]
-        assert [r for r in rows if code in r and all(n.replace("-", "−") in r for n in numbers)], (code, numbers)
-    alone = changed(found, pairs=(), baseline="")
-    assert not excess_tables([Configuration("native", "", alone)])
-    assert "What the explanation adds" not in Page(render(report(Configuration("native", "", alone)))).text
-
-
-def test_under_the_claim_excess_the_limit_is_that_of_the_excess() -> None:
-    found = result(1.0, policy=EXCESS)
-    assert found.verdict == "leak"
-    configuration = Configuration("native", "", found)
-    text = " ".join(Page(render(report(configuration, pictures=None))).text.split())
-    assert "The verdict rests on it." in text
-    assert "must not find more than 30% of the members more with the explanation than with the label alone" in text
-    assert "What this sample can decide" not in text  # its power is not computed
-    (table,) = excess_tables([configuration])
-    words = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
-    for row in (*table.shown, *table.folded):
-        low, high = found.decisive[row.title]
-        kind = "above" if low > 0.3 else "below" if high <= 0.3 else "open"
-        assert (row.tone, row.says) == (kind, words[kind])
-    whole = Page(render(report(native(), pictures=None))).text
-    assert "The verdict does not rest on it." in whole
-
-
-def test_each_row_says_in_words_how_it_stands_to_the_limit() -> None:
-    words = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
+@pytest.mark.parametrize("policy", [POLICY, WHOLE])
+def test_each_row_says_in_words_how_it_stands_to_the_limit(policy: Policy) -> None:
     seen = set()
-    for leak in (0.0, INCONCLUSIVE, 1.0):
-        found = result(leak)
-        rows = Page(render(report(Configuration("native", "", found), pictures=None))).rows
+    for leak in (0.0, INCONCLUSIVE, LEAK):
+        found = audited(leak, policy)
+        rows = Page(render(alone(found))).rows
         for attack in found.judged:
-            low, high = found.bounds(attack)
-            kind = "above" if low > 0.3 else "below" if high <= 0.3 else "open"
+            low, high = found.decisive[attack.code]
+            kind = "above" if low > found.limit else "below" if high <= found.limit else "open"
             seen.add(kind)
-            assert any(attack.code in r and words[kind] in r for r in rows)
-    assert seen == set(words)
+            assert any(f"{attack.code} " in f"{r} " and STANDS[kind] in r for r in rows)
+    assert seen == set(STANDS)
+
+
+def test_a_suite_that_leaves_attacks_out_names_them() -> None:
+    assert "The suite is incomplete: RMIA, Stacked fit these signals and were not run." in text_of(
+        audited(0.0, omitted=("RMIA", "Stacked"))
+    )
+    assert "The suite is incomplete" not in text_of(audited(0.0))
+
+
+# ---------------------------------------------------------------------------------------------- about what
+
+
+def test_a_mixture_is_named_first_in_the_heading_and_among_the_limits() -> None:
+    html = render(alone(audited(0.0, mixture=3)))
+    page = Page(html)
+    assert "<title>Certified for a mixture of 3 models" in html
+    heading = html[html.index("<h1>") : html.index("</h1>")]
+    assert "a mixture of 3 models" in heading
+    text = " ".join(page.text.split())
+    assert text.index("about the mixture of 3 models, and about none of them alone") < text.index("Certified for the")
+    assert "A mixture, and none of its models alone." in text
+    assert "mixture" not in text_of(audited(0.0))
+
+
+def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_full() -> None:
+    found = of_targets(0.0, INCONCLUSIVE, LEAK, 0.0)
+    assert found.target == 2
+    rows = [r for r in Page(render(alone(found))).rows if re.match(r"\s*model \d", r)]
+    assert [" ".join(r.split())[:7] for r in rows] == [f"model {i}" for i in range(4)]
+    words = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}
+    for row, one in zip(rows, sorted((found, *found.others), key=lambda r: r.target or 0), strict=True):
+        low, high = one.decisive[one.strongest.code]  # type: ignore[attr-defined]
+        assert words[one.own_verdict] in row
+        assert f"{100 * low:+.1f} to {100 * high:+.1f}".replace("-", "−") in row
+        assert ("shown in full" in row) == (one is found)
+    assert "about 4 models, of which model 2 is the most exposed" in text_of(found)
+    assert target_table(audited(0.0)) is None
+    assert "Each model on its own" not in text_of(audited(0.0))
+
+
+def test_groups_are_the_units_and_examples_are_said_beside() -> None:
+    found = audited(0.0, group=5)
+    assert (found.members + found.non_members, found.grouped) == (600, 3000)
+    text = text_of(found)
+    assert f"{found.members:,} + {found.non_members:,}groups of members and of non-members, 3,000 examples" in text
+    assert "a group counts once on each side" in text
+    assert "Every example counts as one on its own" not in text
+    assert "Every example counts as one on its own" in text_of(audited(0.0))
+
+
+def test_why_the_policy_is_what_it_is_is_said() -> None:
+    assert "Why: agreed with the works council." in text_of(
+        audited(0.0, replace(POLICY, reason="agreed with the works council."))
+    )
+    assert "Why:" not in text_of(audited(0.0))
+
+
+# ---------------------------------------------------------------------------------------------- who is exposed most
+
+
+def test_parts_of_the_members_are_shown_with_intervals_the_most_exposed_first() -> None:
+    found = audited(LEAK, parts=12)
+    (table,) = found.slices
+    page = Page(render(alone(found)))
+    assert "Who is exposed most" in page.text
+    rows = [r for r in page.rows if f"{table.rows[0].members:,}" in r]
+    at = []
+    for part in table.rows:
+        numbers = (f"{part.rate:.1%}", f"{100 * part.low:.1f}–{100 * part.high:.1f}%", f"{part.members:,}")
+        hits = [i for i, r in enumerate(page.rows) if r.split()[:1] == [part.value] and all(n in r for n in numbers)]
+        assert hits, part
+        at += hits
+    assert at == sorted(at)
+    assert rows
+    assert "Who is exposed most" not in text_of(audited(LEAK))
+
+
+def test_members_are_listed_only_where_they_were_asked_for() -> None:
+    text = text_of(audited(LEAK, parts=4, exposed=3))
+    assert "3 members that are found most surely" in text
+    assert "for the owner of the data alone" in text
+    assert "found most surely" not in text_of(audited(LEAK, parts=4))
 
 
 def test_a_rate_that_too_few_non_members_can_realise_is_marked() -> None:
-    few = Page(render(report(native())))
-    assert "Too few non-members for this rate" in few.text  # 0.1 % of about 150
-    many = result(1.0, examples=4400, models=5)
-    assert min(many.non_members, many.members) > 1000
-    enough = render(report(Configuration("native", "", many), pictures=None))
+    few = audited(LEAK, examples=600)
+    assert few.non_members < 1000
+    assert "Too few non-members for this rate" in text_of(few)  # 0.1 % of about 300
+    enough = render(alone(audited(LEAK)))
     assert "Too few non-members" not in enough
     assert "†" not in enough
 
@@ -345,7 +465,7 @@ def test_a_string_from_outside_cannot_inject_html(place: str) -> None:
         case "ablation":
             data = replace(data, root_cause=(replace(ABLATIONS[0], name=evil),))
         case "control":
-            found = changed(last.result, controls=(Control(evil, True, evil, {evil: 1.0}),))
+            found = replace(last.result, controls=(Control(evil, True, evil, {evil: 1.0}),))
             data = replace(data, configurations=(replace(last, result=found),))
         case "notes":
             data = replace(data, notes=(evil,))
@@ -458,9 +578,9 @@ def test_the_drawn_curve_is_the_conservative_rate_that_the_statistics_give() -> 
 
 
 def test_the_axes_reach_below_one_non_member() -> None:
-    found = result(1.0)
+    found = audited(LEAK)
     assert figures.lower_end([found]) <= 1 / found.non_members
-    assert figures.lower_end([result(0.0, policy=Policy(1e-4, 1e-3)), found]) <= 1e-4
+    assert figures.lower_end([audited(0.0, Policy(1e-4, 1e-3, patience=(1,))), found]) <= 1e-4
 
 
 def test_utility_is_shown_with_its_meaning_for_hardened_configurations_only() -> None:
@@ -490,40 +610,59 @@ def test_limits_are_stated() -> None:
 
 
 def limits_of(found: AuditResult, other_key: bool | None = None) -> str:
-    page = Page(render(report(Configuration("native", "", found), pictures=None, other_key=other_key)))
-    return " ".join(page.text.split()).partition("What this audit does not show")[2]
+    return text_of(found, other_key=other_key).partition("What this audit does not show")[2]
 
 
-def test_the_limits_say_which_adaptive_queries_were_attacked() -> None:
-    plain, near = limits_of(result(0.0)), limits_of(result(0.0, asked=("near_",)))
-    both = limits_of(result(0.0, asked=("near_", "repeated_")), other_key=True)
-    assert "Near-duplicates and repeated queries were not attacked" in plain
-    assert "Attacked beside the plain query: near-duplicates" in near
-    assert "Repeating a query was not attacked" in near
-    assert "the same query again, its answers averaged." in both
-    assert "was not attacked" not in both
-    assert "the reference models answered with another one" in both
-    assert "key" not in plain
-    assert "favours the attacker" in limits_of(result(0.0), other_key=False)
+def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
+    often, once = limits_of(audited(0.0)), limits_of(audited(0.0, replace(POLICY, patience=(1,))))
+    assert "Queries of these kinds, up to 200 an example." in often
+    assert "asks once, 5 times or 200 times about each example" in often
+    assert "One query an example." in once
+    assert "nobody averaged the answers to several queries" in once
+    for text in (often, once):
+        assert "Not attacked: more queries, queries optimised for one example" in text
+        assert "attackers who work together" in text
+        assert "key" not in text
+    assert "the reference models answered with another one" in limits_of(audited(0.0), other_key=True)
+    assert "favours the attacker" in limits_of(audited(0.0), other_key=False)
 
 
-def test_controls_are_shown_with_what_they_found() -> None:
-    found = result(0.0)
-    html = render(report(Configuration("native", "", found), pictures=None))
+def test_the_limits_say_that_what_labels_tell_is_not_limited_by_what_explanations_may_add() -> None:
+    found = audited(0.0)
+    most = max(line["labels"]["tpr"] for line in found.levels)
+    text = limits_of(found)
+    assert f"here they give away {most:.1%} of the members to whoever asks 200 times about each example" in text
+    assert "Beyond the labels." in text
+    assert "Beyond the labels." not in limits_of(audited(0.0, WHOLE))
+    assert "The whole release." in limits_of(audited(0.0, WHOLE))
+
+
+def test_the_limits_name_too_few_references_and_uses_that_nobody_counted() -> None:
+    few = limits_of(audited(0.0, references=3, uses=None))
+    assert "3 reference models stood behind the attacks, where the policy asks for 8" in few
+    assert "Uses of the examples were not counted." in few
+    assert "No reference models." in limits_of(audited(0.0, references=0))
+    calm = limits_of(audited(0.0))
+    assert "reference models stood" not in calm
+    assert "not counted" not in calm
+
+
+def test_controls_are_shown_with_what_they_found_or_why_they_were_not_run() -> None:
+    html = render(alone(audited(0.0)))
     section = html[html.index("<h2>Controls</h2>") : html.index("<h2>What the attacks found")]
     cards = section.split("<li ")[1:]
-    assert len(cards) == len(found.controls) == 5
-    for control, card in zip(found.controls, cards, strict=True):
+    assert len(cards) == len(CONTROLS) == 5
+    for control, card in zip(CONTROLS, cards, strict=True):
         state = {True: "failed", False: "passed", None: "not run"}[control.failed]
         assert f"</svg>{state}</span>" in card
         assert control.says[1:] in entities.unescape(card)
-    assert {c.failed for c in found.controls} == {False, None}
+    assert {c.failed for c in CONTROLS} == {False, None}
 
 
 def test_a_control_that_failed_stands_out_and_decides_nothing() -> None:
     failed = Control("blind baseline", True, "a classifier that sees inputs only tells them apart", {"auc": 0.8})
-    found = changed(result(1.0), controls=(failed,))
-    html = render(report(Configuration("native", "", found), pictures=None))
+    found = replace(audited(LEAK), controls=(failed,))
+    html = render(alone(found))
     text = " ".join(Page(html).text.split())
     assert found.verdict == "inconclusive"
     assert '<li class="failed">' in html
@@ -538,57 +677,75 @@ def test_a_control_that_failed_stands_out_and_decides_nothing() -> None:
 def test_uses_of_the_examples_are_stated_and_more_than_one_is_a_warning(
     uses: int | None, shown: str, warns: int
 ) -> None:
-    calm = result(0.0)
-    found = replace(calm, uses=uses, forced=True)
+    found = audited(0.0, uses=uses, forced=True)
     html = render(report(Configuration("custom", "", found), pictures=None))
     facts = html[html.index('<dl class="facts"') : html.index("</dl>")]
     assert facts.count('class="warns"') == warns
     assert shown in Page(facts).text.partition("Uses of these examples")[2]
-    assert 'class="warns"' not in render(report(Configuration("native", "", result(0.0)), pictures=None))
+    assert 'class="warns"' not in render(alone(audited(0.0)))
+
+
+def test_uses_that_are_not_counted_say_whether_the_policy_allows_it() -> None:
+    def of(policy: Policy) -> str:
+        found = audited(0.0, policy, uses=None)
+        return " ".join(Page(render(report(Configuration("custom", "", found), pictures=None))).text.split())
+
+    assert "on the same examples, so that nothing can be certified" in of(POLICY)
+    assert "on the same examples, as the policy allows" in of(replace(POLICY, uncounted=True))
+
+
+def test_fewer_references_than_the_policy_asks_for_are_a_warning() -> None:
+    text = text_of(audited(0.0, references=4))
+    assert "4where a certificate takes at least 8" in text
+    assert "of at least 8 that the policy asks for" in text_of(audited(0.0))
 
 
 def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None:
-    open_, sure = result(INCONCLUSIVE), result(0.0)
+    open_, sure = audited(0.7, WHOLE, examples=1000), audited(0.0, WHOLE)
+    assert open_.verdict == "inconclusive"
     assert open_.needed is not None
-    text = Page(render(report(Configuration("native", "", open_), pictures=None))).text
+    text = text_of(open_)
     assert f"{open_.needed.members:,} + {open_.needed.non_members:,}" in text
     assert f"{open_.could_certify:.1%}" in text.partition("At best certifiable")[2][:10]
-    assert "Not decided: the interval is too wide to decide." in " ".join(text.split())
-    certain = Page(render(report(Configuration("native", "", sure), pictures=None))).text
+    assert "Not decided: the interval is too wide to decide." in text
+    certain = text_of(sure)
     assert "Would decide" not in certain
     assert "Not decided" not in certain
 
 
-@pytest.mark.parametrize("policy", [POLICY, EXCESS])
+@pytest.mark.parametrize("policy", [POLICY, WHOLE])
 def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
-    found = result(INCONCLUSIVE, policy=policy)
-    fpr, low, high = figures.band(found, 1e-3)
+    found = audited(INCONCLUSIVE, policy)
+    shaded = figures.band(found, 1e-3)
+    assert shaded is not None
+    fpr, low, high = shaded
     at = int(np.flatnonzero(fpr == policy.fpr)[0])
     assert (low[at], high[at]) == pytest.approx(found.bounds(found.strongest))
     assert (np.diff(high) >= 0).all()
     best = found.strongest
     order = next(o for a, o in zip(found.judged, found.orders, strict=True) if a is best)
-    parts = 4 if policy.claim == "excess" else 2
-    each = 0.05 / len(found.judged)
+    each = 0.025 / 3 if policy is POLICY else found.lower_risk(best)  # half of the risk, shared by three stacks
     for i in range(0, len(fpr), 7):  # by hand, at other rates
-        rank, share = lower_bound_rank(found.non_members, fpr[i], each / parts)
-        upper = upper_bound_rank(found.non_members, fpr[i], 0.05 / parts)
+        rank, share = lower_bound_rank(found.non_members, fpr[i], each / 2)
+        upper = upper_bound_rank(found.non_members, fpr[i], 0.025)
         assert high[i] == pytest.approx(upper_bound(found_above(order, upper), found.members, 0.025))
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
+    assert figures.band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None  # groups count, not who stands where
 
 
 def test_the_chances_are_those_of_the_power_and_their_sentence_is_read_off_them() -> None:
-    found = result(0.0)
+    found = audited(0.0, WHOLE)
     likely = Chances.of(found)
     assert likely is not None
-    one = power(found.policy, found.members, found.non_members, 7, likely.tpr[[0, 50, -1]])
+    n = len(found.judged)
+    one = power(found.policy, found.members, found.non_members, n, likely.tpr[[0, 50, -1]])
     np.testing.assert_allclose(likely.leak[[0, 50, -1]], one.leak)
     np.testing.assert_allclose(likely.certified[[0, 50, -1]], one.certified)
     proven = likely.tpr[likely.leak >= 0.9][0]
     assert f"truly finds {proven:.1%} of the members" in likely.sentence(found)
-    assert likely.sentence(found) in " ".join(Page(render(report(Configuration("native", "", found)))).text.split())
-    alone = Chances.of(changed(found, references=0))
+    assert likely.sentence(found) in text_of(found)
+    alone = Chances.of(replace(found, references=0))
     assert alone is not None
     assert not alone.certified.any()
     assert "certified 0% of the time" in alone.sentence(found)
@@ -671,9 +828,9 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_unusable_parts_are_refused_with_the_reason() -> None:
-    found = result(1.0)
+    found = audited(LEAK)
     beside = tuple(a for a in found.attacks if a.role in ("label", "loss"))
-    unjudged = replace(found, evidence=beside, pairs=(), orders=())
+    unjudged = replace(found, evidence=beside, orders=())
     with pytest.raises(InputError, match="at least one audited configuration"):
         report(configurations=())
     with pytest.raises(InputError, match="no attack on the explanation"):

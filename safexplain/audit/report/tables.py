@@ -24,6 +24,7 @@ from safexplain.audit.root_cause import Ablation
 from safexplain.verdict.evidence import BASELINES, Evidence, code
 from safexplain.verdict.judgement import AttackResult, AuditResult, Judgement
 from safexplain.verdict.stats import auc_interval
+from safexplain.verdict.stats.paired import rank_at
 from safexplain.verdict.stats.roc import RateAtFpr
 
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
@@ -440,7 +441,7 @@ def _split(rows: Sequence[object], most: int) -> int:
 
 
 def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence[float]) -> AttackRow:
-    at, stands = attack.at(result.policy.fpr), standing(result, attack)
+    stands = standing(result, attack)
     added, value = result.added(attack), adds(result, attack)
     low, high = result.bounds(attack)
     bar = Markup("")
@@ -454,18 +455,30 @@ def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence
         strongest=attack is result.strongest,
         auc=f"{attack.auc:.3f}",
         auc_interval="{:.3f}–{:.3f}".format(*auc_interval(attack.curve, result.policy.confidence)),
-        decisive=_rate(at, low, high),
+        decisive=_decisive(result, attack),
         added=None if added is None else (points(value), words.between(*added)),
         standing=stands,
         bar=bar,
-        others=tuple(_rate(r, r.low, r.high) for r in map(attack.at, fprs)),
+        others=tuple(_rate(attack.at(fpr)) for fpr in fprs),
     )
 
 
-def _rate(rate: RateAtFpr, low: float, high: float) -> Rate:
+def _decisive(result: AuditResult, attack: AttackResult) -> Rate:
+    """The rate that was counted for the verdict, with its bounds."""
+    fpr, others = result.policy.fpr, result.non_members
+    false = rank_at(others, fpr) - 1
     return Rate(
-        value=words.percent(rate.tpr),
-        interval=words.interval(low, high),
+        value=percent(attack.found / result.members),
+        interval=words.interval(*result.bounds(attack)),
+        realised=f"{false / others:.2%}",
+        nobody=false == 0 and fpr * others < 1,
+    )
+
+
+def _rate(rate: RateAtFpr) -> Rate:
+    return Rate(
+        value=percent(rate.tpr),
+        interval=words.interval(rate.low, rate.high),
         realised=f"{rate.realised_fpr:.2%}",
         nobody=rate.false_positives == 0 and rate.fpr * rate.non_members < 1,
     )
