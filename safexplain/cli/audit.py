@@ -13,8 +13,6 @@ from rich.console import Console
 from safexplain._digest import model_digest
 from safexplain._progress import shown
 from safexplain.audit import Policy, Population, Recipe, Signals, audit, certify
-from safexplain.audit.attacks.suite import fitting
-from safexplain.audit.holdout_uses import uses_of
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import (
     WORDS,
@@ -139,13 +137,11 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split is certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    rows = [f"{r.name} on {r.title_signal}" for r in fitting(loaded, judged_by)]
     with shown(quiet or json_) as progress:
         result = certify(
             loaded,
             judged_by,
             split="selection" if split == "selection" else "certification",
-            uses=uses_of(loaded, judged_by, rows, seed),
             seed=seed,
             progress=progress,
         )

@@ -12,26 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results import POLICY, WHOLE, audited, of_targets
 from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedSaliency
-from safexplain.audit import Policy, Recipe
+from safexplain.audit import Recipe
 from safexplain.audit.references.training import train_one
+from safexplain.audit.report.words import limits
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.certificate.write import statement, write_json
-from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.judgement import Judgement
 
+LEAK = 2.5
 Cli = Callable[..., tuple[int, str, str]]
-
-
-def judgement(references: int = 16, found: int = 20) -> Judgement:
-    controls = (Control("blind baseline", None, "the inputs are not in the signals", {}),)
-    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", max(found, 60), found),)
-    return Judgement(Policy(), evidence, 5000, 5000, references, controls)
 
 
 def certificate(path: Path, model: Path, judged: Judgement | None = None, **more: Any) -> Path:
@@ -41,11 +37,13 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
         subject={model.name: digests if "sha256" not in more else {"safexplainModelDigest": "cd" * 32}},
         explainer={"method": "IG", "output": "probability", "options": {"n_steps": 25}},
         hardening=more.get("hardening", Hardening.recommended().to_dict()),
-        audit=replace(judged or judgement(), uses=2, forced=True).to_dict(),
+        audit=replace(judged or audited(), uses=2, forced=True).to_dict(),
         utility=None,
         materials={},
         environment={"safexplain": "0.1.0", "captum": "0.9.0", "torch": "2.5"},
         notes=more.get("notes", ["Only 4 reference models"]),
+        native=audited(LEAK).summary(),
+        limits=limits(audited(), None),
     )
     return write_json(path, content)
 
@@ -72,11 +70,16 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
         "not signed",
         "IG of the predicted probability, n_steps=25",
         "RankNorm",
-        "at most 3.0% of the members",
-        "false-positive rate of 1.0%",
+        "one model",
+        "asks up to 200 times (judged: 1, 5, 200) about each example",
+        "at most +20.0% more of the members than the labels of the same queries",
+        "false-positive rate of 10.0%",
         "95% confidence",
-        f"{judgement().bound:.1%} of the members",
+        f"{audited().bound:+.1%} more of the members",
+        "asked 200 times: labels alone ",
+        "Leak proven, against an attacker",
         "for 2 configurations",
+        "Queries of these kinds, up to 200 an example.",
         "blind baseline: the inputs are not in the signals",
         "Only 4 reference models",
     ):
@@ -87,10 +90,32 @@ def test_json_is_one_object_with_the_same(cli: Cli) -> None:
     code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--json")
     content = json.loads(out)
     assert (code, content["verified"], content["verdict"], content["signature"]) == (0, True, "certified", "none")
-    assert content["bound"] == judgement().bound
-    assert content["policy"]["max_tpr"] == 0.03
+    assert content["bound"] == audited().bound
+    assert content["levels"] == audited().levels
+    assert (content["claim"], content["limit"], content["mixture"], content["targets"]) == ("excess", 0.2, 1, 1)
+    assert content["policy"]["max_excess"] == 0.2
+    assert content["native"]["verdict"] == "leak"
+    assert any(one["headline"] == "Not differential privacy." for one in content["limits"])
     assert (content["uses"], content["controls_not_run"]) == (2, ["blind baseline"])
     assert content["explainer"]["options"] == {"n_steps": 25}
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (audited(mixture=3), "the mixture of 3 models, and none of them alone"),
+        (of_targets(0.0, 0.0), "each of 2 models"),
+        (audited(policy=WHOLE), "at most 40.0% of the members found"),
+        (audited(group=2), "(groups of 3,000 examples)"),
+        (audited(policy=replace(POLICY, reason="as agreed")), "95% confidence; as agreed"),
+        (audited(policy=replace(POLICY, patience=(1,))), "asks once about each example"),
+    ],
+)
+def test_what_the_verdict_is_about_is_said(cli: Cli, tmp_path: Path, judged: Judgement, said: str) -> None:
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", judged)
+    code, out, err = cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")
+    assert code == 0, err
+    assert said in out
 
 
 def tampered(folder: Path) -> None:
@@ -108,19 +133,25 @@ def truncated(folder: Path) -> None:
     (folder / "certificate.json").write_bytes(raw[: len(raw) // 2])
 
 
+def of_an_older_version(folder: Path) -> None:
+    text = (folder / "certificate.json").read_text()
+    (folder / "certificate.json").write_text(text.replace("explanation-audit:v3", "explanation-audit:v2"))
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tampered": (tampered, "follows from the counts"),
     "with another note": (with_another_note, "checksum"),
+    "of an older version": (of_an_older_version, "explanation-audit:v2' (audit again with this version)"),
     "truncated": (truncated, "not the JSON of a certificate"),
     "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "not the JSON of a certificate"),
     "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the audited file"),
     "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
     "of a leak": (
-        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(found=2000)),
+        lambda f: certificate(f / "certificate.json", f / "model.pt", audited(LEAK)),
         "the verdict is leak. Leak proven",
     ),
     "of nothing": (
-        lambda f: certificate(f / "certificate.json", f / "model.pt", judgement(references=0)),
+        lambda f: certificate(f / "certificate.json", f / "model.pt", audited(references=0)),
         "the verdict is inconclusive",
     ),
     "with a hardening that is none": (
@@ -147,7 +178,7 @@ def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path
 
 
 def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Path) -> None:
-    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", judgement(found=2000))
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", audited(LEAK))
     code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")
     assert code == 0
     assert "leak" in out
@@ -242,7 +273,7 @@ def test_signing_writes_elsewhere_where_asked_and_only_once(cli: Cli, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an exported model, its weights, and the run directory of an audit of each."""
     folder = tmp_path_factory.mktemp("audited")
     digits = load_digits()
@@ -263,6 +294,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
         " nn.Linear(32, 10))\n"
     )
     (folder / "recipe.toml").write_text(recipe.to_toml())
+    (folder / "policy.toml").write_text("fpr = 0.1\nmax_tpr = 0.7\npatience = [1]\nreferences = 8\ntraining = 0.0\n")
     return folder
 
 
@@ -272,15 +304,14 @@ def network() -> nn.Sequential:
 
 @pytest.mark.parametrize("file", ["model.pt2", "state.pt"])
 def test_what_was_audited_is_verified_and_served(
-    audited: Path, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(audited)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("SAFEXPLAIN_USES", str(tmp_path / "uses.sqlite"))
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "a key of the service, 32 bytes..")
     arch = ["--arch", "verify_arch:build"] if file == "state.pt" else []
     command = ["audit", file, *arch, "--data", "data.npz", "--recipe", "recipe.toml", "--references", "8", "--quiet"]
-    command += ["--explainer", "Saliency", "--option", "abs=false", "--policy-fpr", "0.1", "--max-tpr", "0.7"]
-    command += ["--near-duplicates", "0"]
+    command += ["--explainer", "Saliency", "--option", "abs=false", "--policy", "policy.toml"]
     assert _run([*command, "--run-dir", str(tmp_path / "run")]) == 0, capfd.readouterr().err
     path = tmp_path / "run" / "certificate.json"
     assert _run(["verify", str(path), "--model", file]) == 0
