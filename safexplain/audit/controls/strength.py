@@ -118,7 +118,7 @@ def recipe_fit(
         return Control(name, None, "there is no judged signal to compare recipes by", {})
     tests = list(_tests(found))
     worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
-    failed = worst.failed
+    failed = bool(worst.failed)
     says = f"{worst.says}: they do not repeat its recipe" if failed else "the target releases what they release"
     ratio = next(t.ratio for t in tests if t.kind == "effect of all signals")
     return Control(
