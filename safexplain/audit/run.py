@@ -38,7 +38,7 @@ from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
-from safexplain.audit.splits import Splits
+from safexplain.audit.splits import Splits, refuse_copies
 from safexplain.audit.utility import utility
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.outputs import Probability, are_probabilities
@@ -234,6 +234,7 @@ def audit(
         raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
     if references and references < FEWEST_REFERENCES:
         raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
+    refuse_copies(hash_examples(population.x.cpu().numpy()), member)  # before anything long
     if model.training:
         raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
     target = model if device is None else model.to(device)

@@ -30,14 +30,14 @@ from safexplain.cli.console import (
     show_audit,
     show_verdict,
 )
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.checks import check_data, check_model_fits
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
-from safexplain.loading.models.load import load_model
+from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -55,12 +55,22 @@ def audit_command(
     data: Annotated[Path, typer.Option(help="data.npz, a table (columns label, member), or a folder of images.")],
     arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
-    explainer: Annotated[str, typer.Option(help="Any method of the catalog, as IG or Saliency.")] = "IG",
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25.")] = None,
+    explainer: Annotated[
+        str, typer.Option(help="A method of the catalog, or several that are released together, as IG,Saliency.")
+    ] = "IG",
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25; of several, IG.n_steps=25.")
+    ] = None,
     output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability",
     hardening: Annotated[str, typer.Option(help="recommended, none, JSON, or a JSON file.")] = "recommended",
     references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16,
     recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None,
+    group_column: Annotated[
+        str | None, typer.Option(help="Column of the data, equal for rows of one person.  [default: groups of an .npz]")
+    ] = None,
+    slice_by: Annotated[
+        list[str] | None, typer.Option(help="Column of the data by whose values the report is sliced.")
+    ] = None,
     policy: PolicyFile = None,
     policy_fpr: PolicyFpr = None,
     max_tpr: MaxTpr = None,
@@ -76,19 +86,19 @@ def audit_command(
 ) -> int:
     """Attack a model's explanations, native and hardened, and judge what was released."""
     judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
-    method, arguments = parse_method(explainer, output, option or [])
+    methods, arguments = parse_methods(explainer, output, option or [])
     chosen, place = parse_hardening(hardening), device_of(device)
     trained = Recipe(seed=seed) if recipe is None else Recipe.from_toml(recipe)
     folder = choose_folder(run_dir, resume)
     with resumable(folder), shown(quiet or json_) as progress:
-        read = load_data(data)
-        loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
-        notes = check_data(read, num_classes=check_model_fits(loaded.model, read))
+        read, loaded, outputs = load_both(data, model, group_column, slice_by or [], arch, trust_pickle)
+        notes = check_data(read, num_classes=outputs)
         if loaded.fresh is None:
             notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
         elif recipe is None and references:
             notes += (_no_recipe(trained),)
         options = AuditOptions(
+            slices=read.slices,
             title=model.name,
             subject={model.name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(loaded.model.to(place)).hex()}},
             materials={f"data {read.source} sha256": read.sha256},
@@ -99,10 +109,10 @@ def audit_command(
         make_folder(folder)
         found = audit(
             loaded.model,
-            Population.of(read.x, read.y),
+            Population.of(read.x, read.y, read.groups),
             trained,
             member=read.member,
-            explainer=method,
+            explainer=methods[0] if len(methods) == 1 else methods,
             hardening=chosen,
             output=cast(Literal["probability", "logit"], output),
             arguments=arguments,
@@ -175,8 +185,56 @@ def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attac
     return replace(start, **values)
 
 
+def load_both(
+    data: Path, model: Path, group: str | None, slices: list[str], arch: str | None, trust_pickle: bool
+) -> tuple[AuditData, LoadedModel, int]:
+    """The data, the model that takes them and the number of its outputs.
+
+    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
+
+    Raises:
+        InputError: one of them cannot be read, or they do not fit each other.
+    """
+
+    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int]:
+        read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
+        loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
+        return read, loaded, check_model_fits(loaded.model, read)
+
+    try:
+        return load(False)
+    except InputError:
+        if not slices:
+            raise
+        try:
+            return load(True)
+        except InputError:
+            pass
+        raise
+
+
+def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[type[Hardened]], dict[str, Any]]:
+    """The explainers and the arguments of `attribute`, of several by their names, from the command line's words.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if len(listed) <= 1:
+        method, arguments = parse_method(names.strip(), output, options)
+        return [method], arguments
+    owners = {name: [o.partition(".")[2] for o in options if o.partition(".")[0] == name] for name in listed}
+    if stray := [o for o in options if o.partition(".")[0] not in owners]:
+        raise ConfigurationError(
+            f"--option of several explainers takes METHOD.NAME=VALUE, as IG.n_steps=25; got {stray}"
+        )
+    parsed = {name: parse_method(name, output, own) for name, own in owners.items()}
+    rows = {name: find_row(name).name for name in parsed}
+    return [method for method, _ in parsed.values()], {rows[name]: a for name, (_, a) in parsed.items() if a}
+
+
 def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Hardened], dict[str, Any]]:
-    """The explainer and the arguments of its `attribute`, from the command line's words.
+    """One explainer and the arguments of its `attribute`.
 
     Raises:
         ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.

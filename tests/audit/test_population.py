@@ -31,6 +31,30 @@ def test_a_seed_gives_the_same_flips_and_another_gives_others():
     assert np.array_equal(population.flip(9, seed=3)[:5], population.flip(5, seed=3))
 
 
+def test_examples_of_one_group_are_in_or_out_together():
+    groups = np.arange(50) // 5 * 3
+    member = Population(X, Y, groups).flip(200, seed=0).reshape(200, 10, 5)
+    assert (member.all(2) | ~member.any(2)).all()
+    units = member[:, :, 0]
+    assert units.mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2000))
+    assert np.abs(np.corrcoef(units.T)[np.triu_indices(10, 1)]).max() < 5 / np.sqrt(200)
+
+
+def test_groups_of_one_example_each_change_no_flip():
+    alone = Population(X, Y, np.arange(50)[::-1].copy())
+    assert np.array_equal(alone.flip(9, seed=3), Population(X, Y).flip(9, seed=3))
+
+
+def test_groups_may_be_named_by_numbers_or_texts_and_the_digest_covers_them():
+    named = Population.of(X, Y, [f"person {i // 5}" for i in range(50)])
+    numbered = Population.of(X, Y, np.arange(50) // 5 + 7.0)
+    assert named.groups.dtype == np.int64
+    assert named.digest() == numbered.digest()
+    assert np.array_equal(named.flip(9, seed=0), numbered.flip(9, seed=0))
+    assert named.digest() != Population(X, Y).digest()
+    assert named.digest() != Population.of(X, Y, np.arange(50) // 2).digest()
+
+
 def test_arrays_of_any_numeric_type_are_taken():
     population = Population.of([[1, 2], [3, 4], [5, 6]], np.array([0.0, 1.0, 2.0]))
     assert population.x.dtype == torch.float32
@@ -62,6 +86,10 @@ def test_the_digest_tells_populations_apart():
         (lambda: Population(X, Y - 1), "from 0, got -1"),
         (lambda: Population(X[:0], Y[:0]), "one class only"),
         (lambda: Population.of(X, Y + 0.5), "whole numbers"),
+        (lambda: Population(X, Y, np.arange(49)), r"groups must be int64 of shape \(50,\)"),
+        (lambda: Population(X, Y, np.arange(50.0)), "groups must be int64"),
+        (lambda: Population.of(X, Y, np.zeros((50, 2))), "groups must be .n,. numbers or texts"),
+        (lambda: Population.of(X, Y, np.where(Y == 1, np.nan, 0.0)), "13 examples have no group"),
         (lambda: Population.of(X, np.where(Y == 1, np.nan, 0.0)), "whole numbers"),
     ],
 )

@@ -14,7 +14,7 @@ from safexplain import HardenedIG, HardenedSaliency, Hardening, NormClip, TopKMa
 from safexplain.audit import AuditOptions, Dither, Policy, Population, Recipe, Signals, audit, train_shadows
 from safexplain.audit.run import Pool, audit_pools
 from safexplain.cli import _run
-from safexplain.errors import InputError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.loading.models.load import load_model
 
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=5, batch_size=20)
@@ -157,12 +157,137 @@ def test_target_and_references_answer_with_keys_of_their_own(run):
 
     run(explainer=Watched, hardening=Hardening.recommended())
     assert None in seen  # natively
-    assert len(seen) == 3
+    assert len(seen) == 3  # patient or not
     again = set(seen)
     run(explainer=Watched, hardening=Hardening.recommended())
     assert seen == again
     run(explainer=Watched, hardening=Hardening.recommended(), seed=1)
     assert len(seen) == 5
+
+
+class Plain(OwnExplainer):
+    """Another explainer, which answers with the input itself."""
+
+    def attribute(self, x, *, target, shift=0.0):
+        return self.hardening(x + shift)
+
+
+def test_several_explainers_are_one_release_under_all_their_names(run, tmp_path):
+    result = run(explainer=[OwnExplainer, Plain], arguments={"Plain": {"shift": 1.0}})
+    folder = result.save(tmp_path / "run")
+    said = json.loads((folder / "certificate.json").read_text())["predicate"]["explainer"]
+    assert said["method"] == "OwnExplainer+Plain"
+    assert said["options"] == {"Plain": {"shift": 1.0}}
+    one, other = run(explainer=OwnExplainer), run(explainer=Plain, arguments={"shift": 1.0})
+    for name in ("native", "custom"):
+        found, first, second = (r.signals[name] for r in (result, one, other))
+        assert np.array_equal(found.attributions, np.concatenate([first.attributions, second.attributions], axis=2))
+        assert np.array_equal(found.values["l1"], np.stack([first.values["l1"], second.values["l1"]], axis=2))
+        assert found.values["attributions@3"].shape == (5, 80, 12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"explainer": []}, "got none"),
+        ({"explainer": [OwnExplainer, OwnExplainer]}, "each is released once"),
+        ({"explainer": [OwnExplainer, Plain], "arguments": {"shift": 1.0}}, "are given by name"),
+    ],
+)
+def test_explainers_that_are_no_release_are_refused(run, changes, says):
+    with pytest.raises(ConfigurationError, match=says):
+        run(**changes)
+
+
+def test_how_to_ask_is_chosen_without_the_target(case):
+    population, model, member = case
+    shadows = train_shadows(population, RECIPE, build=build, models=6, seed=0)
+    said = []
+    for target, mask in ((model, member), (build(3).eval(), ~member)):
+        result = audit(
+            target,
+            population,
+            member=mask,
+            shadows=shadows,
+            explainer=OwnExplainer,
+            hardening=HARDENING,
+            policy=POLICY,
+        )
+        said.append(result.signals["custom"].meta["dither"])
+        assert result.signals["native"].meta["dither"] == said[-1]
+    assert said[0] == said[1]
+    assert said[0]["chosen"] == "on reference models"
+    assert len(said[0]["auc"]) == 5
+
+
+def test_a_dither_that_is_given_is_used_and_said(run):
+    dither = Dither("additive", 0.07, seed=5)
+    about = run(options=AuditOptions(dither=dither)).signals["custom"].meta["dither"]
+    assert about == {"kind": "additive", "amplitude": 0.07, "seed": 5, "chosen": "given"}
+
+
+def test_every_level_of_the_policy_is_asked_and_references_have_no_noise_there(run):
+    noises = set()
+
+    class Watched(OwnExplainer):
+        def __init__(self, model, *, hardening):
+            super().__init__(model, hardening=Hardening.none())
+            if hardening.noise is not None:
+                noises.add((hardening.noise.key, hardening.noise_std(6) > 0))
+
+    result = run(explainer=Watched, hardening=Hardening.recommended())
+    assert result.signals["recommended"].levels == result.signals["native"].levels == (1, 3)
+    assert result.signals["native"].values["kept@3"] is not None
+    assert np.array_equal(*(s.values["kept@3"] for s in result.signals.values()))
+    assert len({key for key, _ in noises}) == 2
+    assert sum(noisy for _, noisy in noises) == 2
+    assert len(noises) == 3  # the references' key with noise and without
+
+
+def test_groups_and_slices_reach_the_signals_and_split_groups_are_noted(case, run):
+    population, model, member = case
+    region = np.arange(80) % 3
+    together = replace(population, groups=np.arange(80) // 2)
+    result = audit(
+        model,
+        together,
+        RECIPE,
+        build=build,
+        member=member,
+        explainer=OwnExplainer,
+        hardening=HARDENING,
+        references=4,
+        policy=POLICY,
+        options=AuditOptions(slices={"region": region}),
+    )
+    found = result.signals["custom"]
+    assert np.array_equal(found.groups, together.groups)
+    assert np.array_equal(found.slices["region"], region)
+    assert np.array_equal(found.slices["class"], population.y)
+    pairs = found.membership[1:].reshape(4, 40, 2)
+    assert (pairs[..., 0] == pairs[..., 1]).all()
+    split = int((member[::2] != member[1::2]).sum())
+    assert any(f"{split} of 40 groups have members and non-members" in note for note in result.notes)
+    assert not any("groups have" in note for note in run().notes)
+
+
+def test_copies_of_members_among_non_members_are_refused_before_anything_is_trained(case):
+    population, model, member = case
+    x = population.x.clone()
+    x[np.flatnonzero(member)[0]] = x[np.flatnonzero(~member)[0]]
+
+    def never(x, y, generator):
+        raise AssertionError("trained")
+
+    with pytest.raises(InputError, match="cop"):
+        audit(
+            model,
+            replace(population, x=x),
+            never,
+            member=member,
+            explainer=OwnExplainer,
+            hardening=HARDENING,
+        )
 
 
 def test_reference_models_may_be_trained_beforehand(case, run):

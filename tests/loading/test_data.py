@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -146,6 +147,57 @@ def test_names_of_classes_and_columns_may_be_given(tmp_path):
     )
     loaded = load_data(path)
     assert (loaded.class_names, loaded.feature_names) == (("a", "b", "c"), ("w", "x", "y", "z"))
+
+
+@pytest.mark.parametrize("name", ["groups", "person"])
+def test_groups_and_slices_are_arrays_of_numbers_or_names(name, tmp_path):
+    person, region = np.arange(40) // 4, np.array(["north", "south"])[np.arange(40) % 2]
+    made = npz(tmp_path / "rows.npz", **rows(), **{name: person}, region=region)
+    loaded = load_data(made, group=None if name == "groups" else name, slices=["region"])
+    assert np.array_equal(loaded.groups, person)
+    assert loaded.slices.keys() == {"region"}
+    assert np.array_equal(loaded.slices["region"], region)
+    assert loaded.x.shape == (40, 4)
+    plain = load_data(npz(tmp_path / "plain.npz", **rows()))
+    assert plain.groups is None
+    assert plain.slices == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "expected"),
+    [
+        ({"group": "person"}, {}, "has no array person"),
+        ({"slices": ["age", "region"]}, {}, "has no array age and no array region"),
+        ({}, {"groups": np.arange(39)}, r"x of .* but groups \(39,\)"),
+        ({}, {"groups": np.where(np.arange(40) == 7, np.nan, 1.0)}, "array 'groups' of .* is empty in row 7"),
+    ],
+)
+def test_groups_and_slices_of_no_use_are_one_line(options, changes, expected, tmp_path):
+    path = npz(tmp_path / "rows.npz", **rows(), **changes)
+    assert re.search(expected, message(load_data, path, **options))
+
+
+def test_the_group_column_of_a_table_is_no_feature_and_a_slice_stays_one(tmp_path):
+    path = table(
+        tmp_path / "rows.csv",
+        age=np.arange(40),
+        region=["north", "south"] * 20,
+        person=[f"p{i // 4}" for i in range(40)],
+        member=[0, 1] * 20,
+        label=[0, 1, 1, 0] * 10,
+    )
+    loaded = load_data(path, group="person", slices=["region", "age"])
+    assert loaded.feature_names == ("age", "region=north", "region=south")
+    assert list(loaded.groups[:5]) == ["p0"] * 4 + ["p1"]
+    assert loaded.slices["age"].dtype == np.int64
+    assert list(loaded.slices["region"][:2]) == ["north", "south"]
+    assert load_data(path, group="person", slices=["region"], drop_slices=True).feature_names == ("age",)
+    assert "has no group column 'patient'" in message(load_data, path, group="patient")
+    assert "has no slice column 'sex'" in message(load_data, path, slices=["sex"])
+
+
+def test_folders_of_images_have_no_columns(tmp_path):
+    assert "has no columns" in message(load_data, tmp_path, group="person")
 
 
 def test_labels_and_membership_may_be_columns_or_floats(tmp_path):

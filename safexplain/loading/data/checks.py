@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +34,8 @@ class AuditData:
         feature_names: Name of each column of a table.
         sha256: Hexadecimal SHA-256 of the file; of several files, of their digests in a fixed order.
         source: Where the data came from.
+        groups: (n,) numbers or names, equal for rows that belong together, as of one person; None: none do.
+        slices: Name -> (n,) whole numbers or names, parts of the data that are looked at on their own.
     """
 
     x: NDArray[np.float32]
@@ -41,6 +45,8 @@ class AuditData:
     feature_names: tuple[str, ...] | None
     sha256: str
     source: str
+    groups: NDArray[Any] | None = None
+    slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def check_data(data: AuditData, *, num_classes: int | None) -> tuple[str, ...]:
@@ -62,7 +68,10 @@ def check_data(data: AuditData, *, num_classes: int | None) -> tuple[str, ...]:
         raise InputError(f"x has shape {data.x.shape}; expected (n, ...): one row for each example")
     if data.x.size == 0:
         raise InputError(f"x has shape {data.x.shape} and holds no values; give at least {MINIMUM_ROWS} rows")
-    for name, column in (("y", data.y), ("member", data.member)):
+    columns: dict[str, NDArray[Any]] = {"y": data.y, "member": data.member, **data.slices}
+    if data.groups is not None:
+        columns["groups"] = data.groups
+    for name, column in columns.items():
         if column.ndim != 1 or len(column) != n:
             raise InputError(f"x has {n} rows but {name} has shape {column.shape}; expected ({n},): one entry a row")
     _check_membership(data.member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safexplain._files import ArrayFile
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.images import load_images
-from safexplain.loading.data.tables import load_table, whole_numbers
+from safexplain.loading.data.tables import load_table, names_of, whole_numbers
 from safexplain.loading.files import read_bytes
 
 __all__ = ["load_data", "load_records"]
@@ -23,12 +24,20 @@ _LONGEST_NAMES = 64 << 20
 """Bytes of all names of classes, or of features."""
 
 
-def load_data(path: str | Path, *, label: str = "label") -> AuditData:
+def load_data(
+    path: str | Path,
+    *,
+    label: str = "label",
+    group: str | None = None,
+    slices: Sequence[str] = (),
+    drop_slices: bool = False,
+) -> AuditData:
     """Load the data of an audit. Nothing is standardised: it must come as the model expects it.
 
-    - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `class_names` and
-      `feature_names`. Arrays of Python objects, which are pickles, are refused. Images are brought to (n,
-      channels, height, width): if `x` has four axes, the last is 1 or 3 long and the second is not, the last
+    - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names` and
+      `feature_names`, and those that `group` and `slices` name. Arrays of Python objects, which are pickles, are
+      refused. Images are brought to (n, channels, height, width): if `x` has four axes, the last is 1 or 3 long
+      and the second is not, the last
       becomes the second (where both are 1 or 3 long, `x` is taken to have its channels second already). 8-bit
       images, of three or four axes, are divided by 255; with three axes they get a channel axis. Nothing else
       is changed.
@@ -40,14 +49,20 @@ def load_data(path: str | Path, *, label: str = "label") -> AuditData:
     Args:
         path: The file or folder.
         label: Name of the label column of a table.
+        group: Name of the column or array that tells which rows belong together, as those of one person; it is no
+            feature. None: of an .npz the array `groups`, where it is there.
+        slices: Names of columns or arrays by which results are sliced. Columns of a table stay features.
+        drop_slices: They do not.
 
     Raises:
         InputError: a file is missing, unreadable or damaged, or a column or array is missing or of no use.
         MissingExtraError: pandas, pyarrow or Pillow is needed and not installed.
     """
     if Path(path).is_dir():
+        if group is not None or slices:
+            raise InputError(f"{path} is a folder of images, which has no columns; give groups and slices in an .npz")
         return load_images(Path(path))
-    return _load_file(path, label, "member")
+    return _load_file(path, label, "member", group, tuple(slices), drop_slices)
 
 
 def load_records(
@@ -72,19 +87,38 @@ def load_records(
     return data.x, data.y, data.class_names
 
 
-def _load_file(path: str | Path, label: str, member_column: str | None) -> AuditData:
+def _load_file(
+    path: str | Path,
+    label: str,
+    member_column: str | None,
+    group: str | None = None,
+    slices: tuple[str, ...] = (),
+    drop_slices: bool = False,
+) -> AuditData:
     """Arrays or a table; without a name for what tells membership, all rows are members."""
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
-        return load_table(raw, where, label=label, member_column=member_column)
-    arrays = _read_npz(raw, where, ("x", "y", *([member_column] if member_column else [])))
+        return load_table(
+            raw,
+            where,
+            label=label,
+            member_column=member_column,
+            group_column=group,
+            slice_columns=slices,
+            drop_slices=drop_slices,
+        )
+    wanted = ("x", "y", *(name for name in (member_column, group, *slices) if name))
+    arrays = _read_npz(raw, where, tuple(dict.fromkeys(wanted)))
     x = _as_features(arrays["x"], where)
     y, class_names = _as_labels(arrays["y"], where)
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     features = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
     member = _as_member(arrays[member_column], where) if member_column else np.ones(len(x), dtype=np.bool_)
-    return AuditData(x, y, member, class_names, features, sha256(raw), where)
+    named = arrays.get(group or "groups")
+    groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
+    sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
+    return AuditData(x, y, member, class_names, features, sha256(raw), where, groups, sliced)
 
 
 def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
@@ -93,6 +127,8 @@ def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArr
         if not file.names:
             raise InputError(f"{where} is a zip archive without arrays; expected a .npz file with x, y and member")
         _require(file.names, names, where)
+        if "member" in names and "groups" in file.names and "groups" not in names:
+            names = (*names, "groups")
         x = file.header("x").shape
         for name in names[1:]:
             shape = file.header(name).shape
@@ -120,7 +156,8 @@ def _require(found: tuple[str, ...], names: tuple[str, ...], where: str) -> None
         shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
         raise InputError(
             f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(found) or 'none'}); "
-            f"expected {', '.join(shapes[n] for n in names[:-1])} and {shapes[names[-1]]}"
+            f"expected {', '.join(shapes.get(n, f'{n} (n,)') for n in names[:-1])}"
+            f" and {shapes.get(names[-1], f'{names[-1]} (n,)')}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,16 @@ _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", 
 _MOST_CATEGORIES = 256
 
 
-def load_table(raw: bytes, where: str, *, label: str, member_column: str | None) -> AuditData:
+def load_table(
+    raw: bytes,
+    where: str,
+    *,
+    label: str,
+    member_column: str | None,
+    group_column: str | None = None,
+    slice_columns: Sequence[str] = (),
+    drop_slices: bool = False,
+) -> AuditData:
     """Read a table and encode its columns.
 
     Numeric columns stay as they are, without standardising: they must come as the model expects them.
@@ -30,6 +40,9 @@ def load_table(raw: bytes, where: str, *, label: str, member_column: str | None)
         where: Its path, for messages.
         label: Name of the label column.
         member_column: Name of the member column: 0/1, true/false, yes/no, in/out. None: all rows are members.
+        group_column: Name of the column that tells which rows belong together, which is no feature.
+        slice_columns: Names of columns by which results are sliced.
+        drop_slices: These are no features.
 
     Raises:
         InputError: the table cannot be read, lacks a column, or holds one that is neither numbers nor
@@ -39,16 +52,21 @@ def load_table(raw: bytes, where: str, *, label: str, member_column: str | None)
     pandas = require("pandas", extra="tabular", purpose="reading a CSV or Parquet table")
     frame = _read(pandas, raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
-    for kind, name in (("label", label), ("member", member_column)):
+    wanted = [("label", label), ("member", member_column), ("group", group_column)]
+    for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
         if name is not None and name not in frame.columns:
             raise InputError(f"{where} has no {kind} column {name!r} (columns: {columns}); rename it")
     member = np.ones(len(frame), dtype=np.bool_)
     if member_column is not None:
         member = _membership(frame[member_column], where)
     y, class_names = _labels(pandas, frame[label], where)
-    features = frame.drop(columns=[name for name in (label, member_column) if name is not None])
-    x, names = _features(pandas, features, where)
-    return AuditData(x, y, member, class_names, names, sha256(raw), where)
+    named = {name: names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
+    groups = None
+    if group_column is not None:
+        groups = names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
+    beside = {label, member_column, group_column, *(slice_columns if drop_slices else ())}
+    x, names = _features(pandas, frame.drop(columns=[name for name in frame.columns if name in beside]), where)
+    return AuditData(x, y, member, class_names, names, sha256(raw), where, groups, named)
 
 
 def _read(pandas: Any, raw: bytes, where: str) -> Any:
@@ -105,6 +123,24 @@ def whole_numbers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
     if wrong.any():
         raise InputError(f"{what} holds {values[wrong.argmax()]}; expected whole class numbers, counted from 0")
     return values.astype(np.int64)
+
+
+def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
+    """Numbers or texts that name something, (n,): whole numbers as int64, all others as text.
+
+    Raises:
+        InputError: an entry is missing, or there is not one a row.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise InputError(f"{what} has shape {values.shape}; expected (n,): one entry a row")
+    missing = np.array([value is None or value != value for value in values.tolist()], dtype=np.bool_)
+    if missing.any():
+        raise InputError(f"{what} is empty in row {int(missing.argmax())} (counted from 0); fill it")
+    if values.dtype.kind in "biu" or (values.dtype.kind == "f" and (values == np.floor(values)).all()):
+        return values.astype(np.int64)
+    return np.array([str(value) for value in values.tolist()])
 
 
 def _features(pandas: Any, frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
