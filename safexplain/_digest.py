@@ -29,12 +29,23 @@ from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path, PurePath
 from types import CodeType, EllipsisType, GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
-from safexplain.errors import OpaqueModelWarning
+from safexplain._model_state import (
+    Part,
+    bytes_of,
+    is_module,
+    is_plain,
+    network_of,
+    plain_parts,
+    state_of,
+    values_of_function,
+)
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, OpaqueModelWarning, RefusedError
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +63,9 @@ _ESTIMATOR_PERSON = b"sklearn digest"
 _PERSON = b"safexplain model"  # at most 16 bytes: BLAKE2b's personalisation field
 OPAQUE_DIGEST = hashlib.blake2b(b"no module found", digest_size=32, person=_PERSON).digest()
 """The digest of a callable in which no module is found."""
+
+SHORTEST_DIGEST = 16
+"""Bytes of a digest that a caller gives."""
 
 _DEPTH = 6
 _WIDEST = 1000
@@ -369,7 +383,7 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
 def _samples(estimator: Any) -> Iterator[bytes]:
     for part in _estimator_parts(estimator):
         if isinstance(part, np.ndarray) and part.dtype.kind in "biuf" and part.size:
-            yield part.reshape(-1)[:: max(1, part.size // _SAMPLES)][:_SAMPLES].tobytes()
+            yield _sample_of_array(part)
 
 
 def _read(value: Any, write: Callable[[bytes], None], above: tuple[int, ...]) -> None:
@@ -428,10 +442,10 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     >>> modules_of(lambda x: net(x).softmax(1)) == modules_of(net.forward) == (net,)
     True
     """
-    if _is_module(forward_func):
+    if is_module(forward_func):
         return (forward_func,)
     found: dict[int, nn.Module] = {}
-    _collect(forward_func, _is_module, found, {}, 0)
+    _collect(forward_func, is_module, found, {}, 0)
     if len(found) > 1:
         inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
         found = {key: module for key, module in found.items() if key not in inner}
@@ -441,37 +455,77 @@ def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
-    One changed weight changes the digest, and so does a wrapper function of another name. Digests are cached
-    per module; a fingerprint (each tensor's identity, address, version counter, device and a sample of 8 of
-    its numbers) is compared at every call and tells when to hash again. A write through `.data` raises no
-    version counter: an optimizer's step taken that way changes the sample and is seen, a single number
-    written that way may be missed.
+    All that its answers depend on counts: parameters and buffers, packed and quantised weights, tensors and numbers in
+    attributes, the graph and the constants of TorchScript and of torch.export; see `safexplain._model_state`. Wrappers
+    that compute nothing do not: `nn.DataParallel`, `torch.compile`, `Probability`, `lambda x: net(x)`. Nor does float64
+    where float32 holds the same weights. A function that does more is named too, by its code and its numbers.
+
+    Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
+    of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
+    `.data` raises no version counter: an optimizer's step taken that way changes the sample and is seen, a single
+    number written that way may be missed.
 
     Args:
         forward_func: a module, a function around one, or an object that holds one.
 
+    Raises:
+        RefusedError: a module of somebody's own class in which there is nothing to tell it from another.
+
     Warns:
         OpaqueModelWarning: once for each callable in which neither a module nor a fitted scikit-learn estimator is
             found; `OPAQUE_DIGEST` is returned.
+
+    >>> from torch import nn
+    >>> net = nn.Linear(3, 2)
+    >>> model_digest(nn.DataParallel(net)) == model_digest(lambda x: net(x)) == model_digest(net)
+    True
     """
-    modules = modules_of(forward_func)
-    if not modules:
-        if (digest_of_estimators := _digest_of_estimators(forward_func)) is not None:
-            return digest_of_estimators
-        _warn_once(forward_func)
-        return OPAQUE_DIGEST
-    if isinstance(forward_func, types.MethodType) and forward_func.__func__ is type(modules[0]).forward:
-        forward_func = forward_func.__self__
-    if forward_func is modules[0]:
-        return _digest_of_module(modules[0])
-    return _named(forward_func, map(_digest_of_module, modules))
+    if (network := network_of(forward_func)) is not None:
+        return _digest_of_module(network)
+    if modules := modules_of(forward_func):
+        return _named(forward_func, map(_digest_of_module, modules))
+    if (digest_of_estimators := _digest_of_estimators(forward_func)) is not None:
+        return digest_of_estimators
+    _warn_once(forward_func)
+    return OPAQUE_DIGEST
+
+
+def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
+    """What noise is tied to: the model, and whether its probability is explained or its output.
+
+    Args:
+        forward_func: as `model_digest` takes it.
+        given: the caller's own name of the model, see `checked_digest`; nothing is looked into then.
+    """
+    digest = model_digest(forward_func) if given is None else given
+    read = getattr(type(forward_func), "_explains", None)
+    return digest if read is None else hashlib.blake2b(digest + read, digest_size=32, person=_PERSON).digest()
+
+
+def checked_digest(given: bytes | None) -> bytes | None:
+    """A digest of the caller's own.
+
+    Raises:
+        ConfigurationTypeError: not bytes.
+        ConfigurationError: under 16 of them.
+    """
+    if given is not None and not isinstance(given, bytes):
+        raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
+    if given is not None and len(given) < SHORTEST_DIGEST:
+        raise ConfigurationError(
+            f"model_digest: expected {SHORTEST_DIGEST} bytes or more that name the model and its version, got"
+            f" {len(given)}; hashlib.sha256 of its file's content gives 32"
+        )
+    return given
 
 
 def _named(forward_func: object, digests: Iterable[bytes]) -> bytes:
-    """Of a function of that name around the models with these digests."""
+    """Of a function of that name and code around the models with these digests."""
     digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for part in (_name(forward_func).encode(), *digests):
-        _update(digest, part)
+    for known in (_name(forward_func).encode(), *digests):
+        _update(digest, known)
+    for part in values_of_function(forward_func):
+        _hash_part(digest, part)
     return digest.digest()
 
 
@@ -480,10 +534,6 @@ def _digest_of_estimators(forward_func: object) -> bytes | None:
     _collect(forward_func, is_estimator, found, {}, 0)
     digests = [digest for digest in map(estimator_digest, found.values()) if digest is not None]
     return _named(forward_func, digests) if digests and len(digests) == len(found) else None
-
-
-def _is_module(value: object) -> TypeGuard[nn.Module]:
-    return is_torch(value, "nn.Module")
 
 
 def _collect(
@@ -535,7 +585,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
             members = (value.__dict__.get(member) for member in names)
-            yield from (member for member in members if _is_module(member))
+            yield from (member for member in members if is_module(member))
         else:
             yield value
 
@@ -564,13 +614,15 @@ def _warn_once(forward_func: object) -> None:
         pass
     warnings.warn(
         f"no torch module or scikit-learn estimator found behind {_name(forward_func)}: its answers keep their noise"
-        " when its model changes. Pass the module itself, or a function that holds it, to tie them to its parameters.",
+        " when its model changes. Pass the module itself, or a function that holds it, or model_digest=, 16 bytes or"
+        " more that name the model and its version.",
         OpaqueModelWarning,
         stacklevel=3,
     )
 
 
 def _digest_of_module(module: nn.Module) -> bytes:
+    module = network_of(module) or module
     fingerprint = _fingerprint(module)
     with _guard:
         known = _digests.get(module)
@@ -583,30 +635,44 @@ def _digest_of_module(module: nn.Module) -> bytes:
 
 
 def _hash(module: nn.Module) -> bytes:
-    digest = hashlib.blake2b(digest_size=32, person=_PERSON)
-    for name, part in module.named_modules():
-        _update(digest, f"module {name} {type(part).__qualname__}".encode())
-        for own, tensor in _own_tensors(part):
-            _update(digest, f"tensor {name}.{own} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            _update(digest, _bytes(tensor))
+    digest, visible = hashlib.blake2b(digest_size=32, person=_PERSON), False
+    for part in state_of(module):
+        visible |= part.visible
+        _hash_part(digest, part)
+    if not visible and any(not type(part).__module__.startswith("torch.") for part in module.modules()):
+        raise RefusedError(
+            f"nothing in {type(module).__name__} tells it from another model of its class: no parameter, buffer, tensor"
+            f" or number. Its explanations would keep their noise when the model changes. {_NAME_IT}, or keep its"
+            " weights in the module"
+        )
     return digest.digest()
 
 
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers of one module, without its children: what its state_dict holds."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield name, parameter
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
-            yield name, buffer
+_NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
 
 
-def _bytes(tensor: Tensor) -> Any:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+def _hash_part(digest: Any, part: Part) -> None:
+    if part.kind == "plain":
+        _update(digest, f"plain {part.path} {part.value!r}".encode("utf-8", "surrogatepass"))
+        return
+    _update(digest, f"{part.kind} {part.path}".encode())
+    if part.kind == "tensor":
+        for piece in bytes_of(part.value):
+            _update(digest, piece)
+    elif part.kind == "array":
+        _update(digest, f"{part.value.dtype} {part.value.shape}".encode())
+        _update(digest, np.ascontiguousarray(part.value).tobytes())
+    elif part.kind == "estimator":
+        _update(digest, estimator_digest(part.value) or OPAQUE_DIGEST)
+    else:
+        try:
+            inside = part.value.__getstate__()
+        except Exception as error:  # whatever an extension raises
+            raise RefusedError(
+                f"{part.path} is a {type(part.value).__name__} that cannot be looked into ({error!s:.80}). {_NAME_IT}"
+            ) from None
+        for inner in plain_parts(part.path, inside):
+            _hash_part(digest, inner)
 
 
 def _update(digest: Any, part: Any) -> None:
@@ -615,21 +681,44 @@ def _update(digest: Any, part: Any) -> None:
 
 
 def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
-    """Changes whenever the digest may have; reads no whole tensor (0.6 ms for ResNet-18 on a CPU)."""
+    """Changes whenever the digest may have; reads no whole tensor."""
     import torch
 
-    classes: list[Any] = []
     marks: list[Any] = []
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
-        for part in module.modules():
-            classes.append((id(part), type(part)))
-            for name, tensor in _own_tensors(part):
-                version = 0 if tensor.is_inference() else tensor._version
-                marks.append((name, id(tensor), tensor.data_ptr(), version, tensor.shape, tensor.dtype))
-                samples.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
+        for part in state_of(module):
+            value = part.value
+            if part.kind == "tensor":
+                version = 0 if value.is_inference() else value._version
+                marks.append((part.path, id(value), version, value.shape, value.dtype))
+                if is_plain(value):
+                    marks.append(value.data_ptr())
+                    samples.setdefault((value.device, value.dtype), []).append(_sample(value))
+            elif part.kind == "array":
+                marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
+            elif part.kind == "estimator":
+                marks.append((part.path, estimator_digest(value)))
+            else:
+                marks.append((part.path, _Same(value) if part.kind == "packed" else value))
         kinds = [(device, dtype, _gather(parts)) for (device, dtype), parts in samples.items()]
-    return tuple(classes), tuple(marks), tuple(kinds)
+    return tuple(marks), tuple(kinds)
+
+
+class _Same:
+    """Equal to itself only; keeps what it holds, so that nothing else can come to lie at its address."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _sample_of_array(array: NDArray[Any]) -> bytes:
+    return array.reshape(-1)[:: max(1, array.size // _SAMPLES)][:_SAMPLES].tobytes()
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -649,7 +738,8 @@ def _dense_format(tensor: Tensor) -> torch.memory_format:
 def _gather(parts: Iterable[Tensor]) -> bytes:
     import torch
 
-    return bytes(_bytes(torch.cat(list(parts))))
+    flat = torch.cat(list(parts)).cpu()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -17,6 +17,8 @@ class Probability(nn.Module):
         model: (batch, ...) -> logits (batch, classes).
     """
 
+    _network, _explains = "model", b"probability"
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

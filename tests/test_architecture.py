@@ -16,7 +16,7 @@ import safexplain
 ROOT = Path(safexplain.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 
-SHARED = ("_validate", "_digest", "_files", "_progress", "_privacy_loss", "errors")
+SHARED = ("_validate", "_digest", "_model_state", "_files", "_progress", "_privacy_loss", "errors")
 """What everybody may import."""
 
 MAY_IMPORT = {
@@ -39,7 +39,7 @@ MAY_IMPORT = {
 and
 for type checkers. There are no exceptions."""
 
-NO_TORCH = ("verdict", "ledger", "errors", "_files", "_validate", "_progress", "_privacy_loss", "_digest")
+NO_TORCH = ("verdict", "ledger", *SHARED)
 """Parts that must not import torch, nor anything that does."""
 
 MOST_FILES = 15

@@ -191,19 +191,19 @@ def test_the_digest_is_the_same_in_another_process():
     assert out.strip() == model_digest(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))).hex()
 
 
-def test_a_wrapper_of_another_name_is_another_function():
+def test_a_function_that_computes_is_another_model_and_one_that_hands_on_is_not():
     def logits(x):
         return NET(x)
 
     def probabilities(x):
         return NET(x).softmax(1)
 
-    assert len({model_digest(f) for f in (NET, logits, probabilities)}) == 3
-    assert model_digest(NET.forward) == model_digest(NET)
+    assert model_digest(NET.forward) == model_digest(logits) == model_digest(NET)
+    assert model_digest(probabilities) != model_digest(NET)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_every_dtype_has_its_digest(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_precision_in_which_weights_were_rounded_has_its_digest(dtype):
     assert model_digest(net().to(dtype)) not in (model_digest(net()), OPAQUE_DIGEST)
 
 
@@ -221,7 +221,9 @@ def test_odd_tensors_are_hashed():
 
     one, two = Odd(), Odd()
     assert model_digest(one) == model_digest(two)
-    two.cache += 1  # not in the state_dict
+    two.cache += 1  # not in the state_dict, but in what forward may read
+    assert model_digest(one) != model_digest(two)
+    one.cache += 1
     assert model_digest(one) == model_digest(two)
     two.flag[1] = True
     assert model_digest(one) != model_digest(two)

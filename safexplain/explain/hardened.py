@@ -17,6 +17,7 @@ import torch
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
+from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.explainers import Gradient
@@ -52,8 +53,11 @@ class Hardened(Attribution):  # type: ignore[misc]
     _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
     _pinned: Pinned | None = None
+    _model_digest: bytes | None = None
 
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
         """Make the native explainer with the native arguments, and harden it; see the class."""
         bound = inspect.signature(self._native.__init__).bind(self, *args, **kwargs)
         if self._row.nt_type and not isinstance(method := bound.arguments.get("attribution_method"), Attribution):
@@ -63,7 +67,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 )
             bound.arguments["attribution_method"] = Gradient(method)
         self._native.__init__(*bound.args, **bound.kwargs)
-        self._adopt(hardening)
+        self._adopt(hardening, model_digest)
 
     @classmethod
     def from_certificate(
@@ -164,9 +168,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         explained = _label(inner[0]) if inner else _label(self.forward_func)
         return f"{type(self).__name__}({explained}, hardening={self.hardening!r})"
 
-    def _adopt(self, hardening: Hardening | None) -> None:
+    def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         """Take the hardening; refuse what could only give wrong answers."""
-        self.hardening = hardening_or_default(hardening)
+        self.hardening, self._model_digest = hardening_or_default(hardening), checked_digest(model_digest)
         if hasattr(self, "is_delta_supported"):
             self.is_delta_supported = False
         for explainer in explainers_in(vars(self)):
@@ -237,7 +241,8 @@ class Hardened(Attribution):  # type: ignore[misc]
                     return getattr(explainer, self._entry)(*args, **kwargs)
 
     def _lend(self) -> AbstractContextManager[Attribution]:
-        state = {name: value for name, value in vars(self).items() if name not in ("hardening", "_pinned")}
+        own = ("hardening", "_pinned", "_model_digest")
+        state = {name: value for name, value in vars(self).items() if name not in own}
         return lend(self._native, state)
 
     def _check_first_call(self, explainer: Attribution, options: Mapping[str, Any]) -> None:

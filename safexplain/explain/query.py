@@ -29,7 +29,7 @@ from captum.attr import (
 )
 from torch import Tensor, nn
 
-from safexplain._digest import model_digest, modules_of
+from safexplain._digest import explained_digest, modules_of
 from safexplain.errors import RefusedError
 from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import explainers_in
@@ -92,7 +92,8 @@ def query_of(
         RefusedError: baselines are a function, so that nobody can say which ones are asked for.
     """
     explainers = (explainer, *explainers_in(vars(explainer)))
-    digest, method, batch = model_digest(explainer.forward_func), _method(explainer), len(inputs[0])
+    digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
+    method, batch = _method(explainer), len(inputs[0])
     extra = _with_defaults(explainer.forward_func, inputs, options.get("additional_forward_args"))
     seen = look(lend, digest, method, inputs, extra)
     rows, words = _references(explainers, inputs, options)

@@ -62,11 +62,13 @@ def build(row: Row) -> type[Hardened]:
 
 
 def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
-    """A native constructor's signature with `hardening=None` as a keyword."""
-    extra = inspect.Parameter("hardening", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Hardening | None)
+    """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
+    kinds = {"hardening": Hardening | None, "model_digest": bytes | None}
+    only = inspect.Parameter.KEYWORD_ONLY
+    extra = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
     parameters = list(constructor.parameters.values())
     at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
-    return constructor.replace(parameters=[*parameters[:at], extra, *parameters[at:]])
+    return constructor.replace(parameters=[*parameters[:at], *extra, *parameters[at:]])
 
 
 def _as_native(
@@ -106,6 +108,8 @@ def _class_doc(row: Row) -> str:
         "Args:",
         f"    as {row.native.__name__}'s constructor.",
         "    hardening: None for Hardening.recommended().",
+        "    model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen; None"
+        " for `safexplain.model_digest` of it.",
     ]
     return "\n".join(lines)
 
@@ -126,7 +130,9 @@ def __getattr__(name: str) -> type[Hardened]:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
+def harden(
+    native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None, **options: Any
+) -> Any:
     """A hardened version of an explainer of Captum, Alibi, AIX360 or lime.
 
     A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
@@ -136,6 +142,7 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
         hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions.
+        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
         **options: what the hardened class takes beside, as `public=` for ProtoDash.
 
     Raises:
@@ -145,13 +152,15 @@ def harden(native: Any, hardening: Hardening | None = None, **options: Any) -> A
     """
     if isinstance(native, Hardened | HardenedAlibi | HardenedAIX360):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
+    if model_digest is not None and (is_alibi(native) or is_aix360(native)):
+        options["model_digest"] = model_digest
     if is_alibi(native):
         return harden_alibi(native, hardening, **options)
     if is_aix360(native):
         return harden_aix360(native, hardening, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
-    return _harden_captum(native, hardening)
+    return _harden_captum(native, hardening, model_digest)
 
 
 @dataclass(frozen=True)
@@ -200,7 +209,7 @@ class Asked:
         return maps
 
 
-def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened:
+def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:
     kind = type(native)
     if kind.__module__.startswith("captum.") and (why := REFUSED.get(kind.__name__)):
         raise RefusedError(f"{kind.__name__} cannot be hardened: {why}")
@@ -211,7 +220,7 @@ def _harden_captum(native: Attribution, hardening: Hardening | None) -> Hardened
         )
     hardened = _blank(type(native))
     hardened.__dict__.update(own_state(vars(native)))
-    hardened._adopt(hardening)
+    hardened._adopt(hardening, model_digest)
     return hardened
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain._digest import model_digest
+from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.hardening.hardening import Hardening
@@ -74,8 +74,13 @@ class _HardenedLime(HardenedAIX360):
     _module: ClassVar[str]
     _name: ClassVar[str]
 
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+    _model_digest: bytes | None = None
+
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(hardening)
+        self._model_digest = checked_digest(model_digest)
         self._hold(getattr(load(self._module), self._name)(*args, **kwargs))
 
     @classmethod
@@ -83,6 +88,7 @@ class _HardenedLime(HardenedAIX360):
         """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
         self = cls.__new__(cls)
         HardenedAIX360.__init__(self, hardening)
+        self._model_digest = checked_digest(options.pop("model_digest", None))
         for name, value in options.items():
             self._option(name, value)
         self._hold(native)
@@ -113,7 +119,8 @@ class _HardenedLime(HardenedAIX360):
         mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
         mine.base.verbose = False  # prints the intercept and predictions
         raw = mine.explain_instance(*bound.args, **bound.kwargs)
-        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": model_digest(predict)}
+        digest = b"" if self.hardening.is_none else explained_digest(predict, self._model_digest)
+        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": digest}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
             released.local_exp[int(label)] = self._harden(raw.local_exp[label], int(label), query)

@@ -39,20 +39,22 @@ class HardenedAnchors(HardenedAlibi):
         ConfigurationError: a hardening that weighs precision against coverage: RankNorm, UnitNorm, NormClip, TopKMask.
     """
 
-    def _adopt(self, native: Any, hardening: Hardening | None) -> None:
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         if is_alibi(native) and not ROWS[kind_of(native)].anchors:
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
-        super()._adopt(native, hardening)
+        super()._adopt(native, hardening, model_digest)
 
 
 class _FromArguments(HardenedAnchors):
     _kind: ClassVar[str]
 
-    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
+    ) -> None:
         """Make the native explainer, and harden it."""
         with draw_from(new_generator(hardening)):
             native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
-        self._adopt(native, hardening)
+        self._adopt(native, hardening, model_digest)
 
 
 class HardenedAnchorTabular(_FromArguments):
@@ -78,12 +80,15 @@ _CLASSES: dict[str, type[HardenedAlibi]] = {
 }
 
 
-def harden_alibi(native: Any, hardening: Hardening | None = None) -> HardenedAlibi:
+def harden_alibi(
+    native: Any, hardening: Hardening | None = None, *, model_digest: bytes | None = None
+) -> HardenedAlibi:
     """A hardened version of an Alibi explainer, fitted or not, which it holds from then on.
 
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
         hardening: None for `anchor_hardening()` with an anchor explainer, else for `Hardening.recommended()`.
+        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Raises:
         ConfigurationTypeError: not an alibi explainer, or hardened already.
@@ -92,5 +97,5 @@ def harden_alibi(native: Any, hardening: Hardening | None = None) -> HardenedAli
     """
     kind = _CLASSES.get(kind_of(native), HardenedAlibi) if is_alibi(native) else HardenedAlibi
     hardened = kind.__new__(kind)
-    hardened._adopt(native, hardening)
+    hardened._adopt(native, hardening, model_digest)
     return hardened

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from safexplain._digest import model_digest
+from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, query_tensors, release, selection
@@ -53,6 +53,7 @@ class HardenedAlibi:
     Args:
         native: the native explainer, which is held, not copied.
         hardening: None for the default, see `harden_alibi`.
+        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Attributes:
         hardening: what is done to the numbers of each explanation.
@@ -60,10 +61,11 @@ class HardenedAlibi:
 
     hardening: Hardening
     _explainer: Any
+    _model_digest: bytes | None = None
     _entry: ClassVar[str] = "explain"
 
-    def __init__(self, native: Any, *, hardening: Hardening | None = None) -> None:
-        self._adopt(native, hardening)
+    def __init__(self, native: Any, *, hardening: Hardening | None = None, model_digest: bytes | None = None) -> None:
+        self._adopt(native, hardening, model_digest)
 
     @property
     def _native(self) -> Any:
@@ -96,21 +98,21 @@ class HardenedAlibi:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self._explainer).__name__}, hardening={self.hardening!r})"
 
-    def _adopt(self, native: Any, hardening: Hardening | None) -> None:
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         if not is_alibi(native):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
         anchors = ROWS[kind_of(native)].anchors
         hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
         _check(hardening, anchors)
         load_alibi()
-        self._explainer, self.hardening = native, hardening
+        self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
 
     def _query(self, kind: str, rules: Rules, options: dict[str, Any]) -> Query:
         predictor = attrgetter(rules.predictor)(self._explainer)
         return Query(
             inputs=query_tensors((options.get(name) for name in rules.inputs), per_row=rules.per_row),
             method=f"alibi.{kind} {selection(options, rules.selects)}",
-            model_digest=b"" if self.hardening.is_none else model_digest(predictor),
+            model_digest=b"" if self.hardening.is_none else explained_digest(predictor, self._model_digest),
         )
 
     def _generator(self, query: Query) -> np.random.RandomState:

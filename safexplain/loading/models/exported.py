@@ -259,6 +259,8 @@ class ExportedModel(nn.Module):
         input_shape: Shape of one example; None where a dimension may vary.
     """
 
+    _network = "program"
+
     def __init__(self, program: nn.Module, input_shape: tuple[int | None, ...]) -> None:
         super().__init__()
         self.program = program
