@@ -100,6 +100,7 @@ class JointLikelihoodRatio:
         cut = list(parts(n, len(values) * k))
         count, mean = np.empty((2, n, 1)), np.empty((2, n, k))
         total = np.zeros((2, k, k))
+        ss = np.empty(0)
         for part in cut:
             count[:, part], mean[:, part], ss = _sides(values[:, part], membership[:, part])
             total += ss[:, usable[part]].sum(1)
@@ -109,7 +110,8 @@ class JointLikelihoodRatio:
         prior = _Prior.of(mean[:, usable], count[:, usable]) if self.means == "shrunk" else None
         scores = np.zeros(n)
         for part in cut:
-            ss = _sides(values[:, part], membership[:, part])[2]
+            if len(cut) > 1:
+                ss = _sides(values[:, part], membership[:, part])[2]
             root, spread = self._relative(frames.transpose(0, 2, 1)[:, None] @ ss @ frames[:, None], dof[:, part])
             centre = mean[:, part]
             if prior is not None:
@@ -189,11 +191,12 @@ class _Prior:
 
 def _sides(values: Array, membership: Bools) -> tuple[Array, Array, Array]:
     """Of (m, p, k) values: counts (2, p, 1), means (2, p, k), squared deviations (2, p, k, k) with and without."""
-    weight = np.stack([membership, ~membership]).astype(np.float64)
-    count = weight.sum(1)[..., None]
-    mean = np.einsum("smp,mpk->spk", weight, values) / np.maximum(count, 1)
-    away = (values - mean[:, None]) * weight[..., None]
-    return count, mean, away.transpose(0, 2, 3, 1) @ away.transpose(0, 2, 1, 3)
+    x = np.ascontiguousarray(values.transpose(1, 0, 2))
+    weight = np.stack([membership.T, ~membership.T]).astype(np.float64)
+    count = weight.sum(2)[..., None]
+    mean = (weight[:, :, None] @ x)[:, :, 0] / np.maximum(count, 1)
+    away = (x - mean[:, :, None]) * weight[..., None]
+    return count, mean, away.transpose(0, 1, 3, 2) @ away
 
 
 def _basis(change: Array) -> Array:

@@ -23,6 +23,9 @@ from safexplain.audit.attacks.likelihood.ratio import GlobalVariance, Likelihood
 from safexplain.errors import InputError
 
 Array = NDArray[np.float64]
+MOST_VIEWED = 1 << 26
+"""Numbers of which a view is made at once; of more, a few examples at a time, twice."""
+
 View = Callable[[Floats], Floats]
 
 CHUNK = 1 << 20
@@ -63,9 +66,12 @@ def likelihood_ratios(
         models = np.array([*references, *outside], dtype=np.int64)
         at = [place[read] if read in place else len(references) + outside.index(read) for read in reads]
 
-        def get(part: slice) -> Array:
+        if view is not None and values.size <= MOST_VIEWED:
+            values, view = view(values), None
+
+        def get(part: slice) -> Floats:
             chosen = values[:, part][models]
-            return np.asarray(chosen if view is None else view(chosen), dtype=np.float64)
+            return chosen if view is None else view(chosen)
 
         return _ratios(attack, get, (n, values.shape[2]), member, at)
     for read in [None, *(read for read in reads if read not in place)]:
@@ -75,7 +81,7 @@ def likelihood_ratios(
         target, shadows = transformed(
             attack.transform, values[references[0] if read is None else read], values[references]
         )
-        numbers = np.concatenate([shadows, target[None]]).astype(np.float64)[:, :, None]
+        numbers = np.concatenate([shadows, target[None]])[:, :, None]
         at = [place.get(int(reads[i]), len(references)) for i in mine]
         out[mine] = _ratios(attack, lambda part, numbers=numbers: numbers[:, part], (n, 1), member, at)  # type: ignore[misc]
     return out
@@ -90,12 +96,12 @@ class _Side:
     ss: Array  # (p, d)
 
     @classmethod
-    def of(cls, values: Array, chosen: Bools) -> _Side:
-        weight = chosen.astype(np.float64)
-        count = weight.sum(0)[:, None]
-        mean = np.einsum("mn,mnd->nd", weight, values) / np.maximum(count, 1)
-        away = values - mean
-        return cls(count, mean, np.einsum("mn,mnd,mnd->nd", weight, away, away))
+    def of(cls, values: Array, squares: Array, weight: Array) -> _Side:
+        """Of (p, m, d) centred values, their squares, and weights (p, 1, m): 1 for the models of this side."""
+        count = weight.sum(-1)
+        mean = (weight @ values)[:, 0] / np.maximum(count, 1)
+        ss = (weight @ squares)[:, 0] - count * np.square(mean)
+        return cls(count, mean, np.maximum(ss, 0.0))
 
     def without(self, one: Array, chosen: Bools | None) -> tuple[Array, Array, Array]:
         """Of the model `one` (p, d), left out where it is on this side: counts, distances from the mean, their weight.
@@ -111,7 +117,7 @@ class _Side:
 
 
 def _ratios(
-    attack: LikelihoodRatio, get: Callable[[slice], Array], size: tuple[int, int], member: Bools, reads: Sequence[int]
+    attack: LikelihoodRatio, get: Callable[[slice], Floats], size: tuple[int, int], member: Bools, reads: Sequence[int]
 ) -> Array:
     """(len(reads), n) scores of (models, p, d) numbers; the first len(member) models are the references."""
     (n, d), m = size, len(member)
@@ -128,7 +134,7 @@ def _ratios(
         for k, read in enumerate(reads):
             good = usable[k][part].astype(np.float64)
             for s, side in enumerate(sides):
-                count, away, lost = side.without(values[read], _chosen(member, read, part, s))
+                count, away, lost = side.without(values[:, read], _chosen(member, read, part, s))
                 total[k, s] += good @ side.ss - (good * lost[:, 0]) @ np.square(away, out=away)
                 dof[k, s] += (good * np.maximum(count[:, 0] - 1, 0)).sum()
     total = np.maximum(total, 0.0)
@@ -142,7 +148,7 @@ def _ratios(
             floor = 1e-9 * float(pooled[2].mean()) or 1.0
             squares, ss, free = [], [], []
             for s, side in enumerate(sides):
-                count, away, lost = side.without(values[read], _chosen(member, read, part, s))
+                count, away, lost = side.without(values[:, read], _chosen(member, read, part, s))
                 square = np.square(away, out=away)
                 ss.append(np.maximum(side.ss - square * lost, 0.0) if lost.any() else side.ss)
                 squares.append(np.multiply(square, np.where(lost > 0, lost, 1.0) ** 2, out=square))
@@ -161,14 +167,18 @@ def _chosen(member: Bools, read: int, part: slice, side: int) -> Bools | None:
 
 
 def _parts(
-    get: Callable[[slice], Array], n: int, d: int, member: Bools
+    get: Callable[[slice], Floats], n: int, d: int, member: Bools
 ) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
-    step = max(1, CHUNK // (max(d, 1) * (len(member) + 1)))
+    """Slices of the examples, their (p, models, d) values less the mean of the references, and both sides of these."""
+    m = len(member)
+    step = max(1, CHUNK // (max(d, 1) * (m + 1)))
     for start in range(0, n, step):
         part = slice(start, min(start + step, n))
-        values = get(part)
-        known = values[: len(member)]
-        yield part, values, (_Side.of(known, member[:, part]), _Side.of(known, ~member[:, part]))
+        values = np.array(get(part).transpose(1, 0, 2), dtype=np.float64, order="C")
+        values -= values[:, :m].mean(1, keepdims=True)
+        known, inside = values[:, :m], member[:, part].T[:, None, :].astype(np.float64)
+        squares = np.square(known)
+        yield part, values, (_Side.of(known, squares, inside), _Side.of(known, squares, 1 - inside))
 
 
 def _difference(
