@@ -133,8 +133,9 @@ class Scorer:
         attack, membership = row.attack, self._signals.membership
         if isinstance(attack, LikelihoodRatio):
             name, _, view = row.signal.partition(":")
-            values = values_of(self._signals, name)
-            return likelihood_ratios(attack, values, membership, self._references, reads, VIEWS.get(view))
+            of_parts = VIEWS.get(view)  # made of a few examples at a time
+            values = values_of(self._signals, name if of_parts else row.signal)
+            return likelihood_ratios(attack, values, membership, self._references, reads, of_parts)
         values = self._values(row)
         fitted = self._fitted.get(row)
         if isinstance(fitted, FittedLearned):

@@ -34,7 +34,7 @@ class Stacked:
     Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
     one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
     cross-validation over pseudo-targets: the held-out log likelihood must exceed that of the first column alone by
-    `SURE` standard errors, and the true-positive rate must not be lower.
+    `SURE` standard errors, and the true-positive rate by one.
 
     Args:
         fpr: false-positive rate at which the two are compared.
@@ -102,7 +102,8 @@ class Stacked:
                     found[at] = [_tpr(o, y[at], self.fpr) for o in pair]
         each = gain.mean(1)
         error = max(float(each.std(ddof=1)) / np.sqrt(len(each)), float(gain.std()) / np.sqrt(gain.size))
-        return bool(each.mean() > SURE * error and found[:, 0].mean() >= found[:, 1].mean())
+        more = found[:, 0] - found[:, 1]
+        return bool(each.mean() > SURE * error and more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
 
     def _weights(self, x: Array, y: Bools) -> Array:
         """(k + 1,) weights and intercept of the penalised logistic regression, by Newton's method."""

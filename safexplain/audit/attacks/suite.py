@@ -7,6 +7,7 @@ explanation stacked with the baseline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -277,10 +278,12 @@ class _Level:
     def _label_columns(self) -> list[SuiteRow]:
         ratio = LikelihoodRatio("identity")
         columns = [SuiteRow("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label", self.level)]
+        if self._classes() <= MOST_NUMBERS:
+            columns.append(SuiteRow("LikelihoodRatio", ratio, "label:classes", "label", self.level))
         if self.level > 1:
             kept, shares = (at_level(s, self.level) for s in ("kept", "shares"))
             columns.append(SuiteRow("LikelihoodRatio", ratio, kept, "label", self.level))
-            if shares in self.signals.values and self.signals.values["label"].max() < self._width(shares):
+            if shares in self.signals.values and self._classes() <= self._width(shares):
                 columns.append(SuiteRow("OwnLabelRatio", OwnLabelRatio(), f"label+{shares}", "label", self.level))
                 columns.append(SuiteRow("LikelihoodRatio", ratio, shares, "label", self.level))
         return [*columns, self._trees([])]
@@ -351,6 +354,11 @@ class _Level:
     def _learn(self) -> bool:
         return len(self.signals.models) - 1 >= FEWEST_TO_LEARN
 
+    def _classes(self) -> float:
+        """How many classes the labels may have; infinite where they are no class indices."""
+        label = self.signals.values["label"]
+        return math.inf if label.ndim != 2 or label.min() < 0 or (label % 1).any() else int(label.max()) + 1
+
     def _recourse(self) -> bool:
         return "recourse" in self.signals.meta
 
@@ -378,7 +386,7 @@ class _Level:
 
 
 def values_of(signals: Signals, signal: str) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads, but for its view; shares of labels as log odds.
+    """(m, n) or (m, n, k): what a row reads; shares of labels as log odds, and labels, where asked for, as 0 and 1.
 
     Raises:
         InputError: it is not there.
@@ -390,6 +398,9 @@ def values_of(signals: Signals, signal: str) -> Numbers:
     values = signals.attributions if name == WHOLE_MAP else signals.values.get(name)
     if values is None:
         raise InputError(f"signal {name!r} is not there; found {sorted(signals.values)}")
+    if view == "classes":
+        of_classes: Numbers = (values[..., None] == np.arange(int(values.max()) + 1)).astype(np.float32)
+        return of_classes
     what, level = split_level(name)
     if what in ("kept", "shares") and level > 1:
         return log_odds(values, level)
