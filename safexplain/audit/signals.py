@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import UNWRITABLE, read_arrays, write_arrays
+from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -35,6 +35,12 @@ SLICE = "slice_"
 
 LONGEST_SLICE = 200
 """Characters of a slice's value, which is a name and no text."""
+
+WIDEST_SLICE = 4096
+"""Bytes of one entry of a column: NumPy gives each text the room of the longest, and often more."""
+
+LONGEST_META = 2**26
+"""Bytes of the meta data, at four a character."""
 
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
@@ -262,9 +268,14 @@ class Signals:
         Raises:
             InputError: missing, not an .npz, without membership, or as the constructor.
         """
-        arrays = read_arrays(path)
-        if "membership" not in arrays:
-            raise InputError(f"{path} has no array 'membership' (bool, models x examples); found {sorted(arrays)}")
+        with ArrayFile(path) as file:
+            if "membership" not in file.names:
+                raise InputError(
+                    f"{path} has no array 'membership' (bool, models x examples); found {sorted(file.names)}"
+                )
+            for name in file.names:
+                _check_header(name, *file.header(name), file.header("membership").shape)
+            arrays = file.read(*file.names)
         for name in ("membership", "out_of_distribution"):
             if name in arrays and arrays[name].dtype != np.bool_ and np.isin(arrays[name], (0, 1)).all():
                 arrays[name] = arrays[name].astype(bool)
@@ -272,6 +283,30 @@ class Signals:
         optional: dict[str, Any] = {name: arrays.pop(name, None) for name in OPTIONAL}
         slices = {name.removeprefix(SLICE): arrays.pop(name) for name in list(arrays) if name.startswith(SLICE)}
         return cls(member, arrays, meta=_meta(path, meta), slices=slices, **optional)
+
+
+def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size: tuple[int, ...]) -> None:
+    """That an array is as large as the format says, before it is read. The constructor looks at the rest.
+
+    Args:
+        name: of the array.
+        dtype: what its header claims.
+        shape: likewise.
+        size: of the array `membership`.
+    """
+    if len(size) != 2:
+        raise InputError(f"membership must be bool of shape (models, examples), got {size}")
+    if name == "meta":
+        fits, expected = shape == () and dtype.itemsize <= LONGEST_META, f"one text of at most {LONGEST_META:,} bytes"
+    elif name in ("groups", "examples", "out_of_distribution") or name.startswith(SLICE):
+        fits, expected = shape == size[1:] and dtype.itemsize <= WIDEST_SLICE, f"of shape {size[1:]}, short texts or"
+        expected += " numbers"
+    elif name == "inputs":
+        fits, expected = shape[:1] == size[1:], f"of shape ({size[1]}, ...)"
+    else:
+        fits, expected = shape[:2] == size and len(shape) in (2, 3), f"numbers of shape {size} or {size} + (k,)"
+    if not fits:
+        raise InputError(f"array {name!r} must be {expected}, got {dtype} {shape}")
 
 
 def _meta(path: str | Path, raw: NDArray[Any] | None) -> dict[str, Any]:

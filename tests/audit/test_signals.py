@@ -174,6 +174,30 @@ def test_a_header_that_asks_for_all_memory_is_refused(tmp_path):
         Signals.load(path)
 
 
+BOMBS = {
+    "junk": np.zeros(2**24),
+    "l2": np.zeros((3, 41)),
+    "attributions": np.zeros((2**12, 2**12)),
+    "groups": np.zeros(2**24, int),
+    "slice_story": np.full(40, "", dtype="<U400000"),
+    "meta": np.array("", dtype="<U20000000"),
+    "inputs": np.zeros((41, 2**19)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_an_array_that_does_not_belong_there_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
+    path = tmp_path / "signals.npz"
+    np.savez_compressed(path, **{"membership": MEMBER, "l1": L1, name: BOMBS[name]})
+
+    def never(*_, **__):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(np.lib.format, "read_array", never)
+    with pytest.raises(InputError, match=f"array '{name}' must be|not a readable"):
+        Signals.load(path)
+
+
 def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         signals().save(tmp_path / "missing" / "signals.npz")
