@@ -238,16 +238,19 @@ def vanishes(tensor: Tensor) -> Tensor:
 def fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:
     """Put keyed random numbers, smaller than all others, where a clip could not hide that a coordinate is zero."""
     zero = rows == 0
-    concerned = zero.all(1) if whole_rows_only else zero.any(1)
-    for i in concerned.nonzero().flatten().tolist():
-        if seeds is None:
-            raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
-        drawn = keyed_normal([seeds[i]], rows.shape[1], b"direction", rows)[0]
-        if (negative := bool((rows[i] < 0).any())) != bool((rows[i] > 0).any()):  # a single sign, which they must share
-            drawn = -drawn.abs() if negative else drawn.abs()
-        smallest = rows[i][~zero[i]].abs().amin() if not bool(zero[i].all()) else drawn.new_tensor(1.0)
-        if smallest < torch.finfo(rows.dtype).tiny * 2.0**40:  # smaller ones would vanish; only ranks matter here
-            rows[i] *= 2.0**80
-            smallest = smallest * 2.0**80
-        rows[i] = torch.where(zero[i], drawn * (smallest / 16), rows[i])
+    concerned = (zero.all(1) if whole_rows_only else zero.any(1)).nonzero().flatten()
+    if not len(concerned):
+        return rows
+    if seeds is None:
+        raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
+    drawn = keyed_normal([seeds[i] for i in concerned.tolist()], rows.shape[1], b"direction", rows)
+    some, zero = rows[concerned], zero[concerned]
+    negative, positive = (some < 0).any(1, keepdim=True), (some > 0).any(1, keepdim=True)
+    single = torch.where(negative, -drawn.abs(), drawn.abs())
+    drawn = torch.where(negative == positive, drawn, single)  # a single sign, which they must share
+    smallest = some.abs().masked_fill(zero, torch.inf).amin(1, keepdim=True)
+    smallest = torch.where(smallest.isfinite(), smallest, 1.0)
+    grown = torch.where(smallest < torch.finfo(rows.dtype).tiny * 2.0**40, 2.0**80, 1.0).to(rows.dtype)
+    smallest = smallest * grown  # smaller ones would vanish; only ranks matter here
+    rows[concerned] = torch.where(zero, drawn * (smallest / 16), some * grown)
     return rows
