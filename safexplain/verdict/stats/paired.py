@@ -1,6 +1,34 @@
 """How much more one attack finds than another on the same examples, at one false-positive rate.
 
-NumPy and SciPy only.
+NumPy and SciPy only. Wanted are bounds of
+
+    TPR_A(fpr) - TPR_B(fpr),
+
+both at exactly `fpr` among all non-members, from n1 members and n0 non-members that both attacks scored. Both
+thresholds are set at the same rank among the non-members, the one nearest fpr (n0 + 1); what is found above them by one
+attack only, and by the other only, makes the difference. It is uncertain in three ways, which are independent enough to
+be added as squares (MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
+
+1. *the members*: the difference of two counts of discordant pairs, each with its exact (Clopper-Pearson) limit, so that
+   small counts and small risks are right (normal limits are not: at a risk of 1e-4 they fail four times as often);
+2. *the thresholds move together*: the true one stands at another rank than the one used, by a binomial distribution
+   that is known. The difference at the last ranks where it may stand, minus that at the rank used, is measured;
+3. *the thresholds move apart*: as the numbers of non-members above one and not above the other do, with their
+   variance (plus one, so that none is not certainty), times the slopes of both curves: that of the attack towards
+   higher thresholds, that of the baseline towards lower ones, which is what a lower bound fears.
+
+2 and 3 are the delta method for the variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0, where s are slopes and
+p10 is half of the share of discordant non-members, but with the curves as they are. Attacks that rank everybody alike
+have no such variance but the "plus one".
+
+The delta method fails at a jump of a curve: where many members share a score next to the threshold, the rank used
+includes them or not by chance. Steps of both curves and of their difference are therefore compared with their neighbours
+(`_uneven`). Where one stands out, the bound is the smallest difference for all thresholds and counts within a distance
+of the ones found, whatever the curves look like in between (`_worst_near`). Where there are so few non-members that
+the true threshold may be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all, each threshold
+and each share found gets a quarter of the risk (`_four_bounds`).
+
+Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
 """
 
 from __future__ import annotations
@@ -204,44 +232,100 @@ def lower_limits(
     risk: float,
 ) -> Floats:
     """(...,) lower bounds from (...,) counts and (..., window) counts; `difference_bounds` for many at once."""
-    ranks, k = np.array(window_ranks(non_members, fpr), dtype=np.float64), rank_at(non_members, fpr)
-    strict, loose = _sure_ranks(non_members, fpr, risk)
-    if strict < 1 or loose > non_members:
-        return _four_bounds(attack_window, baseline_window, ranks, members, non_members, fpr, risk)
-    own, other = attack_window @ _between(ranks, k), baseline_window @ _between(ranks, k)
+    f = _frame(non_members, fpr, risk)
+    if f.strict < 1 or f.loose > non_members:
+        return _four_bounds(attack_window, baseline_window, members, non_members, fpr, risk)
+    own, other, difference = attack_window @ f.at, baseline_window @ f.at, attack_window - baseline_window
     counts = members * _count_spread(only / members, missed / members, members, risk)
-    apart = distributions.norm.isf(risk) * np.sqrt(non_member_only + non_member_missed + 1)
-    steps = max(1, round(float(np.sqrt(k * (1 - fpr)))))
-    difference = attack_window - baseline_window
-    secant = (_between(ranks, k + steps) - _between(ranks, k - steps)) / (2 * steps)
-    found = own - other + difference @ secant * (fpr * (non_members + 1) - k)
-    slope = (own - attack_window @ _between(ranks, k - steps)) / steps
-    base_slope = (baseline_window @ _between(ranks, k + steps) - other) / steps
-    elsewhere = np.minimum(difference @ _between(ranks, strict), difference @ _between(ranks, loose))
+    apart = -special.ndtri(risk) * np.sqrt(non_member_only + non_member_missed + 1)
+    found = own - other + difference @ (f.after - f.before) / (2 * f.steps) * (fpr * (non_members + 1) - f.rank)
+    slopes = (own - attack_window @ f.before) / f.steps, (baseline_window @ f.after - other) / f.steps
+    noise = np.sqrt(counts**2 + ((slopes[0] + slopes[1]) / 2 * apart) ** 2)
+    elsewhere = np.minimum(difference @ f.at_strict, difference @ f.at_loose)
     together = np.maximum(own - other - elsewhere, 0.0)
-    noise = np.sqrt(counts**2 + ((slope + base_slope) / 2 * apart) ** 2)
-    usual = np.minimum(together, noise * _USUAL)
-    low = found - np.sqrt(noise**2 + usual**2) - (together - usual)
-    reach = max(k - strict, 0.5), max(loose - k, 0.5)
-    near = (ranks >= k - _BEYOND * reach[0] - 1) & (ranks <= k + _BEYOND * reach[1] + 1)
-    uneven = _uneven(attack_window[..., near], baseline_window[..., near], ranks[near])
+    smooth = np.minimum(together, noise * _SMOOTH)
+    low = found - np.sqrt(noise**2 + smooth**2) - (together - smooth)
+    uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.steps_near)
     if uneven.any():
-        worst = _worst_near(attack_window, baseline_window, ranks - k, reach, apart, counts, _radius(risk))
+        reach = max(f.rank - f.strict, 0.5), max(f.loose - f.rank, 0.5)
+        worst = _worst_near(attack_window, baseline_window, f.ranks - f.rank, reach, apart, counts, _radius(risk))
         low = np.where(uneven, np.minimum(low, worst), low)
     bound: Floats = np.maximum(low / members, -1.0)
     return bound
 
 
-def _sure_ranks(non_members: int, fpr: float, risk: float) -> tuple[int, int]:
-    """Ranks at which the true false-positive rate is above, and below, `fpr` with a probability of at most `risk`."""
+@dataclass(frozen=True)
+class _Frame:
+    """What bounds need that depends on the sizes only.
+
+    Args:
+        ranks: (window,) `window_ranks`.
+        rank: of the thresholds.
+        strict, loose: ranks at which the true false-positive rate is above, and below, fpr with a probability of at
+            most the risk.
+        steps: ranks over which slopes are taken: a standard deviation of the true threshold's rank.
+        at, before, after, at_strict, at_loose: (window,) weights with which counts above `ranks` give those above the
+            rank, `steps` before and after it, and above the last two, by straight lines.
+        near: ranks at which a jump would matter.
+        steps_near: how the steps between these compare with each other.
+    """
+
+    ranks: Floats
+    rank: int
+    strict: int
+    loose: int
+    steps: int
+    at: Floats
+    before: Floats
+    after: Floats
+    at_strict: Floats
+    at_loose: Floats
+    near: slice
+    steps_near: _Steps
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What steps of an even curve are compared with.
+
+    Args:
+        gaps: (steps,) how long they are.
+        others: (steps,) length of the neighbours of each.
+        beside: (steps, steps) 1 for neighbours.
+        around: (steps, steps) shares of twice as many neighbours.
+    """
+
+    gaps: Floats
+    others: Floats
+    beside: Floats
+    around: Floats
+
+    @classmethod
+    def of(cls, ranks: Floats) -> _Steps:
+        gaps = np.diff(ranks**_BEND)
+        gaps *= (ranks[-1] - ranks[0]) / gaps.sum()
+        distance = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
+        beside = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
+        around = ((distance > 0) & (distance <= 2 * _NEIGHBOURS)).astype(np.float64)
+        return cls(gaps, beside @ gaps, beside, around / np.maximum(around.sum(0), 1))
+
+
+@lru_cache(maxsize=256)
+def _frame(non_members: int, fpr: float, risk: float) -> _Frame:
+    ranks, k = np.array(window_ranks(non_members, fpr), dtype=np.float64), rank_at(non_members, fpr)
     strict = int(distributions.binom.ppf(risk, non_members, fpr))
     strict += int(distributions.binom.cdf(strict, non_members, fpr) <= risk)
-    return strict, int(distributions.binom.isf(risk, non_members, fpr)) + 1
+    loose = int(distributions.binom.isf(risk, non_members, fpr)) + 1
+    steps = max(1, round(float(np.sqrt(k * (1 - fpr)))))
+    unit = np.eye(len(ranks))
 
+    def at(rank: float) -> Floats:
+        return np.array([np.interp(rank, ranks, row) for row in unit])
 
-def _between(ranks: Floats, rank: float) -> Floats:
-    """(window,) weights with which counts above some ranks give those above another, by straight lines."""
-    return np.array([np.interp(rank, ranks, row) for row in np.eye(len(ranks))])
+    low, high = k - _NEAR * max(k - strict, 0.5) - 1, k + _NEAR * max(loose - k, 0.5) + 1
+    near = slice(int(np.searchsorted(ranks, low)), int(np.searchsorted(ranks, high, side="right")))
+    weights = at(k), at(k - steps), at(k + steps), at(strict), at(loose)
+    return _Frame(ranks, k, strict, loose, steps, *weights, near, _Steps.of(ranks[near]))
 
 
 def _count_spread(only: Floats, missed: Floats, members: int, risk: float) -> Floats:
@@ -262,25 +346,26 @@ def _limit(found: Floats, of: int, risk: float) -> Floats:
 def _four_bounds(
     attack_window: Floats,
     baseline_window: Floats,
-    ranks: Floats,
     members: int,
     non_members: int,
     fpr: float,
     risk: float,
 ) -> Floats:
     """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes."""
-    strict, loose = _sure_ranks(non_members, fpr, risk / 4)
-    own = attack_window[..., max(int(np.searchsorted(ranks, strict, side="right")) - 1, 0)] if strict > 0 else 0.0
-    other = baseline_window[..., min(int(np.searchsorted(ranks, loose)), len(ranks) - 1)]
-    if loose > non_members:
-        other = np.full_like(other, members)
-    bound: Floats = _limit(own + 0 * other, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
+    f = _frame(non_members, fpr, risk / 4)
+    own = attack_window[..., max(int(np.searchsorted(f.ranks, f.strict, side="right")) - 1, 0)]
+    other = baseline_window[..., min(int(np.searchsorted(f.ranks, f.loose)), len(f.ranks) - 1)]
+    own = own if f.strict > 0 else np.zeros_like(own)
+    other = other if f.loose <= non_members else np.full_like(other, members)
+    bound: Floats = _limit(own, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
     return bound
 
 
-_USUAL = 0.5
+_SMOOTH = 0.5
+"""What the difference changes with both thresholds is added as a square up to this share of the noise, and beyond it
+in full: then it is a bend of the curves, and no noise."""
 
-_BEYOND = 1.35
+_NEAR = 1.35
 """How far from the rank curves must be even, in units of how far the true threshold may be."""
 
 _NEIGHBOURS = 3
@@ -296,30 +381,24 @@ _JUMP = 7.0
 """A step of the difference of both curves is a jump above so many times what the neighbouring ones are."""
 
 
-def _uneven(attack: Floats, baseline: Floats, ranks: Floats) -> NDArray[np.bool_]:
+def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
     """(...,) whether one of the curves, or their difference, has a jump among these ranks.
 
     Where a curve is straight, the members between two ranks are a share of those between more ranks that has a beta
-    distribution, hence their number a beta-binomial one.
+    distribution, hence their number a beta-binomial one, here a beta of equal variance.
     """
-    gaps = np.diff(ranks**_BEND) * (np.diff(ranks).sum() / np.diff(ranks[[0, -1]] ** _BEND))
-    kernel = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
-    beside = ((kernel > 0) & (kernel <= _NEIGHBOURS)).astype(np.float64)
-    others = beside @ gaps
-    uneven = np.zeros(attack.shape[:-1], dtype=bool)
-    for window in (attack, baseline):
-        steps = np.diff(window, axis=-1)
-        total = steps + steps @ beside
-        size = np.maximum(total, 1e-9) * (gaps + others + 1) / (gaps + others + total) - 1  # the beta of equal variance
-        size = np.maximum(size, 1e-3)
-        share = np.clip((steps - 0.5) / np.maximum(total, 1e-9), 0.0, 1.0)
-        tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
-        uneven |= (tail < _ALARM / (2 * len(gaps))).any(-1)
-    steps = np.diff(attack - baseline, axis=-1)
-    beside = ((kernel > 0) & (kernel <= 2 * _NEIGHBOURS)).astype(np.float64)
-    usual = (steps**2 / gaps) @ beside / beside.sum(0) * gaps
-    jumps: NDArray[np.bool_] = (np.abs(steps) > _JUMP * np.sqrt(usual + 1)).any(-1)
-    return uneven | jumps
+    gaps, others = of.gaps, of.others
+    if len(gaps) < 2 * _NEIGHBOURS:
+        return np.ones(attack.shape[:-1], dtype=bool)
+    steps = np.diff(np.stack([attack, baseline]), axis=-1)
+    total = np.maximum(steps + steps @ of.beside, 1e-9)
+    size = np.maximum(total * (gaps + others + 1) / (gaps + others + total) - 1, 1e-3)
+    share = np.clip((steps - 0.5) / total, 0.0, 1.0)
+    tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
+    apart = steps[0] - steps[1]
+    usual = (apart**2 / gaps) @ of.around * gaps
+    jumps = (tail < _ALARM / (2 * len(gaps))).any((0, -1)) | (np.abs(apart) > _JUMP * np.sqrt(usual + 1)).any(-1)
+    return np.asarray(jumps)
 
 
 @lru_cache(maxsize=64)
