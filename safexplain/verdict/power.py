@@ -6,20 +6,28 @@ found there are Bin(n1, tpr(P)) for the leaking attack, Bin(n1, P) for those tha
 depends on these counts alone, so its probability is one integral over P for the one and a beta-binomial tail for the
 others. From the same tails follow the best certificate that a sample could give (`could_certify`), and how many more
 examples would decide (`needed`).
+
+For the claim "excess", whose bounds are those of `stats.paired`: the counts that are expected of two attacks with
+binormal curves (`expected_pairs`) give the distances of the bounds from the difference found, which is about normal;
+hence the probability of each verdict (`excess_power`), and what an audit that was run would have decided
+(`seen_power`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats as distributions
+from scipy.optimize import brentq
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats.paired import PairedCounts, difference_bounds, rank_at, window_ranks
 from safexplain.verdict.thresholds import lower_bound, ranks_of, upper_bound
 
 Floats = NDArray[np.float64]
@@ -190,3 +198,172 @@ class _Curve:
             return float(members * rate > count)
         weight = max(rate * (1 - rate) / (rate * (1 - rate) / members + along**2) - 1, 1e-3)
         return float(distributions.beta.sf((count + 0.5) / members, rate * weight, (1 - rate) * weight))
+
+
+# ------------------------------------------------------------------------------------------- the claim "excess"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an audit would have decided with a probability of 90 %.
+
+    Args:
+        proves: smallest true excess that would have been proven a leak; 1 if none.
+        certifies: largest true excess that would have been certified; below 0 if not even an attack that adds nothing.
+    """
+
+    proves: float
+    certifies: float
+
+
+def seen_power(
+    counts: PairedCounts, members: int, non_members: int, fpr: float, limit: float, low_risk: float, high_risk: float
+) -> Seen:
+    """What this audit would have decided about other excesses, by the curves and the discordance that it found.
+
+    Args:
+        counts: of an attack and the baseline.
+        members: units scored.
+        non_members: units scored.
+        fpr: at which they were counted.
+        limit: largest tolerated excess.
+        low_risk: of the lower bound.
+        high_risk: of the upper bound.
+    """
+    sizes = members, non_members, fpr, low_risk, high_risk
+
+    def proves(excess: float) -> float:
+        low, _ = difference_bounds(_with_excess(counts, excess, members, non_members, fpr), *sizes)
+        return low - _more(excess - low, low_risk) - limit
+
+    def passes(excess: float) -> float:
+        _, high = difference_bounds(_with_excess(counts, excess, members, non_members, fpr), *sizes)
+        return limit - high - _more(high - excess, high_risk)
+
+    largest = 1 - _base(counts, non_members, fpr) / members
+    proven = 1.0 if proves(largest) < 0 else _crossing(proves, limit, largest)
+    smallest = -_base(counts, non_members, fpr) / members
+    return Seen(proven, smallest if passes(smallest) < 0 else _crossing(passes, smallest, limit))
+
+
+def excess_power(
+    policy: Policy, members: int, non_members: int, excess: float, base_tpr: float, discordant: float, attacks: int = 1
+) -> Power:
+    """Probability of each verdict about one attack, when no control fails.
+
+    Args:
+        policy: with the claim "excess".
+        members: units scored.
+        non_members: units scored.
+        excess: true difference of what attack and baseline find at the policy's false-positive rate.
+        base_tpr: what the baseline finds there.
+        discordant: share of the members that exactly one of the two finds there, at least the excess.
+        attacks: judged, for the risk of the lower bound.
+
+    Raises:
+        ConfigurationError: the policy's claim is "whole".
+        InputError: rates that no two attacks have.
+    """
+    if policy.claim != "excess":
+        raise ConfigurationError('excess_power: expected a policy with the claim "excess"; `power` is for "whole"')
+    counts = expected_pairs(members, non_members, policy.fpr, base_tpr + excess, base_tpr, discordant)
+    low_risk, limit = policy.risk / attacks, policy.limit
+    low, high = difference_bounds(counts, members, non_members, policy.fpr, low_risk, policy.risk)
+    down, up = WIDER * (excess - low), WIDER * (high - excess)
+    low, high = excess - down, excess + up
+    leak = distributions.norm.cdf((low - limit) / (down / distributions.norm.isf(low_risk)))
+    certified = distributions.norm.cdf((limit - high) / (up / distributions.norm.isf(policy.risk)))
+    return Power(np.asarray(leak), np.asarray(certified))
+
+
+def expected_pairs(
+    members: int, non_members: int, fpr: float, tpr: float, base_tpr: float, discordant: float
+) -> PairedCounts:
+    """Counts of two attacks whose scores are bivariate normal, if everything is as expected.
+
+    Args:
+        members: units scored.
+        non_members: units scored.
+        fpr: at which they are counted.
+        tpr: share of the members that the attack finds there, in (0, 1).
+        base_tpr: that the baseline finds.
+        discordant: share of the members that exactly one of them finds.
+
+    Raises:
+        InputError: a rate outside of (0, 1), or discordance that no positive correlation gives.
+    """
+    if not (0 < tpr < 1 and 0 < base_tpr < 1):
+        raise InputError(f"expected rates in (0, 1), got {tpr!r:.20} and {base_tpr!r:.20}")
+    both = (tpr + base_tpr - discordant) / 2
+    if not tpr * base_tpr - 1e-12 <= both <= min(tpr, base_tpr) + 1e-12:
+        raise InputError(
+            f"expected a discordance between {abs(tpr - base_tpr):.3g} (one attack finds all that the other does) and"
+            f" {tpr + base_tpr - 2 * tpr * base_tpr:.3g} (independent attacks), got {discordant:.3g}"
+        )
+    found = [_both_above(r, tpr, base_tpr) - both for r in (0.0, CORRELATED)]
+    r = 0.0 if found[0] >= 0 else CORRELATED
+    if found[0] < 0 < found[1]:
+        r = float(brentq(lambda x: _both_above(x, tpr, base_tpr) - both, 0.0, CORRELATED))
+    apart = max(fpr - _both_above(r, fpr, fpr), 0.0) * non_members
+    if both >= min(tpr, base_tpr) - 1e-12 and found[1] <= 0:
+        apart = 0.0
+    at = np.array(window_ranks(non_members, fpr)) / (non_members + 1)
+    at *= fpr / (rank_at(non_members, fpr) / (non_members + 1))  # what is expected at the rank is what is wanted there
+    windows = []
+    for rate in (tpr, base_tpr):
+        shift = distributions.norm.isf(fpr) - distributions.norm.isf(rate)
+        with np.errstate(divide="ignore"):
+            curve = distributions.norm.sf(distributions.norm.isf(np.clip(at, 0.0, 1.0)) - shift)
+        windows.append(tuple(float(x) for x in members * curve))
+    return PairedCounts(members * (tpr - both), members * (base_tpr - both), apart, apart, windows[0], windows[1])
+
+
+WIDER = 1.15
+"""Bounds of audits are further away from what is found than those of expected counts, since their curves are rough."""
+
+CORRELATED = 0.99999
+"""Scores correlated more than this are the same."""
+
+
+def _both_above(correlation: float, first: float, second: float) -> float:
+    """Probability that two normal scores are among their highest `first` and `second` shares."""
+    u = (np.arange(4000) + 0.5) / 4000 * first
+    rest = (1 - correlation**2) ** 0.5
+    inside = (correlation * distributions.norm.isf(u) - distributions.norm.isf(second)) / rest
+    return float(distributions.norm.cdf(inside).mean() * first)
+
+
+def _more(spread: float, risk: float) -> float:
+    """What must be added to a one-sided limit's distance for a probability of 90 % to be on the right side of it."""
+    return float(spread * distributions.norm.ppf(POWER) / distributions.norm.isf(risk))
+
+
+def _base(counts: PairedCounts, non_members: int, fpr: float) -> float:
+    return counts.baseline_window[window_ranks(non_members, fpr).index(rank_at(non_members, fpr))]
+
+
+def _with_excess(counts: PairedCounts, excess: float, members: int, non_members: int, fpr: float) -> PairedCounts:
+    """The counts of an attack with another excess, its curve stretched and what it misses unchanged if possible."""
+    base, ranks = _base(counts, non_members, fpr), window_ranks(non_members, fpr)
+    own = counts.attack_window[ranks.index(rank_at(non_members, fpr))]
+    wanted = base + excess * members
+    window = np.asarray(counts.attack_window)
+    if own > 0:
+        below, above = (
+            window * (wanted / own),
+            members - (members - window) * (members - wanted) / (members - own + 1e-9),
+        )
+        window = np.minimum(np.where(window <= own, below, above), members)
+    else:
+        window = np.minimum(np.asarray(counts.baseline_window) + wanted - base, members)
+    only = max(excess * members + counts.missed, 0.0)
+    return replace(counts, only=only, missed=only - excess * members, attack_window=tuple(map(float, window)))
+
+
+def _crossing(of: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function changes its sign, to a tenth of a thousandth."""
+    rising = of(high) > 0
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (low, middle) if (of(middle) > 0) == rising else (middle, high)
+    return (low + high) / 2

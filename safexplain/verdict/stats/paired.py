@@ -22,11 +22,11 @@ p10 is half of the share of discordant non-members, but with the curves as they 
 have no such variance but the "plus one".
 
 The delta method fails at a jump of a curve: where many members share a score next to the threshold, the rank used
-includes them or not by chance. Steps of both curves and of their difference are therefore compared with their neighbours
-(`_uneven`). Where one stands out, the bound is the smallest difference for all thresholds and counts within a distance
-of the ones found, whatever the curves look like in between (`_worst_near`). Where there are so few non-members that
-the true threshold may be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all, each threshold
-and each share found gets a quarter of the risk (`_four_bounds`).
+includes them or not by chance. Steps of both curves, and of their difference, are therefore compared with the steps
+beside them (`_uneven`). Where one stands out, the bound is the smallest difference for all thresholds and counts within
+a distance of the ones found, whatever the curves look like in between (`_worst_near`). Where there are so few
+non-members that the true threshold may be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all,
+each threshold and each share found gets a quarter of the risk (`_four_bounds`).
 
 Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
 """
