@@ -67,11 +67,23 @@ def cli(
     return call
 
 
-def synthetic(path: Path, *, shift: float, examples: int = 4000, models: int = 17) -> Path:
+POLICY = "fpr = 0.05\nmax_tpr = 0.25\npatience = [1]\nreferences = 8\nuncounted = true\n"
+"""Small enough to decide with a few hundred members."""
+
+
+def synthetic(path: Path, *, shift: float, examples: int = 1200, models: int = 9, levels: tuple[int, ...] = ()) -> Path:
+    """Signals of explanations that move members by `shift` standard deviations; with labels where levels are given."""
     rng = np.random.default_rng(0)
     membership = rng.random((models, examples)) < 0.5
-    l1 = np.exp(rng.normal(size=membership.shape) - shift * membership)
-    Signals(membership, {"l1": l1}).save(path)
+    values = {"l1": np.exp(rng.normal(size=membership.shape) - shift * membership)}
+    if levels:
+        values["label"] = (rng.random(membership.shape) < 0.5).astype(np.float64)
+    for level in levels:
+        if level > 1:
+            values[f"l1@{level}"] = np.exp(rng.normal(size=membership.shape) - shift * membership)
+            values[f"kept@{level}"] = np.clip(0.5 + 0.2 * rng.normal(size=membership.shape), 0, 1)
+    Signals(membership, values, meta={"targets": [0]}).save(path)
+    (path.parent / "small.toml").write_text(POLICY)
     return path
 
 
@@ -79,50 +91,107 @@ def synthetic(path: Path, *, shift: float, examples: int = 4000, models: int = 1
 
 
 @pytest.mark.parametrize(("shift", "examples", "verdict", "code"), [
-    (3.0, 4000, "leak", 1),
-    (0.0, 4000, "certified", 0),
+    (3.0, 1200, "leak", 1),
+    (0.0, 1200, "certified", 0),
     (0.0, 60, "inconclusive", 3),
 ])  # fmt: skip
 def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path, shift: float, examples: int, verdict: str, code: int
 ) -> None:
     path = synthetic(tmp_path / "signals.npz", shift=shift, examples=examples)
-    got, out, err = cli("attack", path, "--json", "--policy-fpr", 0.01, "--max-tpr", 0.03)
+    got, out, err = cli("attack", path, "--json", "--policy", tmp_path / "small.toml")
     content = json.loads(out)
     assert (got, content["verdict"], err) == (code, verdict, "")
-    assert {a["attack"] for a in content["attacks"]} == {"Threshold", "LikelihoodRatio"}
+    assert content["sentence"].startswith({0: "Certified", 1: "Leak proven", 3: "Inconclusive"}[code])
+    assert {a["attack"] for a in content["attacks"]} >= {"Threshold", "LikelihoodRatio"}
     for attack in content["attacks"]:
-        assert attack["signal"] == "l1"
         assert 0 <= attack["auc"] <= 1
         for rate in attack["tpr"]:
             assert rate["realised_fpr"] <= rate["fpr"]
             assert rate["low"] <= rate["tpr"] <= rate["high"]
+    for one in content["evidence"]:
+        assert 0 <= one["low"] <= one["high"] <= 1
+        assert one["judged"] is True  # there are no labels to compare with: the whole is judged
+    (level,) = content["levels"]
+    assert (level["patience"], level["labels"], level["added"]) == (1, None, None)
+    assert level["whole"]["low"] <= level["whole"]["high"]
+
+
+def test_at_every_level_labels_what_is_added_and_both_stand_side_by_side(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=3.0, levels=(1, 5))
+    (tmp_path / "small.toml").write_text(POLICY.replace("[1]", "[1, 5]"))
+    code, out, err = cli("attack", path, "--json", "--policy", tmp_path / "small.toml")
+    content = json.loads(out)
+    assert (code, content["claim"], err) == (1, "excess", "")
+    assert [line["patience"] for line in content["levels"]] == [1, 5]
+    for line in content["levels"]:
+        assert line["labels"]["tpr"] < 0.15  # these labels tell nothing
+        assert line["added"]["low"] > 0.2
+        assert line["added"]["low"] <= line["added"]["high"]
+        assert line["whole"]["low"] > line["labels"]["tpr"]
+    judged = {(e["attack"], e["role"], e["judged"]) for e in content["evidence"]}
+    assert ("Stacked", "explanation+label", True) in judged
+    assert ("LikelihoodRatio", "explanation", False) in judged
+    assert ("LabelPatience", "label", False) in judged
+
+
+def test_a_suite_that_leaves_attacks_out_never_certifies(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    for shift in (0.0, 3.0):
+        path = synthetic(tmp_path / "signals.npz", shift=shift)
+        for attacks in ("Threshold", "Threshold,RMIA"):
+            command = ("attack", path, "--policy", tmp_path / "small.toml", "--attacks", attacks, "--json")
+            code, out, _ = cli(*command)
+            content = json.loads(out)
+            assert (content["verdict"] != "certified", code != 0) == (True, True)
+            assert "LikelihoodRatio" in content["omitted"]
+
+
+def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_weaker_attacker(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=0.0)
+    (tmp_path / "patient.toml").write_text(POLICY.replace("[1]", "[1, 200]"))
+    code, out, _ = cli("attack", path, "--policy", tmp_path / "patient.toml")
+    text = " ".join(out.split())
+    assert code == 3
+    assert "patience = [1]" in text
+    assert "200 times nothing judged" in text
+    assert cli("attack", path, "--policy", tmp_path / "small.toml", "--quiet")[:2] == (0, "CERTIFIED\n")
 
 
 def test_quiet_prints_the_verdict_alone(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     path = synthetic(tmp_path / "signals.npz", shift=3.0)
-    assert cli("attack", path, "--quiet") == (1, "LEAK PROVEN\n", "")
+    assert cli("attack", path, "--policy", tmp_path / "small.toml", "--quiet") == (1, "LEAK PROVEN\n", "")
 
 
-def test_the_tables_name_every_attack(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    code, out, _ = cli("attack", synthetic(tmp_path / "signals.npz", shift=3.0))
+def test_the_tables_name_every_attack_by_level(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    path = synthetic(tmp_path / "signals.npz", shift=3.0, levels=(1, 5))
+    (tmp_path / "small.toml").write_text(POLICY.replace("[1]", "[1, 5]"))
+    code, out, _ = cli("attack", path, "--policy", tmp_path / "small.toml")
+    text = " ".join(out.split())
     assert code == 1
-    assert "Threshold" in out
-    assert "Likelihood ratio" in out
-    assert "Leak proven" in out
+    for said in ("Threshold", "Likelihood ratio", "Stacked", "asked once", "asked 5 times", "explanations add"):
+        assert said in text
+    assert "Leak proven, against an attacker who asks up to 5 times" in text
+    assert "blind baseline (the inputs are not in the signals" in text  # not run, and why
 
 
 def test_a_policy_file_is_read_and_options_go_before_it(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     path = synthetic(tmp_path / "signals.npz", shift=0.0, examples=1000)
-    (tmp_path / "policy.toml").write_text('fpr = 0.05\nmax_tpr = 0.2\nselection = 0.5\nsuite = ["LikelihoodRatio"]\n')
+    (tmp_path / "policy.toml").write_text(f'{POLICY}selection = 0.5\nsuite = ["LikelihoodRatio"]\n')
     _, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--max-tpr", 0.3, "--json")
     content = json.loads(out)
     assert (content["policy"]["fpr"], content["policy"]["max_tpr"]) == (0.05, 0.3)
     assert {a["attack"] for a in content["attacks"]} == {"LikelihoodRatio"}
-    assert content["splits"] == {"selection": 500, "training": 0, "certification": 500}
-    assert content["verdict"] == "certified"
+    sizes = content["splits"]
+    assert sizes["selection"] + sizes["certification"] == 1000
+    assert 400 < sizes["selection"] < 600
     code, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--split", "selection", "--json")
     assert code == 3
     assert json.loads(out)["split"] == "selection"
@@ -144,18 +213,21 @@ def test_what_the_prediction_tells_is_judged_when_it_is_released(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
-    member = rng.random((9, 3000)) < 0.5
-    loss = np.exp(rng.normal(size=member.shape) - 3.0 * member)
-    Signals(member, {"l1": np.exp(rng.normal(size=member.shape)), "loss": loss}).save(tmp_path / "signals.npz")
-    assert cli("attack", tmp_path / "signals.npz", "--max-tpr", 0.1, "--quiet")[0] == 0
-    (tmp_path / "whole.toml").write_text('max_tpr = 0.1\nrelease = "explanation+prediction"\n')
-    (tmp_path / "excess.toml").write_text('max_tpr = 0.1\nrelease = "explanation+prediction"\nclaim = "excess"\n')
+    member = rng.random((9, 1200)) < 0.5
+    values = {
+        "l1": np.exp(rng.normal(size=member.shape)),
+        "loss": np.exp(rng.normal(size=member.shape) - 3.0 * member),
+        "label": (rng.random(member.shape) < 0.5).astype(np.float64),
+    }
+    Signals(member, values, meta={"targets": [0]}).save(tmp_path / "signals.npz")
+    for name, more in (("whole", 'claim = "whole"\n'), ("excess", "")):
+        (tmp_path / f"{name}.toml").write_text(f'{POLICY}release = "explanation+prediction"\n{more}')
     assert cli("attack", tmp_path / "signals.npz", "--policy", tmp_path / "whole.toml", "--json")[0] == 1
     code, out, _ = cli("attack", tmp_path / "signals.npz", "--policy", tmp_path / "excess.toml", "--json")
     content = json.loads(out)
     assert code in (0, 3)  # no leak: the explanation adds nothing
-    assert {e["attack"] for e in content["excess"]} == {"Threshold", "LikelihoodRatio", "JointLikelihoodRatio"}
-    assert content["baseline"] == "likelihood ratio of the loss"
+    assert {e["role"] for e in content["evidence"] if e["judged"]} == {"explanation+loss"}
+    assert "the predictions of the same queries alone" in content["sentence"]
 
 
 # --- audit ----------------------------------------------------------------------------------------------------------
