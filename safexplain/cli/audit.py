@@ -223,6 +223,8 @@ def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[typ
     if len(listed) <= 1:
         method, arguments = parse_method(names.strip(), output, options)
         return [method], arguments
+    if len(set(listed)) < len(listed):
+        raise ConfigurationError(f"--explainer: each is released once, got {', '.join(listed)}")
     owners = {name: [o.partition(".")[2] for o in options if o.partition(".")[0] == name] for name in listed}
     if stray := [o for o in options if o.partition(".")[0] not in owners]:
         raise ConfigurationError(

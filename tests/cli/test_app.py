@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run, demo
+from safexplain.cli.audit import audit_command, parse_methods
+from safexplain.errors import ConfigurationError
+from safexplain.explain.wrap import HARDENED
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.evidence import EXIT_CODES
 
@@ -253,8 +257,8 @@ def test_an_exported_model_is_audited_natively_and_hardened(
         "label",
         "loss",
     }
-    assert {("Learned", "attributions"), ("LikelihoodRatio", "near_map"), ("RMIA", "loss")} <= found
-    assert not any(s.startswith("repeated_") for _, s in found)  # keyed noise: the same answer again
+    assert {("LikelihoodRatio", "attributions@200"), ("LikelihoodRatio", "l1@5"), ("RMIA", "loss")} <= found
+    assert [level["patience"] for level in content["levels"]] == [1, 5, 200]
     assert {c["name"]: c["fired"] for c in content["controls"]} == {
         "blind baseline": False,
         "null model": False,
@@ -370,6 +374,72 @@ def test_version_and_help(cli: Callable[..., tuple[int, str, str]]) -> None:
     assert "--hardening" in out
 
 
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table whose rows belong to persons and regions, a model of its other columns, and its recipe."""
+    folder, rng = tmp_path_factory.mktemp("columns"), np.random.default_rng(0)
+    x, y, member = rng.normal(size=(120, 3)), rng.integers(0, 2, 120), rng.random(120) < 0.5
+    names = [f"feature {j}" for j in range(3)]
+    lines = [
+        ",".join([*map(str, row), f"p{i // 3}", "ns"[i % 2], str(label), str(int(inside))])
+        for i, (row, label, inside) in enumerate(zip(x.tolist(), y.tolist(), member.tolist(), strict=True))
+    ]
+    (folder / "rows.csv").write_text("\n".join([",".join([*names, "person", "region", "label", "member"]), *lines]))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    shapes = ({0: torch.export.Dim("batch")},)
+    example = (torch.zeros(2, 3),)
+    torch.export.save(torch.export.export(model, example, dynamic_shapes=shapes), folder / "model.pt2")
+    (folder / "recipe.toml").write_text("epochs = 2\n")
+    (folder / "policy.toml").write_text('patience = [1, 2]\nfpr = 0.1\nmax_tpr = 0.3\nsuite = ["LikelihoodRatio"]\n')
+    return folder
+
+
+def test_several_explainers_groups_and_slices_come_from_the_command_line(
+    cli: Callable[..., tuple[int, str, str]], columns: Path, tmp_path: Path
+) -> None:
+    command = ("audit", columns / "model.pt2", "--data", columns / "rows.csv", "--recipe", columns / "recipe.toml")
+    asked = ("--explainer", "IG,Saliency", "--option", "IG.n_steps=4", "--policy", columns / "policy.toml")
+    beside = ("--group-column", "person", "--slice-by", "region", "--references", 4, "--hardening", "none")
+    code, out, error = cli(*command, *asked, *beside, "--run-dir", tmp_path / "run", "--json")
+    assert code in EXIT_CODES.values(), error
+    signals = Signals.load(tmp_path / "run" / "signals.npz")
+    assert signals.attributions is not None
+    assert signals.attributions.shape == (5, 120, 6)  # the region, which the model does not take, is no feature
+    assert signals.values["l1@2"].shape == (5, 120, 2)
+    assert signals.groups is not None
+    assert len(np.unique(signals.groups)) == 40
+    assert set(signals.slices["region"].tolist()) == {"n", "s"}
+    said = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]["explainer"]
+    assert (said["method"], said["options"]) == ("IG+Saliency", {"IG": {"n_steps": 4}})
+    assert any("groups have members and non-members" in note for note in json.loads(out)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("explainers", "options", "said"),
+    [
+        ("IG,Saliency", ["n_steps=4"], "METHOD.NAME=VALUE"),
+        ("IG,Saliency", ["Lime.n_samples=4"], "METHOD.NAME=VALUE"),
+        ("IG,Tarot", [], "Tarot"),
+        ("IG,ProtoDash", [], "no map of numbers"),
+        ("", [], "expected one of IG"),
+        ("IG,Saliency,IG", [], "each is released once"),
+    ],
+)
+def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, options: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"(?i){said}"):
+        parse_methods(explainers, "probability", options)
+
+
+def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None:
+    assert parse_methods("IG", "logit", ["n_steps=4"]) == ([HARDENED["IG"]], {"n_steps": 4})
+    several = parse_methods("IG, Saliency", "logit", ["Saliency.abs=false"])
+    assert several == ([HARDENED["IG"], HARDENED["Saliency"]], {"Saliency": {"abs": False}})
+
+
+def test_audit_has_at_most_24_options() -> None:
+    assert len([p for p in inspect.signature(audit_command).parameters if p != "model"]) <= 24
+
+
 # --- interruptions --------------------------------------------------------------------------------------------------
 
 
@@ -440,7 +510,8 @@ def test_a_small_demo_writes_all_files_and_says_its_verdict(
         for found in (content["compared"]["native"], content)
     )
     assert native > hardened + 0.02
-    assert code == EXIT_CODES[content["verdict"]]
+    assert code == 0  # whatever it finds
+    assert content["verdict"] in EXIT_CODES
     for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
         assert (tmp_path / "demo" / name).stat().st_size > 1000
 
@@ -453,7 +524,7 @@ def test_the_demo_shows_a_leak_and_takes_it_away(
     code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
     content = json.loads(out)
     assert content["compared"]["native"]["verdict"] == "leak"
-    assert content["verdict"] == "certified"
+    assert "mixture of 3 models" in content["sentence"]
     assert code == 0
     for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
         assert (tmp_path / "demo" / name).stat().st_size > 1000
