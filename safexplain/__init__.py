@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from safexplain._digest import model_digest
     from safexplain.explain.aix360 import HardenedProtoDash
     from safexplain.explain.alibi import HardenedAnchors
     from safexplain.explain.feature_groups import superpixels
@@ -76,6 +77,7 @@ __all__ = [
     "UnitNorm",
     "__version__",
     "harden",
+    "model_digest",
     "superpixels",
 ]
 
@@ -85,6 +87,7 @@ _HOMES = {
     "HardenedProtoDash": "explain.aix360",
     "Probability": "outputs",
     "harden": "explain.wrap",
+    "model_digest": "_digest",
     "superpixels": "explain.feature_groups",
 }
 """Name -> module, for all but the hardened classes of Captum (explain.wrap) and what a hardening is made of."""

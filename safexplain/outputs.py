@@ -22,6 +22,7 @@ class Probability(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.training = bool(getattr(model, "training", False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities (batch, classes)."""

@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import pickle
 import warnings
 from types import SimpleNamespace
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from captum.attr import Saliency
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from safexplain import GaussianNoise, HardenedSaliency, Hardening, harden
 from safexplain import _digest as identity
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, model_digest
 from safexplain._model_state import gist, network_of
-from safexplain.errors import RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
 from safexplain.loading.models.exported import ExportedModel
 from safexplain.outputs import Probability
 
@@ -544,3 +547,49 @@ def test_a_global_number_that_a_function_reads_counts(monkeypatch):
     before = model_digest(heated)
     monkeypatch.setitem(globals(), "TEMPERATURE", 3.0)
     assert model_digest(heated) != before
+
+
+@pytest.mark.filterwarnings("ignore::safexplain.errors.WeakKeyWarning")
+def test_a_digest_of_ones_own_stands_for_what_cannot_be_seen():
+    hardening = Hardening(noise=GaussianNoise(1.0, key=b"sixteen bytes or more"))
+    model = Remote(lambda x: x)
+    with pytest.raises(RefusedError, match="model_digest="):
+        HardenedSaliency(model, hardening=hardening).attribute(X, target=0)
+    named, same, other = (
+        HardenedSaliency(model, hardening=hardening, model_digest=name).attribute(X, target=0)
+        for name in (b"version 1 of it!", b"version 1 of it!", b"version 2 of it!")
+    )
+    assert torch.equal(named, same)
+    assert not torch.equal(named, other)
+    wrapped = harden(Saliency(model), hardening, model_digest=b"version 1 of it!")
+    assert torch.equal(wrapped.attribute(X, target=0), named)
+    loaded = pickle.loads(pickle.dumps(HardenedSaliency(NET, hardening=hardening, model_digest=b"version 1 of it!")))
+    assert torch.equal(
+        loaded.attribute(X, target=0),
+        HardenedSaliency(NET, hardening=hardening, model_digest=b"version 1 of it!").attribute(X, target=0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "error"), [(b"short", ConfigurationError), ("text of 16 bytes", ConfigurationTypeError)]
+)
+def test_a_digest_of_ones_own_is_bytes_and_long_enough(given, error):
+    with pytest.raises(error, match="model_digest"):
+        HardenedSaliency(NET, model_digest=given)
+    with pytest.raises(error, match="model_digest"):
+        harden(Saliency(NET), model_digest=given)
+
+
+def test_the_models_probability_and_its_logit_have_other_noise_and_wrappers_have_the_same():
+    hardening = Hardening(noise=GaussianNoise(1.0, key=b"sixteen bytes or more"))
+
+    def noise(model):
+        return HardenedSaliency(model, hardening=hardening).attribute(X, target=0) - Saliency(model).attribute(
+            X, target=0
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, wrapped, probability = noise(NET), noise(nn.DataParallel(NET)), noise(Probability(NET))
+    torch.testing.assert_close(plain, wrapped)
+    assert (plain - probability).abs().mean() > 0.5

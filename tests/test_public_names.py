@@ -55,6 +55,7 @@ NAMES = {
         "TopKMask",
         "GaussianNoise",
         "harden",
+        "model_digest",
     ],
     "safexplain.explain": ["find_row", "anchor_hardening", "default_layer", "grid_segments"],
     "safexplain.captum": ["IntegratedGradients", "LayerGradCam", "NeuronGradient"],

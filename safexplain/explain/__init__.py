@@ -6,7 +6,7 @@ function of, `feature_groups` at which resolution it is hardened, and `hardening
 audited. `captum` has the methods that Captum lacks and the checks of models; `alibi` and `aix360` are whole adapters.
 """
 
-from safexplain.explain.alibi import anchor_hardening
+from safexplain.explain.alibi.base import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, find_row

@@ -18,16 +18,17 @@ import captum
 import torch
 from torch import Tensor, nn
 
-from safexplain._digest import model_digest
+from safexplain._digest import file_sha256, model_digest
+from safexplain._model_state import network_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 from safexplain.hardening.clips import RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import KEY_VARIABLE
-from safexplain.outputs import Probability
-from safexplain.verdict.certificate.read import load_certificate
+from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
+from safexplain.outputs import Probability, are_probabilities
+from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 
 __all__ = ["Pinned", "load_certified"]
@@ -36,6 +37,9 @@ FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
 
 _SUPERPIXELS = ("n_segments", "compactness")
+
+_FEWEST_DIFFERENT = 5
+"""Different bytes of a key; of 16 random bytes, or 32 random hexadecimal digits, there are more but once in 1e9."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +51,14 @@ class Pinned:
         model: the audited model.
         digest: its digest when the certificate was loaded.
         options: that were audited, as `Row.options` takes them.
+        probabilities: whether the model's own outputs are probabilities, which is looked at in the first call.
     """
 
     method: str
     model: nn.Module
     digest: bytes
     options: Mapping[str, Any]
+    probabilities: bool = False
 
     def complete(self, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of a call of `attribute`, by name: what was given, and the audited options.
@@ -68,12 +74,20 @@ class Pinned:
         inputs = given.get("inputs")
         if not isinstance(inputs, Tensor) or inputs.dim() == 0:
             raise InputError(f"a certified explainer takes one tensor (batch, ...), got {type(inputs).__name__}")
-        if self.model.training or model_digest(self.model) != self.digest:
+        if in_training(self.model) or model_digest(self.model) != self.digest:
             raise RefusedError(
                 "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
                 " in training mode. Load the certificate again, with the audited model in evaluation mode"
             )
         like = inputs.detach() if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:])
+        if self.probabilities and len(inputs):
+            with torch.no_grad():
+                if not are_probabilities(self.model(inputs.detach()[:1])):
+                    raise RefusedError(
+                        "the audited model gave probabilities, and this one does not: pass the model with the softmax"
+                        " over it, as Probability(model)"
+                    )
+            object.__setattr__(self, "probabilities", False)
         audited = CATALOG[self.method].options(like, self.options)
         for name in given.keys() - FREE:
             default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
@@ -86,11 +100,26 @@ class Pinned:
         return {**given, **audited}
 
 
+def in_training(model: nn.Module) -> bool:
+    """Whether a model answers as in training: itself, or a dropout or batch normalisation in it.
+
+    The mode of wrappers that only hand on, such as `Probability`, means nothing; that of exported programs is fixed.
+    """
+    network = network_of(model) or model
+    if "train" in vars(network) or isinstance(network, torch.jit.ScriptModule):
+        return "train" not in vars(network) and bool(getattr(network, "training", False))
+    return network.training or any(part.training for part in network.modules() if isinstance(part, _MODAL))
+
+
+_MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
 def load_certified(
     kind: type[Any],
     model: nn.Module,
     path: str | Path,
     *,
+    file: str | Path | None,
     key_file: str | Path | None,
     public_key: str | Path | bytes | None,
     layer: nn.Module | None,
@@ -99,10 +128,11 @@ def load_certified(
     """See `Hardened.from_certificate`."""
     certificate = load_certificate(path, public_key=public_key)
     row = _row(kind, certificate.method, path)
+    options = _options_of(certificate, row.name)
     if certificate.verdict != "certified":
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
     _check_versions(certificate.environment, path)
-    if not isinstance(model, nn.Module) or model.training:
+    if not isinstance(model, nn.Module) or in_training(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
         raise InputError(f"expected the audited torch.nn.Module in evaluation mode, got {what}")
     digest = model_digest(model)
@@ -113,27 +143,59 @@ def load_certified(
             f" {', '.join(sorted(d[:12] for d in certificate.digests(MODEL_DIGEST)))}..., got {digest.hex()[:12]}...;"
             " load the same file in the same way as for the audit"
         )
+    if file is not None:
+        _check_file(certificate, digest, file, path)
+    if certificate.softmax or certificate.output == "logit":
+        while isinstance(model, Probability):  # it is put over the model where the audit did
+            model = model.model
     try:
         hardening = Hardening.from_json(certificate.hardening)
     except ConfigurationError as error:
         raise CertificateError(f"{path}: hardening: {error}") from None
     forward = Probability(model) if certificate.softmax else model
     explainer = kind(*_constructor(row, forward, layer, arguments), hardening=_keyed(hardening, key_file))
-    _check_options(explainer._signature, row, certificate.options, path)
-    explainer._pinned = Pinned(row.name, model, digest, certificate.options)
+    _check_options(explainer._signature, row, options, path)
+    own = certificate.output == "probability" and not certificate.softmax
+    explainer._pinned = Pinned(row.name, model, digest, options, probabilities=own)
     return explainer
 
 
 def _row(kind: type[Any], method: str, path: str | Path) -> Row:
-    row = CATALOG.get(method)
-    if row is None or row.entry != "attribute":
-        raise CertificateError(f"{path} is about {method!r:.60}, which is no map of the catalog of this version")
-    own = getattr(kind, "_row", None)
-    if own != row:
+    """The row of a class, which the certificate must be about: about it alone, or with others ("IG+Saliency")."""
+    rows = [CATALOG.get(name) for name in method.split("+")]
+    own: Row | None = getattr(kind, "_row", None)
+    for row in rows:
+        if row is None or row.entry != "attribute":
+            raise CertificateError(f"{path} is about {method!r:.60}, which is no map of the catalog of this version")
+    if own is None or own not in rows:
+        fitting = " or ".join(f"{row.hardened_name}.from_certificate" for row in rows if row is not None)
+        raise CertificateError(f"{path} is about {method}: use {fitting}, not {kind.__name__}")
+    return own
+
+
+def _options_of(certificate: Certificate, name: str) -> Mapping[str, Any]:
+    """The audited options of one method; where several were released together, they stand by the methods' names."""
+    if "+" not in certificate.method and not isinstance(certificate.options.get(name), Mapping):
+        return certificate.options
+    options = certificate.options.get(name, {})
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _check_file(certificate: Certificate, digest: bytes, file: str | Path, path: str | Path) -> None:
+    """Raise unless the certificate names the SHA-256 of this file for the model with this digest."""
+    try:
+        found = file_sha256(file)
+    except OSError as error:
+        raise InputError(f"the model file {file} cannot be read: {error.strerror or error}") from None
+    subjects = certificate.subject.values()
+    named = sorted({d["sha256"] for d in subjects if d[MODEL_DIGEST] == digest.hex() and "sha256" in d})
+    if not named:
+        raise CertificateError(f"{path} names no SHA-256 of the model's file: leave out file=, or audit from a file")
+    if found not in named:
         raise CertificateError(
-            f"{path} is about {method}: use {row.hardened_name}.from_certificate, not {kind.__name__}"
+            f"{file} is another file than the audited one: expected the SHA-256 {', '.join(named)}, got {found};"
+            " load the audited file"
         )
-    return row
 
 
 def _check_versions(audited: Mapping[str, str], path: str | Path) -> None:
@@ -185,13 +247,31 @@ def _keyed(hardening: Hardening, key_file: str | Path | None) -> Hardening:
             raise InputError(f"the noise key {key_file} cannot be read: {error.strerror or error}") from None
         if hardening.noise is None:
             raise RefusedError(f"a hardening without noise carries no key; put it into {KEY_VARIABLE}")
-        return hardening.with_key(key)
+        return hardening.with_key(_strong(key, f"the noise key in {key_file}"))
     if not (key_text := os.environ.get(KEY_VARIABLE)):
         raise RefusedError(
             "no noise key: every restart and every replica would draw another, and averaging their answers removes the"
             f" noise. Set {KEY_VARIABLE}, or pass key_file= (openssl rand -hex 32)"
         )
-    return hardening.with_key(key_text.encode())
+    return hardening.with_key(_strong(key_text.encode(), f"the noise key in {KEY_VARIABLE}"))
+
+
+def _strong(key: bytes, what: str) -> bytes:
+    """A key that nobody finds by trying; an empty one is refused by `Hardening.with_key`.
+
+    Raises:
+        RefusedError: it is shorter than 16 bytes, or all but the same byte again and again.
+    """
+    if 0 < len(key) < SHORTEST_STRONG_KEY:
+        raise RefusedError(
+            f"{what} has {len(key)} bytes: expected {SHORTEST_STRONG_KEY} or more, lest it is found by trying;"
+            " whoever knows it subtracts the noise (openssl rand -hex 32)"
+        )
+    if key and len(set(key)) < _FEWEST_DIFFERENT:
+        raise RefusedError(
+            f"{what} has only {len(set(key))} different bytes: expected a random one (openssl rand -hex 32)"
+        )
+    return key
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -75,6 +75,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         model: nn.Module,
         path: str | Path,
         *,
+        file: str | Path | None = None,
         key_file: str | Path | None = None,
         public_key: str | Path | bytes | None = None,
         layer: nn.Module | None = None,
@@ -87,20 +88,23 @@ class Hardened(Attribution):  # type: ignore[misc]
 
         Args:
             model: the audited model itself, in evaluation mode; `Probability` is put over it where the audit did.
-            path: the certificate, signed or not.
-            key_file: file with the service's noise key. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+            path: the certificate, signed or not; it may be about several explainers that are released together.
+            file: the model's file. Given, its SHA-256 must be the one in the certificate.
+            key_file: file with the service's noise key, of 16 bytes or more. None: the environment variable
+                SAFEXPLAIN_NOISE_KEY.
             public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
             layer: for methods of layers; only the one that `default_layer` gives was audited.
             **arguments: of the native constructor; only its defaults were audited.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
-                model or version.
-            RefusedError: there is no noise key, or an argument makes another explainer than the audited one.
+                model, file or version.
+            RefusedError: there is no noise key or a weak one, or an argument makes another explainer than the audited
+                one.
             InputError: a file cannot be read, or the model is in training mode.
         """
         certified: Self = load_certified(
-            cls, model, path, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
+            cls, model, path, file=file, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
         )
         return certified
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import captum
 import numpy as np
 import pytest
 import torch
+from certificates import CERTIFIED, CONTROLS, ONCE
 from explain_nets import image_net, images, net_for, quiet, target_for
 from torch import nn
 
 import safexplain
 import safexplain.explain
 from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, RankNorm, Relative, UnitNorm
-from safexplain._digest import model_digest
+from safexplain._digest import file_sha256, model_digest
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.hardened import Hardened
@@ -26,7 +28,6 @@ from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.policy import Policy
 
 pytestmark = quiet
 
@@ -41,12 +42,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def certificate(path: Path, model: nn.Module, **changes: Any) -> Path:
     """A certificate about a model, with the recommended hardening unless told otherwise."""
-    evidence = (Evidence("LikelihoodRatio", "l1", "explanation", 60, changes.pop("found", 20)),)
-    judgement = Judgement(Policy(), evidence, 5000, 5000, changes.pop("references", 16))
+    named = changes.pop("named", {})
+    references = changes.pop("references", 16)
+    judgement = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, references, CONTROLS, uses=1)
     explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
     environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
     content = statement(
-        subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())}},
+        subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
         explainer=explainer,
         hardening=changes.pop("hardening", Hardening.recommended()).to_dict(),
         audit=judgement.to_dict(),
@@ -208,7 +210,7 @@ def test_another_class_is_told_which_one_to_use(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"digest": "ab" * 32}, "is about another model"),
-        ({"found": 60}, None),
+        ({}, None),
         ({"references": 0}, "certifies nothing"),
         ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
         ({"environment": {"captum": "0.1"}}, "captum 0.1"),
@@ -231,7 +233,8 @@ def test_a_certificate_of_something_else_is_refused(tmp_path: Path, changes: dic
 
 def test_a_leak_is_not_served(tmp_path: Path) -> None:
     model = image_net()
-    leak = Judgement(Policy(), (Evidence("A", "l1", "explanation", 900, 800),), 5000, 5000, 16)
+    found = Evidence("A", "l1", "explanation", 1, 900, 950, 800)
+    leak = Judgement(ONCE, (found,), 5000, 5000, 16, CONTROLS, uses=1)
     content = statement(
         subject={"m": {"safexplainModelDigest": model_digest(model).hex()}},
         explainer={"method": "IG", "output": "logit", "options": {}},
@@ -269,6 +272,104 @@ def test_a_model_in_training_mode_is_not_the_audited_one(tmp_path: Path) -> None
         HardenedIG.from_certificate(model, path)
     with pytest.raises(InputError, match="function"):
         HardenedIG.from_certificate(lambda x: model(x), path)
+
+
+def test_a_dropout_in_training_mode_is_refused_too(tmp_path: Path) -> None:
+    model = nn.Sequential(image_net(), nn.Dropout(0.5)).eval()
+    path = certificate(tmp_path, model)
+    loaded = HardenedIG.from_certificate(model, path)
+    model[1].train()
+    with pytest.raises(InputError, match=r"model\.eval\(\)"):
+        HardenedIG.from_certificate(model, path)
+    with pytest.raises(RefusedError, match="training mode"):
+        loaded.attribute(images(), target=1)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Probability, nn.DataParallel, nn.Sequential, lambda model: Probability(Probability(model))]
+)
+@pytest.mark.parametrize("output", ["probability", "logit"])
+def test_a_known_wrapper_is_the_audited_model_whatever_its_own_mode(wrap: Any, output: str, tmp_path: Path) -> None:
+    model, x = image_net().eval(), images()
+    wrapped = wrap(model).train()
+    model.eval()
+    path = certificate(tmp_path, model, explainer={"output": output})
+    served = HardenedIG.from_certificate(wrapped, path).attribute(x, target=1)
+    assert torch.equal(served, HardenedIG.from_certificate(model, path).attribute(x, target=1))
+
+
+def test_a_model_without_the_softmax_that_the_audited_one_had_is_refused(tmp_path: Path) -> None:
+    model, x = image_net().eval(), images()
+    path = certificate(tmp_path, model, explainer={"softmax": False})
+    served = HardenedIG.from_certificate(Probability(model), path)
+    assert served.attribute(x, target=1).shape == served.attribute(x, target=1).shape == x.shape
+    with pytest.raises(RefusedError, match=r"Probability\(model\)"):
+        HardenedIG.from_certificate(model, path).attribute(x, target=1)
+
+
+def test_another_int8_version_is_another_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    one, other = (quantised(seed) for seed in (0, 1))
+    explainer = {"method": "Occlusion", "options": {"sliding_window_shapes": (1,)}}
+    path = certificate(tmp_path, one, explainer=explainer)
+    kind = HARDENED["Occlusion"]
+    assert kind.from_certificate(one, path).attribute(torch.randn(2, 6), target=1).shape == (2, 6)
+    with pytest.raises(CertificateError, match="another model"):
+        kind.from_certificate(other, path)
+
+
+def quantised(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    return made
+
+
+# --- the file, where it is given --------------------------------------------------------------------------------------
+
+
+def test_the_models_file_must_be_the_audited_one(tmp_path: Path) -> None:
+    model = image_net()
+    file = tmp_path / "model.pt"
+    torch.save(model.state_dict(), file)
+    audited = file_sha256(file)
+    path = certificate(tmp_path, model, named={"sha256": audited})
+    x = images()
+    loaded = HardenedIG.from_certificate(model, path, file=file)
+    assert torch.equal(loaded.attribute(x, target=1), HardenedIG.from_certificate(model, path).attribute(x, target=1))
+    file.write_bytes(file.read_bytes() + b"!")
+    with pytest.raises(CertificateError, match=f"expected the SHA-256 {audited}, got {file_sha256(file)}"):
+        HardenedIG.from_certificate(model, path, file=file)
+    with pytest.raises(InputError, match="cannot be read"):
+        HardenedIG.from_certificate(model, path, file=tmp_path / "none.pt")
+    with pytest.raises(CertificateError, match="names no SHA-256"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model), file=file)
+
+
+# --- several explainers released together ----------------------------------------------------------------------------
+
+
+def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    joint = {"method": "IG+Saliency", "options": {"IG": {"n_steps": 7}}}
+    path = certificate(tmp_path, model, explainer=joint)
+    both = [kind.from_certificate(model, path).attribute(x, target=1) for kind in (HardenedIG, HardenedSaliency)]
+    alone = certificate(tmp_path, model)
+    assert torch.equal(both[0], HardenedIG.from_certificate(model, alone).attribute(x, target=1))
+    with pytest.raises(RefusedError, match="n_steps"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=joint)).attribute(
+            x, target=1, n_steps=8
+        )
+    with pytest.raises(CertificateError, match=r"use HardenedIG\.from_certificate or HardenedSaliency"):
+        HARDENED["Occlusion"].from_certificate(model, certificate(tmp_path, model, explainer=joint))
+    wrong = joint | {"options": {"IG": {"steps": 7}}}
+    with pytest.raises(CertificateError, match="'steps' is no option"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=wrong))
+    unknown = joint | {"method": "IG+Tarot"}
+    with pytest.raises(CertificateError, match="no map of the catalog"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=unknown))
 
 
 def test_only_the_default_layer_and_the_default_constructor_were_audited(tmp_path: Path) -> None:
@@ -356,6 +457,32 @@ def test_a_key_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="non-empty"):
         HardenedIG.from_certificate(model, path, key_file=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("key", ["short", "fifteen bytes!!", "a" * 32, "ab" * 32, "0" * 64])
+def test_a_key_that_can_be_guessed_is_refused(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    (tmp_path / "key").write_text(key)
+    with pytest.raises(RefusedError, match=r"bytes.*openssl rand -hex 32"):
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(RefusedError, match=KEY_VARIABLE):
+        HardenedIG.from_certificate(model, path)
+
+
+def test_a_key_of_zero_bytes_is_refused_and_a_random_one_is_not(tmp_path: Path) -> None:
+    model = image_net()
+    path = certificate(tmp_path, model)
+    (tmp_path / "key").write_bytes(bytes(32))
+    with pytest.raises(RefusedError, match="1 different bytes"):
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
+    rng = np.random.default_rng(0)
+    for length in (16, 32):
+        (tmp_path / "key").write_bytes(rng.bytes(length - 1) + b"k")
+        HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
+    (tmp_path / "key").write_text(rng.bytes(32).hex())
+    HardenedIG.from_certificate(model, path, key_file=tmp_path / "key")
 
 
 def test_the_key_is_that_of_the_loading_not_of_a_later_environment(

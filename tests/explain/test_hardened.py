@@ -101,7 +101,7 @@ def test_a_model_that_writes_into_its_input_does_not_write_into_the_callers():
             return x.mul_(2).flatten(1)
 
     x, row = images(), CATALOG["Occlusion"]
-    run(hardened_class(row)(InPlace(), hardening=NOISY), row, x)
+    run(hardened_class(row)(InPlace(), hardening=NOISY, model_digest=b"the model in use"), row, x)
     assert torch.equal(x, images())
 
 
@@ -110,7 +110,8 @@ def test_not_a_number_and_infinity_do_not_leave():
         def forward(self, x):
             return (x.flatten(1) * torch.tensor([float("nan"), float("inf")]).repeat(96)).sum(1, keepdim=True)
 
-    released = HardenedSaliency(Broken(), hardening=NOISY).attribute(images(), target=0)
+    explainer = HardenedSaliency(Broken(), hardening=NOISY, model_digest=b"the model in use")
+    released = explainer.attribute(images(), target=0)
     assert released.isfinite().all()
 
 

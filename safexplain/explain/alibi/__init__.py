@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from safexplain.errors import ConfigurationTypeError
-from safexplain.explain.alibi.base import HardenedAlibi, anchor_hardening, is_alibi, new_generator
+from safexplain.explain.alibi.base import HardenedAlibi, is_alibi, new_generator
 from safexplain.explain.alibi.library import draw_from, load_alibi
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening.hardening import Hardening
@@ -20,7 +20,6 @@ __all__ = [
     "HardenedAnchorImage",
     "HardenedAnchorTabular",
     "HardenedAnchorText",
-    "anchor_hardening",
 ]
 
 

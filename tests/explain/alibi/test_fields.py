@@ -18,7 +18,8 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 
 from safexplain import GaussianNoise, Hardening, RangeClip
 from safexplain.errors import RefusedError
-from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, anchor_hardening, harden_alibi
+from safexplain.explain import anchor_hardening
+from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, harden_alibi
 from safexplain.explain.alibi.rules import META, ROWS, Leave
 
 with warnings.catch_warnings():
