@@ -25,14 +25,14 @@ from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
-from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
+from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, seen_at, target_table
 from safexplain.audit.root_cause import Ablation
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import power
+from safexplain.verdict.power import power, seen_power
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -749,6 +749,24 @@ def test_the_chances_are_those_of_the_power_and_their_sentence_is_read_off_them(
     assert alone is not None
     assert not alone.certified.any()
     assert "certified 0% of the time" in alone.sentence(found)
+
+
+def test_under_the_excess_what_this_sample_can_decide_is_given_for_every_level() -> None:
+    found = audited(INCONCLUSIVE)
+    page = Page(render(alone(found)))
+    for level in (1, 5, 200):
+        at = seen_at(found, level)
+        assert at is not None
+        best, seen = at
+        assert seen == seen_power(
+            best.pair, found.members, found.non_members, 0.1, found.limit, found.lower_risk(best), 0.05
+        )
+        assert seen.certifies < found.limit < seen.proves
+        numbers = f"{100 * seen.certifies:+.1f}", f"{100 * seen.proves:+.1f}"
+        assert [r for r in page.rows if all(n in r for n in numbers) and r.split()[0] in ("Once", str(level))]
+    assert seen_at(audited(INCONCLUSIVE, WHOLE), 1) is None
+    assert "Proven a leak" not in text_of(audited(INCONCLUSIVE, WHOLE))
+    assert "not even 0" in text_of(audited(0.0, examples=60))
 
 
 ABLATIONS = (

@@ -53,6 +53,7 @@ def render(report: ReportData) -> str:
             attacked=tables.attack_tables(report.configurations),
             tables=tables,
             parts=tables.part_tables(audited),
+            seen=tables.seen_rows(audited),
             about=words.about(audited),
             curves=curves,
             strips=_strips(report),
