@@ -108,6 +108,9 @@ PAGES = (
     Page("verdict_errors", "The verdict's own error rates", (_suite(
         "verdict_errors", "how often a verdict is wrong, next to what is often done, and how often it is reached",
         "nothing", "13 min of one core"),)),
+    Page("red_team", "Attacks on safexplain itself", (_suite(
+        "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
+        " gain now", "nothing", "10 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
         "dp_attacks", "does DP training stop the attacks: accuracy and leakage at epsilon .5 to 8 and without, under"
         " both adjacencies; what published epsilons are worth", "`cifar10.npz`, `weights/`",

@@ -107,6 +107,12 @@ def sentences(found: dict[str, Any]) -> str:
     return "\n".join(f"* {sentence}" for sentence in said)
 
 
+def red_team(found: dict[str, Any]) -> str:
+    """Each attack on the product, before and now."""
+    rows = [(r["attack"], r["before"], r["after"]) for r in found["results"]["attacks"]]
+    return markdown(("attack", "version 0.1", "now"), rows, left=3)
+
+
 # ------------------------------------------------------------------------------------------------ third_party.json
 
 THIRD_PARTY = {
@@ -286,6 +292,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "recommended: confirmation": ("recommended", recommended_confirmation),
     "dp_attacks: leakage": ("dp_attacks", dp_leakage),
     "dp_attacks: accounting": ("dp_attacks", dp_accounting),
+    "red_team": ("red_team", red_team),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     "broken_trainers": ("broken_trainers", canary_tables.broken_trainers),
     "broken_trainers: right": ("broken_trainers", canary_tables.sound_trainers),

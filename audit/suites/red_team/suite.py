@@ -215,6 +215,7 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, classes) logits."""
         return self.layers(x)  # type: ignore[no-any-return]
 
 
@@ -298,11 +299,11 @@ def baselines(quick: bool) -> tuple[str, dict[str, Any], bool]:
         both = []
         for explainer in (hardened, HardenedGradientShap(model, hardening=Hardening(clip=RankNorm()))):
             torch.manual_seed(0)
-            both.append(explainer.attribute(x, baselines=chosen[order], target=3, n_samples=4))
+            both.append(explainer.attribute(x, baselines=chosen[order], target=3, n_samples=1000))
         noise.append(both[0] - both[1])
     one, mean = averaged_error(noise, torch.zeros_like(noise[0]))
     text = f"noise {one:.3f} → {mean:.3f} over {len(noise)} orders; another set is another question"
-    return text, {"one": one, "averaged": mean}, mean >= 0.99 * one
+    return text, {"one": one, "averaged": mean}, mean >= 0.9 * one
 
 
 def wrappers(quick: bool) -> tuple[str, dict[str, Any], bool]:
@@ -360,21 +361,56 @@ def zip_bomb(quick: bool) -> tuple[str, dict[str, Any], bool]:
 
 ROWS = (
     Row("verdict", "judge a leak by weak attacks only (`--attacks Threshold,RMIA`)", "certified, exit 0", weak_suite),
-    Row("verdict", "audit with four reference models", "certified, where attacks had 33–85 % of an oracle's power", few_references),
-    Row("verdict", "hide one leaking model among 17", "certified at 2.7 %; alone, a leak of 6.5–11.3 %", one_of_many),
-    Row("verdict", "permute rows, drop one, change seed or subject, so that a second look counts as the first", "counted as use 1", uses_dodged),
-    Row("verdict", "train references that memorise 70 % as much as the target", "certified at 2.9 %, where right ones find 5.0 %", weak_references),
+    Row(
+        "verdict",
+        "audit with four reference models",
+        "certified, where attacks had 33–85 % of an oracle's power",
+        few_references,
+    ),
+    Row(
+        "verdict",
+        "hide one leaking model among 17",
+        "certified at 2.7 %; alone, a leak of 6.5–11.3 %",
+        one_of_many,
+    ),
+    Row(
+        "verdict",
+        "permute rows, drop one, change seed or subject: a second look that counts as the first",
+        "counted as use 1",
+        uses_dodged,
+    ),
+    Row(
+        "verdict",
+        "train references that memorise 70 % as much as the target",
+        "certified at 2.9 %, where right ones find 5.0 %",
+        weak_references,
+    ),
     Row("verdict", "groups of 50 near-copies as if they were independent", "29.5 % false leaks", near_copies),
-    Row("attackers", "a random map beside the label", "the attack on both found 3 points less than the label alone", swamped),
+    Row(
+        "attackers",
+        "a random map beside the label",
+        "the attack on both found 3 points less than the label alone",
+        swamped,
+    ),
     Row("noise", "the same numbers in other shapes", "error .315 → .016 over 400 shapes", shapes),
-    Row("noise", "`abs=1`, `2`, `3`, …", "averaged away: 300 noises for one map", truthy),
+    Row("noise", "`abs=1`, `2`, `3`, …", "300 noises for one map", truthy),
     Row("noise", "one output written as 3, −7, [3], …", "a noise for each spelling", targets),
     Row("noise", "denormal numbers in an empty pixel", "a noise for each", denormals),
-    Row("noise", "chosen baselines of GradientShap", ".318 → .049 over 64 sets, which were not part of the key", baselines),
+    Row(
+        "noise",
+        "one set of baselines of GradientShap, in other orders",
+        "baselines were no part of the key: .318 → .049 over 64 sets",
+        baselines,
+    ),
     Row("noise", "DataParallel, torch.compile, a wrapper", "five noises for one model", wrappers),
-    Row("noise", "two int8 versions of one network, subtracted", "one digest for both: error .0008 instead of .053", quantised),
+    Row(
+        "noise",
+        "two int8 versions of one network, subtracted",
+        "one digest for both: error .0008 instead of .053",
+        quantised,
+    ),
     Row("files", "a zip bomb in an array that nobody asks for", "unpacked whole", zip_bomb),
-)  # fmt: skip
+)
 
 
 def main(argv: list[str] | None = None) -> int:

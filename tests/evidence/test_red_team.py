@@ -1,0 +1,40 @@
+"""The red team's attacks: what is committed is complete, and every attack that failed still fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from evidence import ROOT, twice
+
+from audit.suites.red_team import suite
+
+
+def test_the_committed_results_are_complete_and_every_attack_fails():
+    report = json.loads((ROOT / "audit" / "results" / "red_team.json").read_text())
+    assert not report["quick"]
+    assert [(r["attack"], r["before"]) for r in report["results"]["attacks"]] == [
+        (row.attack, row.before) for row in suite.ROWS
+    ]
+    assert [r["attack"] for r in report["results"]["attacks"] if not r["held"]] == []
+
+
+QUICK = [
+    "the same numbers in other shapes",
+    "one output written as 3, −7, [3], …",
+    "DataParallel, torch.compile, a wrapper",
+]
+
+
+@pytest.mark.parametrize("attack", QUICK)
+def test_differently_written_questions_take_no_noise_away(attack):
+    row = next(r for r in suite.ROWS if r.attack == attack)
+    after, _, held = row.measure(True)
+    assert held, after
+
+
+@pytest.mark.slow
+def test_the_red_team_runs_quickly_and_resumes(tmp_path):
+    first, again = twice("audit.suites.red_team", tmp_path)
+    assert first["quick"]
+    assert first["results"] == again["results"]
