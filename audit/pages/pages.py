@@ -18,6 +18,7 @@ from ..shared.run import RESULTS, ROOT, markdown
 from .tables import TABLES
 
 README = ROOT / "audit" / "README.md"
+THREATS = ROOT / "docs" / "threat-model.md"
 PAGES_FOLDER = ROOT / "docs" / "evidence"
 
 
@@ -248,16 +249,30 @@ def index(text: str) -> str:
         "benchmarks": markdown(("`python -m audit.benchmarks.`...", "what it measures", "time"), benchmarks, left=3),
     }
     for name, table in made.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
-        if len(pattern.findall(text)) != 1:
-            raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {README.name}")
-        text = pattern.sub(lambda m, table=table: f"{m[1]}{table}\n\n{m[2]}", text)
+        text = _placed(text, name, table, README.name)
     return text
+
+
+def threats(text: str, results: Path = RESULTS) -> str:
+    """The threat model with the table of the red team's attacks.
+
+    Raises:
+        ValueError: its place is missing, or is there twice.
+    """
+    return _placed(text, "red_team", _filled("{{ red_team }}", results), THREATS.name)
+
+
+def _placed(text: str, name: str, table: str, file: str) -> str:
+    pattern = re.compile(rf"(<!-- {name} -->\n\n)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"expected <!-- {name} --> ... <!-- end --> once in {file}")
+    return pattern.sub(lambda m: f"{m[1]}{table}\n\n{m[2]}", text)
 
 
 def written() -> dict[Path, str]:
     """Every file that is made from results, and what belongs into it."""
-    return {README: index(README.read_text())} | {p.path: page(p) for p in PAGES}
+    made = {README: index(README.read_text()), THREATS: threats(THREATS.read_text())}
+    return made | {p.path: page(p) for p in PAGES}
 
 
 def main() -> None:
