@@ -8,7 +8,7 @@ explanation stacked with the baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -235,8 +235,8 @@ class _Level:
         known = self._known()
         baseline = next((r for r in known if r.baseline), None)
         if baseline is None:
-            if self._learn() and (boosted := self._boosted((), alone)):
-                alone.append(boosted)
+            if self._learn() and (numbers := self._numbers(alone)) and (trees := self._trees(numbers)):
+                alone.append(trees)
             return [*alone, *known]
         return [*alone, *known, *self._with(baseline, alone)]
 
@@ -261,19 +261,23 @@ class _Level:
         single = [r for r in SUITE if r.role in ("label", "loss") and (self.level == 1 or r.name != "RMIA")]
         rows = [self._at(r) for r in single if self.level == 1 or r.role == "loss"]
         rows = [r for r in rows if self._fits(r) and self._varies(r)]
-        if not self._learn() or "label" not in self.signals.values:
+        if not self._learn():
             return rows
-        if self.level > 1 and at_level("kept", self.level) not in self.signals.values:
-            return rows
-        labels = self._label_columns()
+        labels = self._label_columns() if self._labelled() else []
         joined = [r for r in rows if r.role == "loss" and r.name in ("JointLikelihoodRatio", "LikelihoodRatio")]
         predicted = bool(joined) and self.policy.release == "explanation+prediction"
-        rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, not predicted))
+        if labels:
+            rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, not predicted))
         if predicted:
             trees = self._trees([at_level(s, self.level) for s in PREDICTION])
-            columns = [*sorted(joined, key=lambda r: r.name), trees, *labels]
+            columns = [*sorted(joined, key=lambda r: r.name), *([trees] if trees else []), *labels]
             rows.append(self._stack("PredictionPatience", at_level("prediction", self.level), "loss", columns, True))
         return rows
+
+    def _labelled(self) -> bool:
+        """Whether the labels of the same queries are there."""
+        kept = self.level == 1 or at_level("kept", self.level) in self.signals.values
+        return kept and "label" in self.signals.values
 
     def _label_columns(self) -> list[SuiteRow]:
         ratio = LikelihoodRatio("identity")
@@ -286,7 +290,8 @@ class _Level:
             if shares in self.signals.values and self._classes() <= self._width(shares):
                 columns.append(SuiteRow("OwnLabelRatio", OwnLabelRatio(), f"label+{shares}", "label", self.level))
                 columns.append(SuiteRow("LikelihoodRatio", ratio, shares, "label", self.level))
-        return [*columns, self._trees([])]
+        trees = self._trees([])
+        return [*columns, *([trees] if trees else [])]
 
     def _with(self, baseline: SuiteRow, alone: list[SuiteRow]) -> list[SuiteRow]:
         """Every attack on the explanation that compares with references, stacked with the baseline."""
@@ -294,36 +299,39 @@ class _Level:
         role: Role = "explanation+loss" if what == "loss" else "explanation+label"
         single = [r for r in alone if r.needs_references and r.role == "explanation"]
         rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
-        boosted = self._boosted(PREDICTION if what == "loss" else (), alone, labels=True)
-        if boosted is not None:
-            rows.append(
-                self._stack("Boosted", f"{boosted.signal.removeprefix('label+')}+{what}", role, [baseline, boosted])
-            )
+        also = [s for name in PREDICTION if self._has(s := at_level(name, self.level))] if what == "loss" else []
+        numbers = self._numbers(alone)
+        joint: list[SuiteRow] = []
+        if also and numbers and sum(map(self._width, (numbers[0], *also))) <= MOST_NUMBERS:
+            signal = "+".join((numbers[0], *also))
+            joint = [SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), signal, role, self.level)]
+            rows.append(self._stack("JointLikelihoodRatio", signal, role, [baseline, *joint]))
+        trees = self._trees([*numbers, *also]) if numbers else None
+        if trees is not None:
+            rows.append(self._stack("Boosted", "+".join((*numbers, what)), role, [baseline, trees]))
         scalars = (*EXPLANATION_SCALARS, *SHAPE_SCALARS)
         best = [r for r in single if r.name != "LikelihoodRatio" or r.signal not in scalars]
-        columns = [baseline, *(best or single), *([boosted] if boosted else [])]
+        columns = [baseline, *(best or single), *joint, *([trees] if trees else [])]
         rows.append(self._stack("Stacked", f"{at_level('explanation', self.level)}+{what}", role, columns))
         return rows
 
-    def _boosted(self, also: Iterable[str], alone: list[SuiteRow], labels: bool = False) -> SuiteRow | None:
-        """Trees on the summary numbers (without these, on other numbers of the explanation) and on what is known."""
-        single = dict.fromkeys(r.signal for r in alone if "+" not in r.signal and ":" not in r.signal)
+    def _numbers(self, alone: list[SuiteRow]) -> list[str]:
+        """The summary numbers, or, without these, other numbers of the explanation."""
         numbers = [name for s in SUMMARY if self._has(name := at_level(s, self.level))]
-        numbers = numbers or [s for s in single if self._width(s) == 1]
-        if not numbers:
-            return None
-        row = self._trees([*numbers, *(at_level(s, self.level) for s in also)], labels)
-        return replace(row, role="explanation+label" if labels else "explanation")
+        single = dict.fromkeys(r.signal for r in alone if "+" not in r.signal and ":" not in r.signal)
+        return numbers or [s for s in single if self._width(s) == 1]
 
-    def _trees(self, signals: list[str], labels: bool = True) -> SuiteRow:
-        """Boosted trees on these signals as far as they are there, with the labels of the same queries."""
-        chosen = [s for s in signals if self._has(s) and self._varies_signal(s)]
-        if labels:
-            kept = at_level("kept", self.level)
-            chosen = ["label", *chosen, *([kept] if self.level > 1 and self._varies_signal(kept) else [])]
+    def _trees(self, signals: list[str]) -> SuiteRow | None:
+        """Boosted trees on these signals as far as they differ, with the labels of the same queries where these are."""
+        kept, labelled = at_level("kept", self.level), self._labelled()
+        known = ["label", *([kept] if self.level > 1 and self._varies_signal(kept) else [])] if labelled else []
+        chosen = [*known, *(s for s in signals if self._has(s) and self._varies_signal(s))]
         while len(chosen) > 1 and sum(map(self._width, chosen)) > MOST_BOOSTED:
             chosen.pop()
-        return SuiteRow("Boosted", Boosted(labels=int(labels)), "+".join(chosen), "label", self.level)
+        if not chosen:
+            return None
+        role: Role = "explanation+label" if labelled else "explanation"
+        return SuiteRow("Boosted", Boosted(labels=int(labelled)), "+".join(chosen), role, self.level)
 
     def _stack(self, name: str, signal: str, role: Role, columns: list[SuiteRow], baseline: bool = False) -> SuiteRow:
         return SuiteRow(name, Stacked(self.policy.fpr), signal, role, self.level, tuple(columns), baseline)
