@@ -305,7 +305,6 @@ class _Level:
         if also and numbers and sum(map(self._width, (numbers[0], *also))) <= MOST_NUMBERS:
             signal = "+".join((numbers[0], *also))
             joint = [SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), signal, role, self.level)]
-            rows.append(self._stack("JointLikelihoodRatio", signal, role, [baseline, *joint]))
         trees = self._trees([*numbers, *also]) if numbers else None
         if trees is not None:
             rows.append(self._stack("Boosted", "+".join((*numbers, what)), role, [baseline, trees]))

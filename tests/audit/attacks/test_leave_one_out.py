@@ -1,0 +1,73 @@
+"""Every reference model scored in the target's place: the same as calling the attack without it."""
+
+import numpy as np
+import pytest
+
+from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio, SeparateVariance, SharedVariance
+from safexplain.audit.attacks.likelihood import leave_one_out
+from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.suite import VIEWS
+from safexplain.errors import InputError
+
+VARIANCES = (SharedVariance(), SharedVariance(0.0), SeparateVariance(), GlobalVariance(), GlobalVariance(separate=True))
+REFERENCES = np.array([0, 2, 3, 4, 5, 6, 8])
+READ = [1, 3, 8, 7, 0]
+
+
+def released(shape, seed=0):
+    """Signals of nine models, larger on members, and who is a member."""
+    rng = np.random.default_rng(seed)
+    member = rng.random(shape[:2]) < 0.5
+    size = np.abs(rng.normal(size=shape)) * np.exp(rng.normal(size=shape[1:]))
+    return size * (1 + 0.3 * member.reshape(*member.shape, *[1] * (len(shape) - 2))), member
+
+
+def oracle(attack, values, member, read):
+    others = np.setdiff1d(REFERENCES, read)
+    return attack(values[read], values[others], member[others])
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=repr)
+@pytest.mark.parametrize("transform", ["auto", "identity"])
+@pytest.mark.parametrize("shape", [(9, 200), (9, 200, 5)], ids=["numbers", "vectors"])
+def test_each_model_is_scored_as_by_the_attack_itself_with_the_others_as_references(shape, transform, variance):
+    values, member = released(shape)
+    values[3, 5] = 0.0
+    attack = LikelihoodRatio(transform, variance)
+    for found, read in zip(likelihood_ratios(attack, values, member, REFERENCES, READ), READ, strict=True):
+        np.testing.assert_allclose(found, oracle(attack, values, member, read), rtol=1e-8, atol=1e-8)
+
+
+def test_far_from_zero_the_scores_are_the_same():
+    values, member = released((9, 100, 3))
+    near = likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, READ)
+    far = likelihood_ratios(LikelihoodRatio(), values + 1e6, member, REFERENCES, READ)
+    np.testing.assert_allclose(far, near, atol=1e-5)
+
+
+@pytest.mark.parametrize("most_viewed", [0, 1 << 26], ids=["in parts", "at once"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_made_of_a_few_examples_at_a_time_is_the_view_of_all(view, most_viewed, monkeypatch):
+    values, member = released((9, 60, 7))
+    values = (values - 1).astype(np.float32)
+    monkeypatch.setattr(leave_one_out, "CHUNK", 200)
+    monkeypatch.setattr(leave_one_out, "MOST_VIEWED", most_viewed)
+    found = likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, READ, VIEWS[view])
+    for scores, read in zip(found, READ, strict=True):
+        np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), VIEWS[view](values), member, read), atol=1e-8)
+
+
+def test_an_example_without_references_on_both_sides_says_nothing():
+    values, member = released((9, 50))
+    member[:, 7] = False
+    member[3, 7] = True
+    found = likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, [1, 3])
+    assert found[0, 7] != 0  # model 3 alone was trained with it
+    assert found[1, 7] == 0  # and is nobody's reference when it is read
+
+
+def test_no_example_with_references_on_both_sides_is_an_error():
+    values, member = released((9, 50))
+    member[:] = False
+    with pytest.raises(InputError, match="train more reference models"):
+        likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, [1])

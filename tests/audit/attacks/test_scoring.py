@@ -1,0 +1,271 @@
+"""One target scored by the whole suite: which rows run, and that nothing is learned from the target's membership."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from safexplain.audit.attacks import LikelihoodRatio, Threshold
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
+from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
+from safexplain.audit.attacks.suite import families_allowed, fitting, values_of
+from safexplain.audit.signals import Signals
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats import roc
+
+LEVELS = (1, 20)
+MODELS, EXAMPLES, CLASSES = 13, 400, 4
+
+
+def released(seed=0, leak=0.0, models=MODELS, examples=EXAMPLES, levels=LEVELS, d=6):
+    """Labels that tell a little, maps of noise with a leak on top, at every level."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((models, examples)) < 0.5
+    logits = rng.normal(size=(1, examples, CLASSES)) + 0.7 * rng.normal(size=(models, examples, CLASSES))
+    logits[..., 0] += member
+    label = logits.argmax(-1)
+    p = np.exp(logits)
+    p /= p.sum(-1, keepdims=True)
+    values = {"label": label, "loss": -np.log(p[..., 0])}
+    maps = {}
+    way = rng.normal(size=(examples, d))
+    for level in levels:
+        at = "" if level == 1 else f"@{level}"
+        maps[level] = (rng.normal(size=(models, examples, d)) + leak * member[..., None] * way).astype(np.float32)
+        values[f"l1{at}"] = np.abs(maps[level]).sum(-1)
+        if level > 1:
+            shares = rng.multinomial(level, p) / level
+            values[f"shares{at}"] = shares
+            values[f"kept{at}"] = np.take_along_axis(shares, label[..., None], -1)[..., 0]
+            values[f"loss{at}"] = values["loss"] + rng.normal(size=member.shape) ** 2 / level
+            values[f"attributions{at}"] = maps[level]
+    return Signals(member, values, maps[1], {"targets": [0]})
+
+
+def policy(**changes):
+    return replace(Policy(patience=LEVELS), **changes)
+
+
+def small(rows):
+    """The rows with small trees and without classifiers of maps, so that a test takes a second."""
+
+    def smaller(row):
+        if row.columns:
+            return replace(row, columns=tuple(smaller(c) for c in row.columns if not c.learns))
+        return replace(row, attack=Boosted(trees=10, leaves=5, labels=row.attack.labels)) if _boosted(row) else row
+
+    return [smaller(r) for r in rows if not r.learns or (r.columns and not r.columns[-1].learns)]
+
+
+def _boosted(row):
+    return isinstance(row.attack, Boosted)
+
+
+def scorer(signals, rows, **options):
+    return Scorer(signals, rows, target=0, training=np.zeros(len(signals), dtype=bool), **options)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    signals = released()
+    return signals, small(fitting(signals, policy()))
+
+
+def test_a_change_of_the_targets_membership_changes_no_score(everything):
+    signals, rows = everything
+    member = signals.membership.copy()
+    member[0] = ~member[0]
+    other = replace(signals, membership=member)
+    for row, one, two in zip(rows, scorer(signals, rows).scores(0), scorer(other, rows).scores(0), strict=True):
+        assert np.array_equal(one, two), f"{row.name} on {row.signal}"
+
+
+def test_the_same_seed_gives_the_same_scores_and_all_are_finite(everything):
+    signals, rows = everything
+    first, second = (scorer(signals, rows, seed=3).scores(0) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(s.shape == (len(signals),) and np.isfinite(s).all() for s in first)
+
+
+def test_progress_is_told_after_every_row(everything):
+    signals, rows = everything
+    told = []
+    scorer(signals, rows[:5], progress=lambda stage, done, total, note="": told.append((done, total)))
+    assert told == [(i, 5) for i in range(1, 6)]
+
+
+def test_rows_without_stacks_score_as_their_attacks_do_also_for_the_null_model(everything):
+    signals, rows = everything
+    found = scorer(signals, rows)
+    for read in (0, 5):
+        others = [i for i in range(1, MODELS) if i != read]
+        for row, scores in zip(rows, found.scores(read), strict=True):
+            if row.columns or _boosted(row):
+                continue
+            values = values_of(signals, row.signal)
+            if isinstance(row.attack, Threshold):
+                want = row.attack(values[read])
+            else:
+                want = row.attack(values[read], values[others], signals.membership[others])
+            np.testing.assert_allclose(scores, want, atol=1e-8, err_msg=f"{row.name} on {row.signal}")
+
+
+def test_every_level_has_one_baseline_and_every_attack_stacked_with_it(everything):
+    signals, _ = everything
+    rows = fitting(signals, policy())
+    for level in LEVELS:
+        at = [r for r in rows if r.level == level]
+        (baseline,) = (r for r in at if r.baseline)
+        assert (baseline.name, baseline.role) == ("LabelPatience", "label")
+        alone = {(r.name, f"{r.signal}+label") for r in at if r.role == "explanation" and r.needs_references}
+        stacked = {(r.name, r.signal): r for r in at if r.role == "explanation+label"}
+        assert alone < set(stacked)
+        assert all(r.columns[0] == baseline for r in stacked.values())
+        assert {"Boosted", "Stacked"} <= {r.name for r in stacked.values()}
+    codes = [(r.name, r.title_signal) for r in rows]
+    assert len(codes) == len(set(codes))
+
+
+def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queries():
+    rows = fitting(released(), policy(release="explanation+prediction"))
+    for level in LEVELS:
+        (baseline,) = (r for r in rows if r.level == level and r.baseline)
+        loss = "loss" if level == 1 else f"loss@{level}"
+        assert (baseline.name, baseline.role) == ("PredictionPatience", "loss")
+        assert {loss, "label"} <= set(baseline.parts)
+        assert any(r.role == "explanation+loss" and r.name == "Stacked" for r in rows if r.level == level)
+    codes = [(r.name, r.title_signal) for r in rows]
+    assert len(codes) == len(set(codes))
+
+
+def test_levels_that_the_policy_does_not_name_are_not_run():
+    assert {r.level for r in fitting(released(), Policy(patience=(1,)))} == {1}
+    assert {r.level for r in fitting(released(), Policy(patience=(20,)))} == {20}
+
+
+def test_a_file_without_labels_has_no_baseline():
+    signals = released()
+    without = replace(signals, values={k: v for k, v in signals.values.items() if k.startswith("l1")})
+    rows = fitting(without, policy())
+    assert rows
+    assert all(r.role == "explanation" for r in rows)
+
+
+def test_fewer_than_four_references_have_no_stacks():
+    rows = fitting(released(models=4), policy())
+    assert rows
+    assert not any(r.columns for r in rows)
+    assert any(r.columns for r in fitting(released(models=5), policy()))
+
+
+def test_five_models_are_scored_without_an_error():
+    signals = released(models=5)
+    rows = small(fitting(signals, policy()))
+    assert all(np.isfinite(s).all() for s in scorer(signals, rows).scores(0))
+
+
+def test_a_label_that_queries_never_change_decides_nothing():
+    signals = released()
+    constant = {"kept@20": np.ones_like(signals.values["kept@20"])}
+    values = {k: v for k, v in signals.values.items() if not k.startswith("shares")} | constant
+    signals = replace(signals, values=values)
+    rows = small(fitting(signals, policy()))
+    assert all(np.isfinite(s).all() for s in scorer(signals, rows).scores(0))
+
+
+def test_an_explanation_that_never_differs_adds_nothing_and_is_judged_all_the_same():
+    signals = released()
+    maps = np.ones((MODELS, EXAMPLES, 3), np.float32)
+    values = {"label": signals.values["label"], "l1": np.full((MODELS, EXAMPLES), 3.0)}
+    constant = Signals(signals.membership, values, maps, {"targets": [0]})
+    rows = small(fitting(constant, Policy(patience=(1,))))
+    found = dict(zip(rows, scorer(constant, rows).scores(0), strict=True))
+    (baseline,) = (r for r in rows if r.baseline)
+    stacked = [r for r in rows if r.role == "explanation+label"]
+    assert stacked
+    assert all(np.array_equal(found[r], found[baseline]) for r in stacked)
+
+
+def test_a_suite_of_names_keeps_the_baselines_it_needs():
+    rows = fitting(released(), policy(suite=("LikelihoodRatio",)))
+    assert {r.name for r in rows} == {"LikelihoodRatio", "LabelPatience"}
+    assert {r.name for r in fitting(released(), policy(suite=("Threshold",)))} == {"Threshold"}
+    with pytest.raises(ConfigurationError, match="unknown attacks"):
+        fitting(released(), policy(suite=("Guess",)))
+
+
+def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():
+    whole = families_allowed(released(), policy())
+    assert whole == families_allowed(released(), policy(suite=("Threshold", "RMIA")))
+    assert {"Threshold", "LikelihoodRatio", "JointLikelihoodRatio", "Learned", "Boosted", "Stacked"} <= set(whole)
+
+
+def test_signals_of_any_pipeline_are_attacked_at_every_level():
+    signals = released()
+    rng = np.random.default_rng(1)
+    own = {name: rng.normal(size=(MODELS, EXAMPLES)) for name in ("gradnorm", "gradnorm@20")}
+    rows = fitting(replace(signals, values={**signals.values, **own}), policy())
+    assert {r.signal for r in rows if "gradnorm" in r.signal and r.name == "LikelihoodRatio"} >= {
+        "gradnorm", "gradnorm@20", "gradnorm+label", "gradnorm@20+label"
+    }  # fmt: skip
+
+
+def test_several_explainers_are_one_release():
+    signals = released()
+    two = np.stack([signals.values["l1"], signals.values["l1"][:, ::-1]], axis=-1)
+    rows = small(fitting(replace(signals, values={**signals.values, "l1": two}), policy()))
+    assert not any(r.name == "Threshold" and r.signal == "l1" for r in rows)
+    assert any(r.name == "JointLikelihoodRatio" and r.signal == "l1" for r in rows)
+    found = scorer(replace(signals, values={**signals.values, "l1": two}), rows).scores(0)
+    assert all(np.isfinite(s).all() for s in found)
+
+
+def test_a_leak_beyond_the_labels_is_found_by_the_map_stacked_with_them():
+    gained = []
+    for seed in range(3):
+        signals = released(seed, leak=1.0, examples=1_500, models=17, levels=(1,))
+        rows = [r for r in small(fitting(signals, Policy(patience=(1,)))) if r.baseline or r.name == "Stacked"]
+        base, stacked = scorer(signals, rows).scores(0)
+        gained.append(roc(stacked, signals.membership[0]).auc - roc(base, signals.membership[0]).auc)
+    assert min(gained) > 0.1
+
+
+def test_noise_beside_the_labels_adds_nothing():
+    same = []
+    for seed in range(4):
+        signals = released(seed, examples=1_500, models=17, levels=(1,))
+        rows = [r for r in small(fitting(signals, Policy(patience=(1,)))) if r.role in ("label", "explanation+label")]
+        found = scorer(signals, rows).scores(0)
+        (base,) = (s for s, r in zip(found, rows, strict=True) if r.baseline)
+        same += [np.array_equal(s, base) for s, r in zip(found, rows, strict=True) if r.role == "explanation+label"]
+    assert np.mean(same) > 0.9
+
+
+def test_half_of_the_references_play_the_target_and_learners_see_the_others():
+    for models, players in ((5, 2), (9, 4), (33, PSEUDO_TARGETS)):
+        found = scorer(released(models=models, examples=20), [])
+        assert len(found._players) == players
+        assert set(found._players) | set(found._teachers) == set(range(1, models))
+        assert not set(found._players) & set(found._teachers)
+
+
+def test_log_odds_are_finite_and_symmetric():
+    np.testing.assert_allclose(log_odds(np.array([0.0, 0.5, 1.0]), 5), [-np.log(11), 0, np.log(11)])
+
+
+def test_all_models_are_asked_about_the_label_that_the_target_gave():
+    signals = released()
+    odds = log_odds(signals.values["shares@20"], 20)
+    label = signals.values["label"]
+    joined = np.concatenate([label[..., None], odds], axis=-1)
+    found = OwnLabelRatio()(joined[0], joined[1:], signals.membership[1:])
+    own = np.stack([[odds[m, i, label[0, i]] for i in range(EXAMPLES)] for m in range(MODELS)])
+    np.testing.assert_allclose(found, LikelihoodRatio("identity")(own[0], own[1:], signals.membership[1:]))
+
+
+def test_a_label_without_a_share_is_an_error():
+    target, shadows, member = np.array([[3.0, 0.1, 0.2]]), np.zeros((4, 1, 3)), np.zeros((4, 1), dtype=bool)
+    with pytest.raises(InputError, match="labels lie in"):
+        OwnLabelRatio()(target, shadows, member)

@@ -1,0 +1,90 @@
+"""Stacks: nothing is lost where nothing is added, and what is added is found."""
+
+import numpy as np
+import pytest
+
+from safexplain.audit.attacks.stacked import Stacked
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import roc
+
+PSEUDO_TARGETS, EXAMPLES = 8, 4_000
+
+
+def ratios(effects, seed, scale=1.0):
+    """Log ratios of Gaussian columns with these effects, of a target and of pseudo-targets, and their membership."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((1 + PSEUDO_TARGETS, EXAMPLES)) < 0.5
+    d = np.asarray(effects)
+    x = rng.normal(size=(*member.shape, len(d))) + member[..., None] * d
+    values = d * (x - d / 2)
+    values[..., d == 0] = x[..., d == 0]
+    values[..., 1:] *= scale
+    return values[0], values[1:], member[1:], member[0]
+
+
+def tpr(scores, member, fpr=0.01):
+    curve = roc(scores, member)
+    return float(np.interp(fpr, curve.fpr, curve.tpr))
+
+
+def test_columns_that_add_nothing_leave_the_order_of_the_first_as_it_is():
+    same = 0
+    for seed in range(20):
+        target, shadows, membership, _ = ratios([1.0, 0.0, 0.0], seed)
+        same += np.array_equal(Stacked()(target, shadows, membership), target[:, 0])
+    assert same >= 18
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4], ids=["calibrated", "overconfident"])
+def test_a_column_that_adds_is_used_whatever_its_scale(scale):
+    gained = []
+    for seed in range(5):
+        target, shadows, membership, member = ratios([1.0, 1.0], seed, scale)
+        scores = Stacked()(target, shadows, membership)
+        gained.append(tpr(scores, member) - tpr(target[:, 0], member))
+        assert roc(scores, member).auc == pytest.approx(roc(target.sum(1), member).auc, abs=0.01) or scale > 1
+    assert np.mean(gained) > 0.03  # of .093 for the first alone and .178 for the sum
+
+
+def test_a_random_map_does_not_swamp_the_label():
+    """A likelihood ratio of thousands of features spreads over thousands; added to the label's it would drown it."""
+    for seed in range(5):
+        target, shadows, membership, member = ratios([1.0, 0.0], seed, scale=1e4)
+        scores = Stacked()(target, shadows, membership)
+        assert tpr(scores, member) >= tpr(target[:, 0], member) - 0.003
+        assert tpr(target.sum(1), member) < tpr(target[:, 0], member) - 0.03  # as the sum does
+
+
+def test_weights_are_those_of_scikit_learn():
+    linear = pytest.importorskip("sklearn.linear_model")
+    shadows, membership = ratios([1.0, 0.7], 3)[1:3]
+    stack = Stacked(penalty=1e-4)
+    fitted = stack.fit(shadows, membership)
+    assert fitted.adds
+    x, y = fitted.scale(shadows).reshape(-1, 2), membership.ravel()
+    slow = linear.LogisticRegression(C=1 / (1e-4 * len(y)), tol=1e-10).fit(x, y)
+    np.testing.assert_allclose(fitted.weights, [*slow.coef_[0], *slow.intercept_], atol=1e-4)
+
+
+def test_a_column_that_never_differs_changes_nothing():
+    target, shadows, membership, _ = ratios([1.0, 1.0, 0.0], 1)
+    target[:, 2], shadows[..., 2] = 7.0, 7.0
+    with_it = Stacked()(target, shadows, membership)
+    np.testing.assert_allclose(with_it, Stacked()(target[:, :2], shadows[..., :2], membership), atol=1e-6)
+
+
+def test_one_column_is_itself():
+    target, shadows, membership, _ = ratios([1.0], 1)
+    assert np.array_equal(Stacked()(target, shadows, membership), target[:, 0])
+
+
+@pytest.mark.parametrize("options", [{"fpr": 0.0}, {"fpr": 1.0}, {"penalty": -1.0}, {"folds": 1}])
+def test_values_out_of_range_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        Stacked(**options)
+
+
+def test_one_pseudo_target_is_too_few():
+    target, shadows, membership, _ = ratios([1.0, 1.0], 1)
+    with pytest.raises(InputError, match="p >= 2"):
+        Stacked()(target, shadows[:1], membership[:1])
