@@ -58,3 +58,13 @@ def overhead(found: dict[str, Any]) -> str:
         rows.append((name, f"{r['native_ms']:.0f}", f"{r['ratio_median']:.3f} ({low:.2f} to {high:.2f})", peak))
     header = ("method", "native ms", "hardened / native (median, quartiles)", "peak MiB, native / hardened")
     return markdown(header, rows)
+
+
+def power(found: dict[str, Any]) -> str:
+    """Share of the oracle's true-positive rate that every attack finds."""
+    rows = [
+        (name, f"{r['tpr']['oracle']:.1%}", *(f"{share:.2f}" for share in r["share"].values()))
+        for name, r in found["problems"].items()
+    ]
+    names = next(iter(found["problems"].values()))["share"]
+    return markdown((f"{found['references']} references", "oracle's TPR at 1 %", *names), rows)

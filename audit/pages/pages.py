@@ -139,6 +139,8 @@ PAGES = (
                "`heloc.npz`, `adult.npz`, `mnist.npz`", "40 min", "recourse_networks"),
     )),
     Page("benchmarks", "Benchmarks", (
+        _benchmark("attack_power", "what share of what can be found at all the attacks find, on four simulated problems"
+                   " of which the best possible test is known", "4 min"),
         _benchmark("hardening_speed", "clip + mask + noise on 256 x 3 x 32 x 32 on one core, beside a naive version;"
                    " peak memory", "1 min"),
         _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.attacks.scoring import Assignment
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits
 from safexplain.errors import InputError
@@ -247,6 +246,20 @@ MOST_NUMBERS = 1 << 26
 """Numbers in the maps of all models that are looked at; of more examples a part is drawn at random."""
 
 
+MOST_TARGETS = 64
+"""Most models that take turns as the target; more would only cost time, as each example is looked at once."""
+
+
+def drawn_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
+    """(n,) for each example the target that it is looked at with, drawn at random: what is found is their average."""
+    rng = np.random.default_rng([seed, 0xA551])
+    targets = np.array(signals.targets)
+    if len(targets) > MOST_TARGETS:
+        targets = np.sort(rng.choice(targets, MOST_TARGETS, replace=False))
+    chosen: NDArray[np.int64] = targets[rng.integers(len(targets), size=len(signals))]
+    return chosen
+
+
 def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> tuple[NDArray[np.bool_], str]:
     """The examples outside of the certification split, or all where these are too few.
 
@@ -255,14 +268,14 @@ def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int =
         policy: says how the examples are split.
         trains: whether the audit trained something: an attack that learns, or, when it was given inputs, a blind
             control.
-        seed: of the assignment of examples to targets, as in the audit.
+        seed: of the draw of the target that each example is looked at with, as in `root_cause`.
 
     Returns:
         (n,) bool, and which examples these are, in a sentence.
     """
     splits = Splits.of(signals, policy, trains=trains)
     outside = splits.selection | splits.training
-    member = signals.membership[Assignment.drawn(signals, seed).target, np.arange(len(signals))]
+    member = signals.membership[drawn_targets(signals, seed), np.arange(len(signals))]
     members, others = int(member[outside].sum()), int((~member[outside]).sum())
     if min(members, others) >= FEWEST:
         says = f"Measured on {members:,} members and {others:,} non-members outside of the certification split."
@@ -278,7 +291,7 @@ def root_cause(
     signals: Signals,
     *,
     rows: NDArray[np.bool_] | None = None,
-    to: Assignment | None = None,
+    target: NDArray[np.int64] | None = None,
     seed: int = 0,
     fpr: float = 0.01,
     other_output: Signals | None = None,
@@ -290,7 +303,7 @@ def root_cause(
     Args:
         signals: of the native release; versions for which neither maps nor the scalar are stored are left out.
         rows: (n,) bool, the examples to look at (see `sample`); default all.
-        to: which target each example is scored against; default drawn from the seed.
+        target: (n,) which model each example is looked at with; default one of the targets, drawn from the seed.
         seed: of that, and of the draw where there are more than `MOST_NUMBERS` numbers.
         fpr: false-positive rate at which members are counted.
         other_output: the native release of another output of the same models on the same examples.
@@ -305,9 +318,9 @@ def root_cause(
     """
     if len(signals.models) < 3:
         return ()
-    to = to or Assignment.drawn(signals, seed)
+    target = drawn_targets(signals, seed) if target is None else target
     chosen = _chosen(signals, np.ones(len(signals), dtype=bool) if rows is None else rows, seed)
-    member = signals.membership[to.target, np.arange(len(signals))][chosen]
+    member = signals.membership[target, np.arange(len(signals))][chosen]
     if member.all() or not member.any():
         raise InputError(f"the rows hold {int(member.sum())} members and {int((~member).sum())} non-members; need both")
     found = [(signals, v) for v in _possible(signals, VERSIONS)]
@@ -320,10 +333,10 @@ def root_cause(
             if v.kind == "native"
         )
         found += [(other_output, v) for v in _possible(other_output, pair)]
-    top = None if signals.attributions is None else _strongest(signals, signals.attributions, to, chosen)
+    top = None if signals.attributions is None else _strongest(signals, signals.attributions, target, chosen)
     out = []
     for i, (source, version) in enumerate(found):
-        scores = _scores(source, version, to, chosen, top)
+        scores = _scores(source, version, target, chosen, top)
         out.append(_measured(version, scores, member, fpr, seed))
         progress("root cause", i + 1, len(found))
     return tuple(out)
@@ -339,10 +352,10 @@ def _chosen(signals: Signals, rows: NDArray[np.bool_], seed: int) -> NDArray[np.
     return chosen
 
 
-def _groups(to: Assignment, chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each target with the places in `chosen` of the examples scored against it."""
-    for target in np.unique(to.target[chosen]).tolist():
-        yield target, np.flatnonzero(to.target[chosen] == target)
+def _groups(targets: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each target with the places in `chosen` of the examples looked at with it."""
+    for target in np.unique(targets[chosen]).tolist():
+        yield target, np.flatnonzero(targets[chosen] == target)
 
 
 def _possible(signals: Signals, versions: Iterable[Version]) -> list[Version]:
@@ -353,12 +366,16 @@ def _possible(signals: Signals, versions: Iterable[Version]) -> list[Version]:
 
 
 def _scores(
-    signals: Signals, version: Version, to: Assignment, chosen: NDArray[np.int64], top: NDArray[np.bool_] | None
+    signals: Signals,
+    version: Version,
+    targets: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    top: NDArray[np.bool_] | None,
 ) -> NDArray[np.float64]:
     """(s,) likelihood ratios of the chosen examples; one model's maps are transformed at a time."""
     scores = np.zeros(len(chosen))
-    for target, places in _groups(to, chosen):
-        mine, others = chosen[places], to.references(signals, target, target)
+    for target, places in _groups(targets, chosen):
+        mine, others = chosen[places], np.array(signals.references(target))
         inside = signals.membership[others][:, mine]
         if not (inside.any(0) & ~inside.all(0)).any():
             continue
@@ -375,14 +392,16 @@ def _scores(
     return scores
 
 
-def _strongest(signals: Signals, maps: Maps, to: Assignment, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _strongest(
+    signals: Signals, maps: Maps, targets: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """(s, d) bool: per example the coordinates with the largest mean magnitude; the target is not looked at."""
     d = maps.shape[2]
     number = min(max(1, round(TOP * d)), max(d - 1, 1))
     top = np.zeros((len(chosen), d), dtype=bool)
-    for target, places in _groups(to, chosen):
+    for target, places in _groups(targets, chosen):
         total = np.zeros((len(places), d))
-        for model in to.references(signals, target, target):
+        for model in signals.references(target):
             total += np.abs(maps[model, chosen[places]])
         part = np.zeros(total.shape, dtype=bool)
         np.put_along_axis(part, np.argsort(-total, axis=1, kind="stable")[:, :number], True, axis=1)

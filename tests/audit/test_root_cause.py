@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks import LikelihoodRatio
-from safexplain.audit.attacks.scoring import Assignment
-from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, root_cause, sample, sentence
+from safexplain.audit.root_cause import FEWEST, VERSIONS, Ablation, drawn_targets, root_cause, sample, sentence
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits
 from safexplain.errors import InputError
@@ -141,13 +140,13 @@ def test_the_numbers_are_those_of_the_attack_on_the_transformed_maps() -> None:
 
 def test_rows_and_targets_are_kept_to() -> None:
     signals = planted("norm")
-    to = Assignment.drawn(replace(signals, meta={"targets": [0, 1, 2]}), 5)
+    target = drawn_targets(replace(signals, meta={"targets": [0, 1, 2]}), 5)
     half = np.arange(EXAMPLES) < EXAMPLES // 2
     other = np.asarray(signals.attributions).copy()
     other[:, ~half] = np.random.default_rng(1).normal(size=other[:, ~half].shape)
     changed = replace(signals, attributions=other)
-    assert root_cause(signals, rows=half, to=to) == root_cause(changed, rows=half, to=to)
-    assert root_cause(signals, rows=half, to=to) != root_cause(signals, rows=~half, to=to)
+    assert root_cause(signals, rows=half, target=target) == root_cause(changed, rows=half, target=target)
+    assert root_cause(signals, rows=half, target=target) != root_cause(signals, rows=~half, target=target)
 
 
 def test_maps_of_zeros_and_of_one_number_are_no_error() -> None:
@@ -196,10 +195,10 @@ def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> Non
     signals = planted("norm")
     maps = np.asarray(signals.attributions)
     assert root_cause(Signals(signals.membership[:2], {}, maps[:2])) == ()
-    to = Assignment.drawn(signals, 0)
-    member = signals.membership[to.target, np.arange(EXAMPLES)]
+    target = drawn_targets(signals, 0)
+    member = signals.membership[target, np.arange(EXAMPLES)]
     with pytest.raises(InputError, match="need both"):
-        root_cause(signals, rows=member, to=to)
+        root_cause(signals, rows=member, target=target)
 
 
 def test_progress_counts_the_versions() -> None:

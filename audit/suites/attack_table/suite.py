@@ -46,9 +46,9 @@ from torch import Tensor, nn
 from safexplain import Hardening, Probability
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
-from safexplain.audit.attacks import GlobalVariance, Learned, LikelihoodRatio
-from safexplain.audit.attacks.scoring import Assignment, classifiers, score
-from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
+from safexplain.audit.attacks import GlobalVariance, JointLikelihoodRatio, Learned, LikelihoodRatio
+from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.splits import Splits
 from safexplain.explain import CATALOG
@@ -75,6 +75,7 @@ EXTRA = (
         for s in ("variance", "l1", "l2")
     ),
     SuiteRow(LIRA, LikelihoodRatio("identity", GlobalVariance(separate=True)), "margin", "loss"),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
 )
 """Published attacks that are not rows of the library's suite."""
 
@@ -230,7 +231,7 @@ def measure(task: Task, size: Size, shadows: Shadows, explainer: str, name: str,
         keep_inputs=True, meta={"explainer": explainer}, progress=progress,
     )  # fmt: skip
     learned = Kept()
-    rows = [replace(r, attack=learned) if type(r.attack) is Learned else r for r in (*fitting(signals), *EXTRA)]
+    rows = [replace(r, attack=learned) if type(r.attack) is Learned else r for r in (*fitting(signals, POLICY), *EXTRA)]
     result = certify(signals, POLICY, suite=rows, progress=progress)
     return summary(result) | {"compared": compare(signals, rows, size.resamples)}
 
@@ -290,15 +291,9 @@ def estimate(replicates: Array) -> dict[str, float]:
 
 
 def against_every_target(signals: Signals, row: SuiteRow, training: Bools) -> Array:
-    """(targets, n) scores; attacks that learn use the classifiers that `certify` fitted."""
-    values, targets = values_of(signals, row.signal), list(signals.targets)
-    if isinstance(row.attack, Learned):
-        to, found = Assignment.drawn(signals, seed=0), {}  # the seed of `certify`
-        for _, reads, fitted in classifiers(signals, row.attack, to, training, values):
-            found |= {t: fitted.scores(values[t]) for t in reads.tolist()}
-        return np.stack([found[t] for t in targets])
-    everyone = [np.full(len(signals), t) for t in targets]
-    return np.stack([score(signals, row, Assignment(t, t), training, values) for t in everyone])
+    """(targets, n) scores; attacks that learn use the classifiers that `certify` fitted, by the same seed."""
+    scorers = (Scorer(signals, [row], target=t, training=training) for t in signals.targets)
+    return np.stack([scorer.scores(scorer.target)[0] for scorer in scorers])
 
 
 def accuracy(shadows: Shadows, population: Population) -> dict[str, Any]:

@@ -42,9 +42,9 @@ from scipy.stats import beta
 
 from safexplain._privacy_loss import epsilons
 from safexplain.audit import Policy, Signals
-from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
-from safexplain.audit.attacks.scoring import Assignment, score
-from safexplain.audit.attacks.suite import SuiteRow, fitting, values_of
+from safexplain.audit.attacks import GlobalVariance, JointLikelihoodRatio, LikelihoodRatio
+from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.splits import Splits
 from safexplain.dp.accounting.calibration import noise_multiplier
@@ -72,8 +72,12 @@ from .nets import SIDES
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
 POLICY = Policy(fpr=0.01)
 RATES = (0.001, 0.01)
-EXTRA = tuple(
-    SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation") for s in ("variance", "l1", "l2")
+EXTRA = (
+    *(
+        SuiteRow(HUANG, LikelihoodRatio("identity", GlobalVariance()), s, "explanation")
+        for s in ("variance", "l1", "l2")
+    ),
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "l1+loss", "explanation+loss"),
 )
 OURS = ("LikelihoodRatio", "l1")
 MEANS = (
@@ -159,7 +163,7 @@ def promised(epsilon: float, fpr: float) -> float:
 
 def cell(signals: Signals, resamples: int, progress: Progress) -> dict[str, Any]:
     """All attacks with every example scored once, and the means over all targets of some."""
-    rows = [*fitting(signals), *EXTRA]
+    rows = [*fitting(signals, POLICY), *EXTRA]
     result = certify(signals, POLICY, suite=rows, progress=progress)
     return written(result) | {"means": means(signals, rows, resamples)}
 
@@ -175,9 +179,7 @@ def means(signals: Signals, rows: list[SuiteRow], resamples: int) -> dict[str, A
     found: dict[str, Any] = {}
     for code in (c for c in MEANS if c in named):
         row = named[code]
-        values = values_of(signals, row.signal)
-        every = [np.full(n, t) for t in targets]
-        scores = [score(signals, row, Assignment(t, t), training, values) for t in every]
+        scores = [Scorer(signals, [row], target=t, training=training).scores(t)[0] for t in targets]
         replicates: dict[str, list[Any]] = {}
         for s, m in zip(scores, member, strict=True):
             for rate in RATES:

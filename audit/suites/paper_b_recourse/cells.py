@@ -14,9 +14,10 @@ from safexplain._progress import Progress
 from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.recourse import unit
-from safexplain.audit.attacks.scoring import Assignment, score
+from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained
+from safexplain.audit.root_cause import drawn_targets
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
@@ -154,13 +155,16 @@ def lowest_mean(values: Sequence[float]) -> float:
 def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     """Every example scored once, against one model drawn at random; beside it the same against a model that knows
     nothing of the target's members."""
-    to = Assignment.drawn(signals, seed)
-    member = signals.membership[to.target, np.arange(len(signals))]
-    nobody = np.zeros(len(signals), dtype=bool)
-    scores = score(signals, row, to, nobody)
+    target, n = drawn_targets(signals, seed), len(signals)
+    member, nobody = signals.membership[target, np.arange(n)], np.zeros(n, dtype=bool)
+    scores, of_null, models = np.zeros(n), np.zeros(n), signals.models
+    for t in np.unique(target).tolist():
+        mine, scorer = target == t, Scorer(signals, [row], target=t, training=nobody, seed=seed)
+        scores[mine] = scorer.scores(t)[0][mine]
+        if len(models) >= FEWEST_FOR_NULL:
+            of_null[mine] = scorer.scores(models[(models.index(t) + 1) % len(models)])[0][mine]
     curve = roc(scores, member)
-    null = to.to_null(signals)
-    about = {} if null is None else {"null_auc": roc(score(signals, row, null, nobody), member).auc}
+    about = {"null_auc": roc(of_null, member).auc} if len(models) >= FEWEST_FOR_NULL else {}
     low, high = auc_interval(curve)
     return {
         "attack": row.name,
@@ -169,7 +173,7 @@ def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
         "auc": curve.auc,
         "auc_low": low,
         "auc_high": high,
-        "balanced_accuracy": balanced_accuracy(scores, member, to.target, seed),
+        "balanced_accuracy": balanced_accuracy(scores, member, target, seed),
         "tpr": [rate(curve, fpr) for fpr in FPRS],
         "curve": [tpr_at_fpr(curve, fpr=fpr).tpr for fpr in GRID],
         **about,
