@@ -98,7 +98,8 @@ def recipe_fit(
         references: rows of its reference models.
         scored: (n,) bool; of each group one example a side is looked at.
         names: of the signals that are judged, as the rows of a suite have them ("l1+mean", "attributions:sign");
-            None: all. Explanations of levels above 1 are left out, see `PREDICTED`.
+            None: all. Labels, losses and the like are always compared, which tell recipes apart best; explanations of
+            levels above 1 never, see `PREDICTED`.
     """
     name, models = "recipe", np.array([target, *references], dtype=np.int64)
     if len(models) <= FEWEST_TO_COMPARE:
@@ -251,6 +252,7 @@ def _columns(
     wanted = [*signals.values, WHOLE_MAP]
     if names is not None:
         wanted = [part.partition(":")[0] for signal in names for part in signal.split("+")]
+        wanted += [name for name in signals.values if split_level(name)[0] in PREDICTED]
     for name in dict.fromkeys(wanted):
         plain, level = split_level(name)
         values: Any = signals.attributions if name == WHOLE_MAP else signals.values.get(name)

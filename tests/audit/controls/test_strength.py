@@ -225,12 +225,18 @@ def test_normal_scores_are_ranks_among_the_models():
     assert found[1, 0] == pytest.approx(-found[0, 0])
 
 
-def test_only_judged_signals_are_compared():
-    base, other = world(n=2000), world(n=2000, share=0.5)
-    both = Signals(base.membership, {"l1": base.values["s0"], "loss": other.values["s0"]}, meta=base.meta)
-    assert looked_at(both, ["l1", "l1:sign"]).numbers["signals"] == 1
-    assert looked_at(both, ["l1+loss"]).numbers["signals"] == 2
-    assert looked_at(both, ["nothing"]).failed is None
+def test_judged_signals_are_compared_and_always_what_is_predicted():
+    base = world(n=2000)
+    values = {name: base.values[f"s{i}"] for i, name in enumerate(("l1", "l2", "loss"))}
+    several = Signals(base.membership, values, meta=base.meta)
+    assert looked_at(several, ["l1", "l1:sign"]).numbers["signals"] == 2
+    assert looked_at(several, ["l1+l2"]).numbers["signals"] == 3
+    assert looked_at(several, ["nothing"]).numbers["signals"] == 1
+    assert looked_at(base, ["nothing"]).failed is None
+    loss = np.where(np.arange(17)[:, None] == 0, values["loss"] - 0.5, values["loss"])
+    otherwise = Signals(base.membership, {**values, "loss": loss}, meta=base.meta)
+    assert looked_at(otherwise, ["l1"]).failed
+    assert "the loss of the target's" in looked_at(otherwise, ["l1"]).says
 
 
 def test_explanations_of_patient_attackers_are_no_draw_of_the_references_and_left_out():
