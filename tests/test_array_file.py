@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from safexplain._files import ArrayFile, read_arrays
+from safexplain.audit import Signals
 from safexplain.errors import InputError
 from safexplain.loading.data import load_data
+from safexplain.loading.data.checks import check_data
 from safexplain.verdict.canaries.result import Scores
 
 X = np.arange(12.0).reshape(3, 4)
@@ -114,6 +116,25 @@ def test_loaders_read_what_they_declare_and_not_the_bomb_beside_it(tmp_path):
     entries = [(f"{name}.npy", npy(array)) for name, array in scores.items()]
     (tmp_path / "scores.npz").write_bytes(archive([bomb("bomb.npy"), *entries]))
     assert peak_of(lambda: Scores.load(tmp_path / "scores.npz")) < 4 << 20
+
+
+def test_a_bomb_in_signals_is_refused_unread(tmp_path):
+    signals = {"membership": np.arange(8).reshape(2, 4) % 2 == 0, "l1": np.zeros((2, 4))}
+    entries = [(f"{name}.npy", npy(array)) for name, array in signals.items()]
+    (tmp_path / "signals.npz").write_bytes(archive([*entries, bomb("bomb.npy")]))
+
+    def refused():
+        with pytest.raises(InputError, match="array 'bomb' must be numbers of shape"):
+            Signals.load(tmp_path / "signals.npz")
+
+    assert peak_of(refused) < 4 << 20
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (0,)])
+def test_data_without_rows_are_refused(tmp_path, shape):
+    np.savez(tmp_path / "data.npz", x=np.zeros(shape), y=np.zeros(0, int), member=np.zeros(0, bool))
+    with pytest.raises(InputError, match=r"x has shape \(0,"):
+        check_data(load_data(tmp_path / "data.npz"), num_classes=3)
 
 
 @pytest.mark.parametrize("name", ["y", "member", "class_names", "feature_names"])

@@ -118,6 +118,8 @@ class Signals:
         m, outside = self.membership, self.out_of_distribution
         if m.ndim != 2 or m.dtype != np.bool_:
             raise InputError(f"membership must be bool of shape (models, examples), got {m.dtype} {m.shape}")
+        if 0 in m.shape:
+            raise InputError(f"membership is of shape {m.shape}: expected at least one model and one example")
         if not self.values and self.attributions is None:
             raise InputError("there is no signal to attack: expected arrays such as l1, l2, loss or attributions")
         taken = sorted(name for name in self.values if name in (*RESERVED, *UNWRITABLE) or name.startswith(SLICE))

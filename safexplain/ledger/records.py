@@ -6,6 +6,7 @@ Instants are microseconds since 1970; periods of budgets are those of the calend
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -188,16 +189,17 @@ def grants(read: Execute) -> list[Grant]:
 
 
 def named(principal: str) -> str:
-    """A principal's name.
+    """A principal's name, in Unicode's normal form C: two spellings of one text are one account.
 
     Raises:
         InputError: no database keeps it as it is.
     """
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
-    if not 0 < len(text("principal", principal).encode()) <= 500:
+    name = unicodedata.normalize("NFC", text("principal", principal))
+    if not 0 < len(name.encode()) <= 500:
         raise InputError(f"principal: expected 1 to 500 bytes of UTF-8, got {principal[:40]!r}")
-    return principal
+    return name
 
 
 def text(name: str, value: Any) -> str:

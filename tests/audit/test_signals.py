@@ -198,6 +198,14 @@ def test_an_array_that_does_not_belong_there_is_refused_before_it_is_read(tmp_pa
         Signals.load(path)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 5), (0, 0)])
+def test_a_file_without_rows_is_refused(tmp_path, shape):
+    path = tmp_path / "signals.npz"
+    np.savez(path, membership=np.zeros(shape, bool), l1=np.zeros(shape))
+    with pytest.raises(InputError, match="at least one model and one example"):
+        Signals.load(path)
+
+
 def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         signals().save(tmp_path / "missing" / "signals.npz")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import unicodedata
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -160,6 +161,25 @@ def test_an_unknown_format_is_refused(make, tmp_path):
 def test_names_that_no_database_keeps_are_refused(make, name):
     with pytest.raises(InputError, match="principal"):
         make(epsilon=1.0).charge(name, epsilon=0.1)
+
+
+NAMES = ["José", "Ünal", "한국", "Ångström", "ﬁ", "e\u0323\u0302"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_spellings_of_one_name_are_one_account(make, name):
+    """An é of one character and an e with an accent after it look alike, and must not have two budgets."""
+    ledger = make(epsilon=1.0)
+    one, other = unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)
+    ledger.charge(one, epsilon=0.5)
+    ledger.charge(other, epsilon=0.25)
+    assert ledger.spent(one) == ledger.spent(other) == 0.75
+    assert [account.principal for account in ledger.accounts()] == [one]
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(other, epsilon=0.5)
+    assert ledger.grant(other, epsilon=2.0).principal == one
+    assert ledger.account(one).epsilon == 2.0
+    assert ledger.verify() == 2
 
 
 def test_names_and_notes_are_only_text(make):

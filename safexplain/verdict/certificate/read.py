@@ -51,6 +51,9 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
 """Larger audits are refused, lest a few digits in a file keep its reader busy for hours."""
 
+LONGEST_TEXT = 65_536
+"""Characters of one text; the longest that are written are sentences."""
+
 Read = TypeVar("Read")
 
 
@@ -148,6 +151,10 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
     predicate = _object_of(content, "predicate")
     _check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries"})
     for _, value in strict_json.inside(content):
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise CertificateError(
+                f"it holds a text of {len(value):,} characters ({value[:20]!r}...): expected {LONGEST_TEXT:,} at most"
+            )
         if isinstance(value, dict) and (named := sorted(SECRETS & {name.lower() for name in value})):
             raise CertificateError(f"it holds a field {named[0]!r}: certificates are public; make a new secret")
     if type(predicate["schema_version"]) is not int or predicate["schema_version"] != SCHEMA_VERSION:

@@ -1,7 +1,8 @@
 """JSON in which nothing can hide: one meaning for every reader, and one text for every meaning. No torch here.
 
 What parsers disagree about (RFC 8259, sections 4 and 6) is refused: names given twice, NaN and infinities, numbers that
-no float64 holds, text that is not UTF-8.
+no float64 holds, text that is not UTF-8. So is what only costs its reader time and memory: too many values,
+too deep nesting, integers without end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ LARGEST = 8 << 20
 """Bytes of a file that is read; certificates of large audits have a few hundred kilobytes."""
 
 DEEPEST = 32
+
+MOST_VALUES = 500_000
+"""Values in one file, counted before anything is made of them; a certificate of 17 targets has a tenth of it."""
+
 LARGEST_INTEGER = 2**53
 
 
@@ -67,6 +72,9 @@ def parse(raw: bytes, where: str) -> dict[str, Any]:
             found[name] = value
         return found
 
+    values = 1 + sum(map(raw.count, (b",", b"[", b"{")))  # one of these stands before each
+    if values > MOST_VALUES:
+        refuse(f"it holds up to {values:,} values, and no certificate has more than {MOST_VALUES:,}")
     try:
         content = json.loads(
             raw.decode("utf-8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from certificates import (
     changed,
     leaves,
     made,
+    read_back,
     sealed,
 )
 from hypothesis import given, settings
@@ -31,7 +33,7 @@ from hypothesis import strategies as st
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.certificate import strict_json
-from safexplain.verdict.certificate.read import load_certificate, recount
+from safexplain.verdict.certificate.read import LONGEST_TEXT, load_certificate, recount
 from safexplain.verdict.certificate.write import (
     as_json,
     write_json,
@@ -371,6 +373,8 @@ NOT_JSON = {
     "rather deep nesting": (b'{"a":' * 60 + b"1" + b"}" * 60, "nested deeper"),
     "half a surrogate pair": (b'{"a": "\\ud800"}', "surrogate"),
     "half a surrogate pair in a name": (b'{"\\ud800": 1}', "surrogate"),
+    "many values": (b"[" + b"0," * strict_json.MOST_VALUES + b"0]", "values"),
+    "many empty lists": (b'{"a": [' + b"[]," * strict_json.MOST_VALUES + b"[]]}", "values"),
     "a huge file": (b" " * (strict_json.LARGEST + 1), "MiB"),
     "another JSON": (b"{}", "_type"),
 }
@@ -383,6 +387,23 @@ def test_what_is_no_certificate_is_refused_in_a_line(load: Callable[..., Any], n
         load(raw)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600
+
+
+def test_a_text_longer_than_any_sentence_is_refused(tmp_path: Path) -> None:
+    read_back(made(notes=["x" * LONGEST_TEXT]), tmp_path)
+    with pytest.raises(CertificateError, match="65,537 characters"):
+        read_back(made(notes=["x" * (LONGEST_TEXT + 1)]), tmp_path)
+
+
+def test_many_values_are_refused_before_anything_is_made_of_them() -> None:
+    raw = b'{"a": [' + b"[]," * (2 << 20) + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CertificateError, match="values"):
+            strict_json.parse(raw, "it")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
