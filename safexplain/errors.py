@@ -97,6 +97,10 @@ class OpaqueModelWarning(UserWarning):
     """The explained callable hides its model, so the noise cannot be tied to the model's parameters."""
 
 
+class TrainingModeWarning(UserWarning):
+    """The explained model is in training mode: dropout and batch statistics make its answers others each time."""
+
+
 class UsesWarning(UserWarning):
     """Uses of certification examples cannot be counted: another configuration on them will not be noticed."""
 

@@ -22,7 +22,15 @@ class Probability(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.training = bool(getattr(model, "training", False))
+
+    @property
+    def training(self) -> bool:
+        """The mode of the classifier, which is all that a softmax has; `train` and `eval` set it there."""
+        return bool(getattr(self.model, "training", False))
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        pass
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities (batch, classes)."""

@@ -119,10 +119,14 @@ class Hardened(Attribution):  # type: ignore[misc]
         Raises:
             RefusedError: a convergence delta is asked for, the method would silently be another one, or the
                 native explainer returned more than one tensor for each input.
+
+        Warns:
+            TrainingModeWarning: once for each model that is in training mode, here or when the explainer is made.
         """
         if self._pinned is not None:
             given = _flat(self._signature.bind_partial(self, *args, **kwargs))
             args, kwargs = (), self._pinned.complete(self._signature, {k: v for k, v in given.items() if k != "self"})
+        model_checks.check_mode(getattr(self, "forward_func", None))
         bound = self._signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         options = _flat(bound)
@@ -180,6 +184,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         for explainer in explainers_in(vars(self)):
             if isinstance(explainer, Hardened):
                 refuse_inside(type(explainer), type(self).__name__)
+        model_checks.check_mode(getattr(self, "forward_func", None), stacklevel=5)
         for explainer in (self, *explainers_in(vars(self))):
             model_checks.check_relus(explainer)
             model_checks.check_deeplift(explainer)

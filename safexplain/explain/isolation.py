@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from safexplain._digest import modules_of
 from safexplain.explain.captum.explainers import Gradient
+from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 
@@ -90,7 +91,7 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
     explainer: Attribution = object.__new__(native)
     with ExitStack() as stack:
         private = None
-        if touch or any(module.training for module in originals):
+        if touch or any(map(in_training_mode, originals)):
             private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES)
             if private is None:
                 for lock in _locks_of(originals):

@@ -55,7 +55,13 @@ class ContractReport:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{len(names)} {state}" for state, names in self._states.items() if names)
-        return "\n".join([f"{self.explainer}: {counts}", *map(str, self.outcomes)])
+        rest = ["no clause can see:", *(f"          {sentence}" for sentence in self.unchecked)]
+        return "\n".join([f"{self.explainer}: {counts}", *map(str, self.outcomes), *rest])
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What no clause can see, a sentence each; what could not be tried here stands in the outcomes."""
+        return UNCHECKED
 
     @property
     def passed(self) -> tuple[str, ...]:
@@ -133,8 +139,10 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(noises.noise_belongs_to_the_query, (_EXACT, _AGAIN)),
     Clause(noises.noise_ignores_the_batch, (_EXACT, _AGAIN)),
     Clause(values.memory_layout_changes_nothing, (_EXACT, _AGAIN)),
+    Clause(noises.double_precision_is_no_way_around, (_EXACT, _AGAIN)),
     Clause(values.nan_and_infinity_do_not_leave),
     Clause(leaks.only_listed_arrays_leave),
+    Clause(leaks.nothing_is_said_beside_the_answer),
     Clause(leaks.released_arrays_are_detached),
     Clause(leaks.no_way_around_the_hardening),
     Clause(states.leaves_nothing_behind),
@@ -143,6 +151,18 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(noises.a_pickled_copy_answers_alike, (_AGAIN,)),
 )
 """What any hardened explainer has to keep, in the order in which it is checked."""
+
+UNCHECKED: tuple[str, ...] = (
+    "whether the noise is large enough: `safexplain audit` measures what an attacker finds",
+    "how long an answer takes, and the memory that it needs: both can depend on secrets",
+    "files, network connections, other processes, and loggers that do not hand their records to the root logger",
+    "functions, classes and modules within an answer, and what they refer to",
+    f"batches of more than {noises.LARGEST_BATCH} examples, and shapes, types and devices other than those given",
+    "options other than those given, and inputs that nearly are the same question",
+    "what happens after a certain time, or only at certain inputs, or only after more calls than are made here",
+    "an explainer that recognises this test",
+)
+"""What no clause can see: an explainer that keeps the contract may still leak this way."""
 
 
 def check_explainer(

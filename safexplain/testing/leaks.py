@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
+import logging
+import os
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -14,12 +20,13 @@ from torch import Tensor
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.case import KEY, Case, Skip, accepts, attempt, released_tensors
-from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, find_markers, planted
+from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, find_markers, planted, says_marker
 from safexplain.testing.states import tensors_in
 
 __all__ = [
     "keeps_native_signatures",
     "no_way_around_the_hardening",
+    "nothing_is_said_beside_the_answer",
     "only_listed_arrays_leave",
     "released_arrays_are_detached",
 ]
@@ -55,6 +62,30 @@ def only_listed_arrays_leave(case: Case) -> Iterator[str]:
             yield f"markers in {where} can be read at {', '.join(found[:4])}{' ...' if found[4:] else ''}"
         elif "beside" in where and isinstance(released, tuple) and len(released) != usual and not _is_layer(case):
             yield f"{where} leaves: expected {usual} tensors or an error, got {len(released)}"
+
+
+def nothing_is_said_beside_the_answer(case: Case) -> Iterator[str]:
+    """Warnings, printed text, log records and errors tell nothing of what is planted around the native result."""
+    if case.native_class is None:
+        raise Skip("nobody says what the native class is: pass native=")
+    plants = {where: plant for where, plant in PLANTS.items() if where == VALUES or "beside" in where}
+    if case.plant:
+        plants = {"what plant= changed": case.plant}
+    else:
+        try:
+            case.needs_tensors()
+        except Skip as error:
+            raise Skip(f"{error}: say with plant=(result, explainer) -> result where markers go") from None
+    for where, plant in plants.items():
+        explainer = case.make(_LOUD)
+        with planted(case.native_class, case.entry, plant) as planting, overhearing() as heard:
+            released = attempt(lambda e=explainer: case.ask(e))  # type: ignore[misc]
+        if not planting.calls:
+            yield case.never_ran
+            return
+        told = [*heard, *([("an error", str(released))] if isinstance(released, Exception) else [])]
+        for channel in dict.fromkeys(channel for channel, text in told if says_marker(text)):
+            yield f"markers in {where} can be read in {channel}"
 
 
 def released_arrays_are_detached(case: Case) -> Iterator[str]:
@@ -124,6 +155,64 @@ def no_way_around_the_hardening(case: Case) -> Iterator[str]:
     future = getattr(explainer, "attribute_future", None)
     if future and _answers(lambda: future(query.inputs, target=query.target, **query.options)):
         yield "attribute_future answers; natively it returns native maps"
+
+
+@contextmanager
+def overhearing() -> Iterator[list[tuple[str, str]]]:
+    """Within, warnings, printed text and log records are kept from where they go; afterwards they are in the list.
+
+    Loggers that do not hand their records to the root logger are not heard.
+    """
+    heard: list[tuple[str, str]] = []
+    root, listener = logging.getLogger(), _Listener(heard)
+    level, handlers = root.level, root.handlers
+    streams = {"standard output": io.StringIO(), "standard error": io.StringIO()}
+    with (
+        warnings.catch_warnings(record=True) as told,
+        redirect_stdout(streams["standard output"]),
+        redirect_stderr(streams["standard error"]),
+        _descriptor(1, "standard output", heard),
+        _descriptor(2, "standard error", heard),
+    ):
+        warnings.simplefilter("always")
+        root.handlers = [listener]
+        root.setLevel(1)
+        try:
+            yield heard
+        finally:
+            root.handlers = handlers
+            root.setLevel(level)
+    heard += [("a warning", f"{w.message}") for w in told]
+    heard += [(name, stream.getvalue()) for name, stream in streams.items()]
+
+
+class _Listener(logging.Handler):
+    def __init__(self, heard: list[tuple[str, str]]) -> None:
+        super().__init__(1)
+        self.heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        extra = {name: value for name, value in vars(record).items() if name not in ("msg", "args")}
+        self.heard.append(("a log record", f"{record.getMessage()} {extra}"))
+
+
+@contextmanager
+def _descriptor(number: int, name: str, heard: list[tuple[str, str]]) -> Iterator[None]:
+    """What is written to a file descriptor, by whatever way; nothing where there is no such descriptor."""
+    try:
+        before = os.dup(number)
+    except OSError:
+        yield
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), number)
+        try:
+            yield
+        finally:
+            os.dup2(before, number)
+            os.close(before)
+            file.seek(0)
+            heard.append((name, file.read().decode("utf-8", "replace")))
 
 
 _LOUD = Hardening(noise=GaussianNoise(MARKER_NUMBER / 2, key=KEY))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from safexplain.errors import ConfigurationError
 
-__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "find_markers", "parts_of", "planted"]
+__all__ = ["MARKER_NUMBER", "MARKER_TEXT", "PLANTS", "VALUES", "find_markers", "parts_of", "planted", "says_marker"]
 
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
 """What to plant where text goes."""
@@ -28,7 +29,8 @@ MARKER_TEXT = "marker-that-must-not-leave-6f1d"
 MARKER_NUMBER = 7391.4658203125
 """What to plant where numbers go; float32 holds it exactly, and with 2 decimals it still is like no other."""
 
-_TEXTS = (MARKER_TEXT, "7391.46")
+_TEXTS = re.compile(rf"{MARKER_TEXT}|(?<![\d.])7391\.[45]|(?<![\d.])7\.39\d*[eE]\+?0*3")
+_PACKED = tuple(np.array(MARKER_NUMBER, kind).tobytes() for kind in ("<f4", ">f4", "<f8", ">f8"))
 
 
 def find_markers(obj: object, *, name: str = "released") -> list[str]:
@@ -54,24 +56,31 @@ def find_markers(obj: object, *, name: str = "released") -> list[str]:
             continue
         seen[id(value)] = value
         found += [place] if _is_marked(value) else []
-        waiting += [(place + step, part) for step, part in parts_of(value)]
+        waiting += [(place + step, part) for step, part in (*parts_of(value), *_behind(value))]
     return sorted(found)
+
+
+def says_marker(text: str) -> bool:
+    """Whether `MARKER_TEXT`, or `MARKER_NUMBER` however it is rounded, stands in a text."""
+    return _TEXTS.search(text) is not None
 
 
 def _is_marked(value: Any) -> bool:
     if isinstance(value, str):
-        return any(text in value for text in _TEXTS)
-    if isinstance(value, bytes):
-        return any(text.encode() in value for text in _TEXTS)
+        return says_marker(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
+        return says_marker(raw.decode("latin-1")) or any(packed in raw for packed in _PACKED)
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
             return bool((dense == torch.tensor(MARKER_NUMBER).to(dense.dtype)).any())
     if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "fc" and bool((value == np.asarray(MARKER_NUMBER, value.dtype)).any())
+        plain = np.asarray(value)  # of a masked array what is under the mask as well
+        return plain.dtype.kind in "fc" and bool((plain == np.asarray(MARKER_NUMBER, plain.dtype)).any())
     if isinstance(value, int | float | complex):
         return value == MARKER_NUMBER
-    return not isinstance(value, Mapping | Sequence | Set) and any(text in _shown(value) for text in _TEXTS)
+    return not isinstance(value, Mapping | Sequence | Set) and says_marker(_shown(value))
 
 
 def _shown(value: object) -> str:
@@ -88,6 +97,8 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, Set):
         yield from (("{...}", part) for part in value)
+    elif isinstance(value, np.ndarray | np.void) and value.dtype.names:  # records
+        yield from ((f"[{name!r}]", value[name]) for name in value.dtype.names)
     elif isinstance(value, np.ndarray) and value.dtype.kind not in "fciub":
         yield from ((f".flat[{i}]", part) for i, part in enumerate(value.ravel().tolist()))
     elif isinstance(value, BaseException):
@@ -97,6 +108,16 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
     slots = (name for owner in type(value).__mro__ for name in vars(owner).get("__slots__", ()))
     yield from ((f".{name}", getattr(value, name)) for name in slots if hasattr(value, name))
+
+
+def _behind(value: Any) -> Iterator[tuple[str, Any]]:
+    """What can be reached from a value although it is no part of it."""
+    if isinstance(value, np.ndarray):
+        yield ".base", value.base
+    elif isinstance(value, Tensor):
+        yield from ((("._base", value._base), (".grad", value.grad)) if value.is_leaf else (("._base", value._base),))
+    elif isinstance(value, functools.partial):
+        yield from ((".args", value.args), (".keywords", value.keywords))
 
 
 Plant = Callable[[Any, Any], Any]
@@ -208,6 +229,10 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
             lambda t: torch.full((len(t),), MARKER_NUMBER, device=t.device)
         ),
         "text returned beside the map": _extra(lambda t: {"secret": MARKER_TEXT}),
+        "records returned beside the map": _extra(
+            lambda t: np.array([("raw", MARKER_NUMBER)] * max(1, len(t)), dtype=[("name", "U3"), ("value", "f8")])
+        ),
+        "an object returned beside the map": _extra(lambda t: SimpleNamespace(notes=[{"raw": MARKER_NUMBER}])),
         "attributes of the native explainer": _explainer,
     }
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from safexplain.testing.states import Snapshot
 __all__ = [
     "a_pickled_copy_answers_alike",
     "asking_again_gives_the_same_answer",
+    "double_precision_is_no_way_around",
     "noise_belongs_to_the_query",
     "noise_ignores_the_batch",
     "works_in_any_gradient_mode",
@@ -58,7 +59,7 @@ def noise_belongs_to_the_query(case: Case) -> Iterator[str]:
 
 
 def noise_ignores_the_batch(case: Case) -> Iterator[str]:
-    """The noise of an example depends neither on the examples around it nor on its place among them."""
+    """The noise of an example depends neither on the examples around it nor on its place, also among many."""
     n = case.batch
     if n < 2:
         raise Skip("it takes two examples to tell; there is one")
@@ -67,6 +68,7 @@ def noise_ignores_the_batch(case: Case) -> Iterator[str]:
         raise Skip("natively there is not one result for each example")
     questions = {"in another order": [*range(1, n, 2), *range(0, n, 2)][::-1], "twice over": [0, *range(n), n - 1]}
     questions |= {f"example {i} alone": [i] for i in (0, n - 1)}
+    questions |= {f"among {LARGEST_BATCH} examples": [i % n for i in range(LARGEST_BATCH)]}
     for name, index in questions.items():
         native = attempt(lambda i=index: case.ask(case.make_native(case.hardened), case.part(i)))  # type: ignore[misc]
         if isinstance(native, Exception):
@@ -81,6 +83,67 @@ def noise_ignores_the_batch(case: Case) -> Iterator[str]:
         furthest = float((noise - base[index]).abs().max())
         if furthest > case.atol:
             yield f"{name}: the same examples get other noise, by up to {furthest:.3g} (std {case.scale:g})"
+
+
+def double_precision_is_no_way_around(case: Case) -> Iterator[str]:
+    """In double precision there is the same noise, and inputs that are one number in float32 get one answer."""
+    case.needs_tensors()
+    roots, inputs = modules_of(case.model), case.tensors
+    if not roots or not any(t.is_floating_point() for t in inputs):
+        raise Skip("neither the model nor its inputs have a precision")
+    expected = case.own_noise
+    if not bool(expected.any()):
+        raise Skip("there is no noise")
+    with _in_double(roots):
+        wide = replace(case, inputs=case.like_inputs([_double(t) for t in inputs]), options=_double(case.options))
+        native = attempt(lambda: wide.native_answer)
+        if isinstance(native, Exception):
+            raise Skip(f"natively {type(native).__name__}: {native!s:.80}")
+        noise = attempt(lambda: wide.noise(raw=native))
+        if isinstance(noise, Exception):
+            yield f"expected an answer, as natively, got {type(noise).__name__}: {noise!s:.120}"
+            return
+        size = float(noise.pow(2).mean() / expected.pow(2).mean()) ** 0.5
+        if not 0.5 < size * case.scale / wide.scale < 2:
+            yield f"expected noise as in single precision, got {size:.3g} times as much"
+        untouched = int((noise == 0).sum())
+        if untouched > max(1, noise.numel() // 100):
+            yield f"expected noise on every coordinate, {untouched} of {noise.numel()} have none"
+        if any(bool((t == 0).all()) for t in wide.tensors):
+            return
+        near = wide.with_inputs(
+            wide.like_inputs([t * (1 + 1e-12) if t.is_floating_point() else t for t in wide.tensors])
+        )
+        moved = attempt(lambda: wide.noise(near))
+        if isinstance(moved, Exception):
+            yield f"inputs a little larger: expected an answer, got {type(moved).__name__}: {moved!s:.80}"
+        elif (furthest := float((moved - noise).abs().max())) > wide.atol:
+            yield f"inputs that float32 cannot tell apart get other noise, by up to {furthest:.3g}: it averages away"
+
+
+LARGEST_BATCH = 129
+
+
+@contextmanager
+def _in_double(roots: tuple[torch.nn.Module, ...]) -> Iterator[None]:
+    """All parameters and buffers in double precision; afterwards they are the very tensors that they were."""
+    tensors = [t for root in roots for t in (*root.parameters(), *root.buffers()) if t.is_floating_point()]
+    before = [t.data for t in tensors]
+    try:
+        for t in tensors:
+            t.data = t.data.double()
+        yield
+    finally:
+        for t, data in zip(tensors, before, strict=True):
+            t.data = data
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().double() if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(map(_double, value))
+    return {key: _double(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
 
 def works_in_any_gradient_mode(case: Case) -> Iterator[str]:

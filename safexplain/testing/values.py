@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,9 +89,9 @@ def no_examples_no_answers(case: Case) -> Iterator[str]:
 
 
 def memory_layout_changes_nothing(case: Case) -> Iterator[str]:
-    """Inputs that are channels_last, transposed or expanded in memory get the answers of contiguous ones."""
-    layouts = {name: [lay_out(t) for t in case.tensors] for name, lay_out in _LAYOUTS.items()}
-    layouts = {name: inputs for name, inputs in layouts.items() if not all(t.is_contiguous() for t in inputs)}
+    """Inputs laid out otherwise in memory, or that are part of larger tensors, get the answers of contiguous ones."""
+    layouts = {name: [lay_out(t.detach()) for t in case.tensors] for name, lay_out in _LAYOUTS.items()}
+    layouts = {name: inputs for name, inputs in layouts.items() if not all(map(_is_alone, inputs))}
     for name, inputs in layouts.items():
         query = case.with_inputs(case.like_inputs(inputs))
         native = attempt(lambda q=query: case.ask(case.make_native(case.hardened), q))  # type: ignore[misc]
@@ -108,7 +109,8 @@ def memory_layout_changes_nothing(case: Case) -> Iterator[str]:
 
 
 def nan_and_infinity_do_not_leave(case: Case) -> Iterator[str]:
-    """NaN and infinite attributions come out as finite numbers."""
+    """NaN and infinity, in the attributions or in the inputs, come out as finite numbers, and raise no error."""
+    yield from _of_bad_inputs(case)
     tensors_of(case.native_answer, "results")
     if case.native_class is None:
         raise Skip("nobody says what the native class is: pass native=")
@@ -128,6 +130,28 @@ def nan_and_infinity_do_not_leave(case: Case) -> Iterator[str]:
             return
         elif bad := int((~flat(released).isfinite()).sum()):
             yield f"where {what}, {bad} of the released ones are not finite"
+
+
+def _of_bad_inputs(case: Case) -> Iterator[str]:
+    try:
+        inputs = case.tensors
+    except Skip as error:
+        yield Untried(f"inputs with NaN: {error}")
+        return
+    for number in (math.nan, math.inf):
+        bad = [t.detach().clone() for t in inputs]
+        for t in bad:
+            if t.is_floating_point():
+                t.view(len(t), -1)[:, :1] = number
+        query = case.with_inputs(case.like_inputs(bad))
+        native = attempt(lambda q=query: case.ask(case.make_native(case.hardened), q))  # type: ignore[misc]
+        released = attempt(lambda q=query: case.ask(case.hardened, q))  # type: ignore[misc]
+        if isinstance(native, Exception):
+            yield Untried(f"inputs with {number}: natively {type(native).__name__}: {native!s:.60}")
+        elif isinstance(released, Exception):
+            yield f"for inputs with {number} it raises {type(released).__name__}: {released!s:.120}"
+        elif wrong := int((~flat(released).isfinite()).sum()):
+            yield f"for inputs with {number}, {wrong} of the released numbers are not finite"
 
 
 def clips_then_masks_then_noises(case: Case) -> Iterator[str]:
@@ -194,4 +218,11 @@ _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
         t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 2 else t.t().contiguous().t()
     ),
     "expanded": lambda t: t[:1].expand_as(t),
+    "every other column of a larger tensor's": lambda t: torch.stack([t, t + 1], -1)[..., 0],
+    "every other example of a larger batch's": lambda t: torch.stack([t, t + 1], 1)[:, 0],
+    "the end of a larger batch's": lambda t: torch.cat([t + 1, t])[len(t) :],
 }
+
+
+def _is_alone(t: Tensor) -> bool:
+    return t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()

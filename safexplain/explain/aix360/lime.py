@@ -21,6 +21,7 @@ from torch import Tensor
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
+from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
@@ -107,12 +108,14 @@ class _HardenedLime(HardenedAIX360):
             training statistics stand.
 
         Warns:
+            TrainingModeWarning: once for each torch model behind it that is in training mode.
             OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
                 noise does not change when the model does.
         """
         entry = inspect.signature(self._explainer.explain_instance)
         bound = entry.bind(*args, **kwargs)
         (instance, predict), regressor = list(bound.arguments.values())[:2], bound.arguments.get("model_regressor")
+        check_mode(predict)
         if regressor is not None:  # fitted by LIME: natively one call's coefficients are left in it for all to see
             bound.arguments["model_regressor"] = copy.deepcopy(regressor)
         inputs = self._inputs(instance)

@@ -15,6 +15,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
 from safexplain.explain.alibi.release import Query, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
+from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
@@ -75,6 +76,7 @@ class HardenedAlibi:
         """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
         load_alibi()
         kind = kind_of(self._explainer)
+        check_mode(attrgetter(ROWS[kind].predictor)(self._explainer))
         rules, quiet = ROWS[kind], self.hardening.is_none
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -105,6 +107,7 @@ class HardenedAlibi:
         hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
         _check(hardening, anchors)
         load_alibi()
+        check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)
 
     def _query(self, kind: str, rules: Rules, options: dict[str, Any]) -> Query:

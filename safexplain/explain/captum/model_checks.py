@@ -1,5 +1,9 @@
-"""Is a method itself on this model? DeepLift's rule must reach all of its activations, and GuidedBackprop and
-Deconvolution need ReLU modules to change.
+"""Is a method itself on this model? The model must be in evaluation mode, DeepLift's rule must reach all of its
+activations, and GuidedBackprop and Deconvolution need ReLU modules to change.
+
+In training mode dropout draws anew for each call, and batch statistics mix the examples of a batch: answers to the same
+question differ, so that asking again averages, noise and all. That gets a warning, once for each model, wherever an
+explainer is made or asked.
 
 Captum gives DeepLift's rescale rule to the activation modules that it knows. On all others (GELU, ReLU6, normalisation
 layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
@@ -13,9 +17,10 @@ calls after it are not slowed down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from captum.attr import (
@@ -31,9 +36,11 @@ from captum.attr import (
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from safexplain.errors import RefusedError
+from safexplain._digest import modules_of
+from safexplain.errors import RefusedError, TrainingModeWarning
+from safexplain.outputs import Probability
 
-__all__ = ["check_deeplift", "check_first_call", "check_relus"]
+__all__ = ["check_deeplift", "check_first_call", "check_mode", "check_relus", "in_training_mode"]
 
 _KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
 _RELU_KINDS = (GuidedBackprop, Deconvolution)
@@ -72,8 +79,70 @@ _SUPPORTED: tuple[type[nn.Module], ...] = (
 )
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _TOLERANCE = 1e-3
+_SHELLS = frozenset(
+    {nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.DataParallel, nn.parallel.DistributedDataParallel, Probability}
+)
+"""Modules that only hold or call others, so that their own flag tells nothing."""
+
+_warned: WeakSet[nn.Module] = WeakSet()
 _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """Model -> what was looked at in a call and found good."""
+
+
+def in_training_mode(model: nn.Module) -> list[str]:
+    """Names of the parts of a model that are in training mode.
+
+    Any part counts, since nobody can see what a part of somebody's own does in training mode, and `model.eval()` sets
+    them all. What has no mode does not: containers and wrappers that only pass numbers on, activations and the like of
+    torch.nn, which are often put after a model that is in evaluation mode, and exported graphs.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
+    >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
+    ([], ['model.0', 'model.1'])
+    """
+    return list(_training_parts(model, ""))
+
+
+def _training_parts(part: nn.Module, name: str) -> Iterator[str]:
+    if "train" in vars(part):  # torch.export puts it there: the graph has one mode, that of its export
+        return
+    if part.training and not _has_no_mode(part):
+        yield name or type(part).__name__
+    for step, inner in part.named_children():
+        yield from _training_parts(inner, f"{name}.{step}" if name else step)
+
+
+def _has_no_mode(part: nn.Module) -> bool:
+    if type(part) in _SHELLS or "_orig_mod" in part._modules:  # torch.compile's wrapper
+        return True
+    holds = part._parameters or part._buffers or part._modules
+    of_torch = type(part).__module__.startswith("torch.nn.modules")
+    return of_torch and not holds and not isinstance(part, _CHANGED_BY_TRAINING)
+
+
+def check_mode(explained: object, *, stacklevel: int = 4) -> None:
+    """Warn, once for each model, where a model is in training mode.
+
+    Args:
+        explained: a module, or whatever holds one, see `safexplain._digest.modules_of`.
+        stacklevel: of the warning.
+
+    Warns:
+        TrainingModeWarning: a part of a model is in training mode.
+    """
+    for model in modules_of(explained):
+        while isinstance(model, Probability):  # a new one may be made for each explainer
+            model = model.model
+        if model in _warned or not (names := in_training_mode(model)):
+            continue
+        _warned.add(model)
+        warnings.warn(
+            f"{type(model).__name__} is in training mode ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}):"
+            " with dropout or batch statistics every answer is another one, and asking again averages the noise away."
+            " Call model.eval() before it is explained",
+            TrainingModeWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def check_deeplift(explainer: Attribution) -> None:
