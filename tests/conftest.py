@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import functools
 import os
 
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
@@ -14,6 +15,15 @@ torch.set_num_threads(1)
 # The same examples in every run, and no time limit for one of them: machines that run tests are busy.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The complete suite in a tenth of its time: boosted trees are few and small, for tests of what surrounds them."""
+    from safexplain.audit.attacks import suite
+    from safexplain.audit.attacks.boosted import Boosted
+
+    monkeypatch.setattr(suite, "Boosted", functools.partial(Boosted, trees=10, leaves=4, models=2))
 
 
 @pytest.fixture(autouse=True)
