@@ -16,7 +16,7 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,8 +41,22 @@ MOST_HASHES = 2**16
 SAME = 0.01
 """Two sets are the same examples where they share more than this of the smaller one."""
 
-CONFIGURES = ("explainer", "output", "options", "hardening", "seed", "recipe", "references", "asked", "dither")
+CONFIGURES = (
+    "explainer",
+    "output",
+    "options",
+    "hardening",
+    "classes",
+    "seed",
+    "recipe",
+    "references",
+    "asked",
+    "dither",
+)
 """Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
+
+MEASURED = ("auc",)
+"""Entries of these, one level down, that do not: on other machines they come out a little different."""
 
 LIMITS = ("max_tpr", "reason", "uncounted")
 """Entries of the policy that do not: any limit may be compared with a bound that was taken once."""
@@ -190,7 +204,7 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
     """
     if policy.uncounted or (signals.examples is None and not _population(signals)):
         return None
-    known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES if name in signals.meta}
+    known: dict[str, Any] = {name: _chosen(signals.meta[name]) for name in CONFIGURES if name in signals.meta}
     known["policy"] = {name: value for name, value in policy.to_dict().items() if name not in LIMITS}
     known["policy"]["suite"] = sorted(policy.suite)
     known |= {"suite": sorted(suite), "audit seed": seed, "models": len(signals.models)}
@@ -204,6 +218,11 @@ def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, f
         warnings.warn(f"{error}; this verdict is not counted", UsesWarning, stacklevel=2)
         return None
     return uses
+
+
+def _chosen(entry: Any) -> Any:
+    """An entry of the meta data without what was measured to choose it."""
+    return {k: v for k, v in entry.items() if k not in MEASURED} if isinstance(entry, Mapping) else entry
 
 
 def _values_digest(signals: Signals) -> str:

@@ -56,6 +56,8 @@ class Splits:
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
         place = np.full(len(signals), np.inf)
         groups = np.arange(len(signals)) if signals.groups is None else signals.groups
+        if signals.groups is not None and signals.examples is not None:
+            groups = _joined(groups, signals.examples)  # copies in several groups hold these together
         _, first, unit = np.unique(groups[inside], return_index=True, return_inverse=True)
         unit = np.argsort(np.argsort(first))[unit.reshape(-1)]  # numbered as they come
         if signals.examples is not None:

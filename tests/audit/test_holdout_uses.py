@@ -162,6 +162,13 @@ def test_what_the_signals_say_about_their_making_is_part_of_the_configuration(na
     assert counted(replace(released(), meta={**META, name: "another"})) == 2
 
 
+def test_how_well_queries_did_when_they_were_chosen_is_no_part_of_it():
+    chosen = {"kind": "additive", "amplitude": 0.1}
+    assert counted(replace(released(), meta={**META, "dither": {**chosen, "auc": {"a": 0.61}}})) == 1
+    assert counted(replace(released(), meta={**META, "dither": {**chosen, "auc": {"a": 0.62}}})) == 1
+    assert counted(replace(released(), meta={**META, "dither": {**chosen, "amplitude": 0.2}})) == 2
+
+
 def test_another_suite_or_another_seed_is_another_configuration():
     assert counted(released()) == 1
     assert counted(released(), suite=("Threshold on l1", "RMIA on loss")) == 2

@@ -96,6 +96,16 @@ def test_groups_stay_together(examples):
     assert np.abs(sizes - (0.2, 0.3, 0.5)).max() < 0.07
 
 
+def test_groups_with_copies_of_each_other_are_one():
+    groups, copied = np.arange(N) // 4, HASHES.copy()
+    copied[4::8] = copied[:N:8]  # the first of every second group is a copy of the first of the group before
+    found = which(Splits.of(signals(examples=copied, groups=groups), THREE, trains=True))
+    assert all(len(set(found[i : i + 8])) == 1 for i in range(0, N, 8))
+    everyone = Signals(np.ones((1, N), bool), {"l1": np.ones((1, N))}, examples=copied, groups=groups)
+    together = copies_together(everyone)[0]
+    assert np.array_equal(which(Splits.of(together, THREE, trains=True)), found)
+
+
 def test_other_groups_do_not_move_when_one_loses_an_example():
     groups = np.arange(N) // 5
     base = which(Splits.of(signals(groups=groups), THREE, trains=True))
