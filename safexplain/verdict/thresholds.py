@@ -11,6 +11,20 @@ An upper bound of the true-positive rate counts the members above the first, whi
 above the second, which is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
 Ties are broken at random, which an attacker may do too: it makes the receiver operating characteristic of a score with
 ties the straight line between its points.
+
+**Groups.** Examples of one person, or near-copies, are not independent; groups are. Each group is one unit a side: an
+example weighs 1 / (examples of its group on its side), the count above a threshold is the sum of the shares of each
+group that stand above it, and n0 and n1 are numbers of groups. What is bounded is the mean over groups of the share of
+a group that is found. Where each group is one example, nothing changes. Otherwise the count S at a fixed threshold is
+a sum of independent shares in [0, 1] instead of zeros and ones. It is below the binomial count B of the same mean in
+convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956, theorem 3): E f(S) <= E f(B) for each convex f. So
+it has no larger variance, and its tails are at most e times those of B, log-concave between whole numbers (Bentkus,
+Annals of Probability 32, 2004, theorem 1.2). That factor is not reached: the two ends that matter are shares that are
+all 0 or 1, as of copies with equal scores, where S is binomial and all limits are exact, and shares that are alike,
+where S hardly varies. Ranks are chosen on the safe side of a step: with N the weighted non-members above the true
+threshold t, the threshold of an upper bound is above t only if N >= rank, that of a lower bound below t only if N <=
+rank - 1 (`found_above`). Members and non-members of one group may depend on each other: the risks of threshold and
+count add up whatever they do. Error rates at sizes of 1 to 50 are measured: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -77,9 +91,8 @@ class Ranks:
 def ranks_of(policy: Policy, non_members: int, attacks: int) -> Ranks:
     """Where thresholds lie, from the policy and the sizes alone: nobody can choose them after a look at the scores."""
     upper, lower = policy.risk, policy.risk / max(attacks, 1)
-    parts = 4 if policy.claim == "excess" else 2
-    for_upper = upper_bound_rank(non_members, policy.fpr, upper / parts)
-    return Ranks(for_upper, *lower_bound_rank(non_members, policy.fpr, lower / parts), upper, lower)
+    for_upper = upper_bound_rank(non_members, policy.fpr, upper / 2)
+    return Ranks(for_upper, *lower_bound_rank(non_members, policy.fpr, lower / 2), upper, lower)
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:

@@ -17,7 +17,8 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import critical_counts, power
 from safexplain.verdict.thresholds import found_above, ranked, ranks_of
 
-LOOSE = Policy(fpr=0.05, max_tpr=0.15)
+LOOSE = Policy(fpr=0.05, max_tpr=0.15, claim="whole", patience=(1,), references=1, uncounted=True)
+STRICT = replace(LOOSE, fpr=0.01, max_tpr=0.03)
 
 
 def shares(policy, members, others, attacks, tpr, audits=300):
@@ -36,6 +37,8 @@ def shares(policy, members, others, attacks, tpr, audits=300):
                     "a",
                     str(i),
                     "explanation",
+                    1,
+                    0,
                     found_above(order, r.upper_bound_rank),
                     found_above(order, r.lower_bound_rank),
                 )
@@ -48,7 +51,7 @@ SETTINGS = {
     "one attack": (LOOSE, 400, 400, 1, (0.08, 0.25, 0.3)),
     "four attacks": (LOOSE, 500, 500, 4, (0.05, 0.25, 0.3)),
     "few non-members": (LOOSE, 1500, 150, 2, (0.05, 0.2, 0.3, 0.4)),
-    "accepted by share": (Policy(), 300, 200, 2, (0.1, 0.2, 0.3)),
+    "accepted by share": (STRICT, 300, 200, 2, (0.1, 0.2, 0.3)),
 }
 
 
@@ -101,8 +104,8 @@ def test_critical_counts_are_those_of_every_count_judged(members, others, attack
     proves, allowed = critical_counts(LOOSE, members, others, attacks)
 
     def verdict(upper, lower):
-        evidence = [Evidence("a", str(i), "explanation", 0, 0) for i in range(attacks - 1)]
-        evidence.append(Evidence("a", "last", "explanation", upper, lower))
+        evidence = [Evidence("a", str(i), "explanation", 1, 0, 0, 0) for i in range(attacks - 1)]
+        evidence.append(Evidence("a", "last", "explanation", 1, 0, upper, lower))
         return Judgement(LOOSE, tuple(evidence), members, others, 1).verdict
 
     counts = range(members + 1)
@@ -122,7 +125,7 @@ def test_a_larger_leak_is_found_more_often_and_certified_less_often():
 
 def test_wrong_verdicts_are_rarer_than_the_confidence_says():
     for n in (100, 1000, 10_000):
-        for policy in (LOOSE, Policy(), replace(LOOSE, max_tpr=0.05)):
+        for policy in (LOOSE, STRICT, replace(LOOSE, max_tpr=0.05)):
             found = power(policy, n, n, 7, policy.max_tpr)
             assert max(found.leak, found.certified) <= 0.05
 
@@ -134,7 +137,7 @@ def test_the_shape_is_that_of_the_rates():
 
 
 def test_samples_that_can_decide_nothing_have_no_power():
-    found = power(Policy(), 1, 1, 1, [0.01, 0.5])
+    found = power(STRICT, 1, 1, 1, [0.01, 0.5])
     assert found.leak.tolist() == [0.0, 0.0]
     assert found.certified.tolist() == [0.0, 0.0]
     assert power(replace(LOOSE, fpr=0.2, max_tpr=0.3), 500, 2, 1, 0.2).certified == 0.0

@@ -17,8 +17,10 @@ from safexplain.verdict.thresholds import (
     lower_bound,
     lower_bound_rank,
     ranked,
+    units_of,
     upper_bound,
     upper_bound_rank,
+    weights_of,
 )
 
 SIZES = (1, 2, 3, 10, 50, 99, 250, 365, 367, 700)
@@ -142,6 +144,89 @@ def test_infinite_scores_are_ranked_and_nan_is_refused():
         ranked(np.zeros(4), member.astype(int))
     with pytest.raises(InputError, match="need members and non-members, got 4 and 0"):
         ranked(np.zeros(4), np.ones(4, dtype=bool))
+
+
+# ------------------------------------------------------------------------------------------------- groups
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 12))
+def test_each_group_weighs_one_on_each_side(seed, n, groups):
+    rng = np.random.default_rng(seed)
+    member, of = rng.random(n) < 0.5, rng.integers(groups, size=n)
+    weights = weights_of(member, of)
+    for side in (member, ~member):
+        assert units_of(weights[side]) == len(set(of[side]))
+        for g in set(of[side]):
+            assert weights[side & (of == g)].sum() == pytest.approx(1)
+    assert (weights_of(member, None) == 1).all()
+
+
+def test_groups_of_one_change_nothing():
+    rng = np.random.default_rng(0)
+    order = rng.random(300) < 0.4
+    weights = weights_of(order, rng.permutation(300))
+    for rank in range(1, int((~order).sum()) + 1):
+        both = [found_above(order, rank, weights, strict=strict) for strict in (False, True)]
+        assert both == [found_above(order, rank)] * 2
+    assert found_above(order, None, weights) == found_above(order, None)
+
+
+@given(st.integers(0, 10_000))
+def test_members_above_a_weighted_rank_are_counted_as_by_hand(seed):
+    rng = np.random.default_rng(seed)
+    order, of = rng.random(60) < 0.5, rng.integers(15, size=60)
+    order[:2] = [True, False]
+    weights = weights_of(order, of)
+    for rank in range(1, units_of(weights[~order]) + 1):
+        for strict in (False, True):
+            above, outside = 0.0, 0.0
+            for member, weight in zip(order, weights, strict=True):
+                outside += 0.0 if member else weight
+                if not member and (outside > rank - 1 + 1e-9 if strict else outside >= rank - 1e-9):
+                    break
+                above += weight if member else 0.0
+            assert found_above(order, rank, weights, strict=strict) == pytest.approx(above)
+        assert found_above(order, rank, weights, strict=True) <= found_above(order, rank, weights)
+
+
+def test_groups_of_another_length_are_refused():
+    with pytest.raises(InputError, match="a group for each of 3 examples"):
+        weights_of(np.array([True, False, True]), np.array([1, 2]))
+
+
+def test_limits_of_shares_lie_between_those_of_whole_numbers():
+    found = [lower_bound(x, 50, 0.025) for x in (3, 3.2, 3.9, 4)] + [upper_bound(x, 50, 0.025) for x in (3, 3.5, 4)]
+    assert found == sorted(found)
+
+
+GROUPED = {"copies": 1.0, "alike": 0.5, "independent": 0.0}
+
+
+def wrong_rates(within, counted, audits=400, units=200, size=20, tpr=0.15, fpr=0.05):
+    """How often bounds miss the true rate, from below and from above, where examples come in groups."""
+    shift = distributions.norm.isf(fpr) - distributions.norm.isf(tpr)
+    of, member = np.repeat(np.arange(2 * units), size), np.repeat(np.arange(2 * units) < units, size)
+    weights, misses = weights_of(member, of), np.zeros(2)
+    n = units if counted == "groups" else units * size
+    high_rank, (low_rank, share) = upper_bound_rank(n, fpr, 0.025), lower_bound_rank(n, fpr, 0.025)
+    for number in range(audits):
+        rng = np.random.default_rng([5, number])
+        scores = within**0.5 * rng.normal(size=2 * units)[of] + (1 - within) ** 0.5 * rng.normal(size=len(of))
+        order = by_score(scores + shift * member, number)
+        heavy = weights[order] if counted == "groups" else np.ones(len(of))
+        low = lower_bound(found_above(member[order], low_rank, heavy, strict=True), n, 0.025) * share
+        high = upper_bound(found_above(member[order], high_rank, heavy), n, 0.025)
+        misses += low > tpr, high < tpr
+    return misses / audits
+
+
+@pytest.mark.parametrize("within", GROUPED)
+def test_bounds_of_groups_are_wrong_as_seldom_as_promised(within):
+    assert (wrong_rates(GROUPED[within], "groups") <= 0.03).all()
+
+
+def test_bounds_that_count_copies_as_examples_are_wrong_too_often():
+    assert (wrong_rates(1.0, "examples") > 0.12).all()
 
 
 # ------------------------------------------------------------------------------------------------- ties

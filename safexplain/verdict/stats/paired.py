@@ -243,8 +243,7 @@ def lower_limits(
     noise = np.sqrt(counts**2 + ((slopes[0] + slopes[1]) / 2 * apart) ** 2)
     elsewhere = np.minimum(difference @ f.at_strict, difference @ f.at_loose)
     together = np.maximum(own - other - elsewhere, 0.0)
-    smooth = np.minimum(together, noise * _SMOOTH)
-    low = found - np.sqrt(noise**2 + smooth**2) - (together - smooth)
+    low = found - np.maximum(noise, together + _BESIDE * noise)
     uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.steps_near)
     if uneven.any():
         reach = max(f.rank - f.strict, 0.5), max(f.loose - f.rank, 0.5)
@@ -292,13 +291,11 @@ class _Steps:
         gaps: (steps,) how long they are.
         others: (steps,) length of the neighbours of each.
         beside: (steps, steps) 1 for neighbours.
-        around: (steps, steps) shares of twice as many neighbours.
     """
 
     gaps: Floats
     others: Floats
     beside: Floats
-    around: Floats
 
     @classmethod
     def of(cls, ranks: Floats) -> _Steps:
@@ -306,8 +303,7 @@ class _Steps:
         gaps *= (ranks[-1] - ranks[0]) / gaps.sum()
         distance = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
         beside = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
-        around = ((distance > 0) & (distance <= 2 * _NEIGHBOURS)).astype(np.float64)
-        return cls(gaps, beside @ gaps, beside, around / np.maximum(around.sum(0), 1))
+        return cls(gaps, beside @ gaps, beside)
 
 
 @lru_cache(maxsize=256)
@@ -361,14 +357,14 @@ def _four_bounds(
     return bound
 
 
-_SMOOTH = 0.5
-"""What the difference changes with both thresholds is added as a square up to this share of the noise, and beyond it
-in full: then it is a bend of the curves, and no noise."""
+_BESIDE = 0.5
+"""Share of the noise that is added to what the difference changes where both thresholds may stand, where that is more
+than the noise alone: about the root of squares, but for small changes, which are noise themselves."""
 
 _NEAR = 1.35
 """How far from the rank curves must be even, in units of how far the true threshold may be."""
 
-_NEIGHBOURS = 3
+_NEIGHBOURS = 7
 """Steps on either side that one step of a curve is compared with."""
 
 _ALARM = 0.03
@@ -388,7 +384,7 @@ def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
     distribution, hence their number a beta-binomial one, here a beta of equal variance.
     """
     gaps, others = of.gaps, of.others
-    if len(gaps) < 2 * _NEIGHBOURS:
+    if len(gaps) < 2:
         return np.ones(attack.shape[:-1], dtype=bool)
     steps = np.diff(np.stack([attack, baseline]), axis=-1)
     total = np.maximum(steps + steps @ of.beside, 1e-9)
@@ -396,7 +392,7 @@ def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
     share = np.clip((steps - 0.5) / total, 0.0, 1.0)
     tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
     apart = steps[0] - steps[1]
-    usual = (apart**2 / gaps) @ of.around * gaps
+    usual = (apart**2 / gaps) @ of.beside / of.beside.sum(0) * gaps
     jumps = (tail < _ALARM / (2 * len(gaps))).any((0, -1)) | (np.abs(apart) > _JUMP * np.sqrt(usual + 1)).any(-1)
     return np.asarray(jumps)
 
