@@ -239,9 +239,6 @@ SIGNAL_NAMES = {
 }
 """Attacks and signals as people read them."""
 
-AVERAGED = {"near_": "near-duplicates averaged", "repeated_": "repeated queries averaged"}
-"""Prefix of signals computed from averages of several answers -> what was averaged."""
-
 
 def signal_name(signal: str) -> str:
     """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
@@ -256,9 +253,6 @@ def signal_name(signal: str) -> str:
             return " and ".join([known, *map(signal_name, parts[size:])])
     if len(parts) > 1:
         return " and ".join(map(signal_name, parts))
-    for prefix, what in AVERAGED.items():
-        if signal.startswith(prefix):
-            return f"{signal_name(signal.removeprefix(prefix))} ({what})"
     return split_level(signal)[0] + (f", {level} queries" if level > 1 else "")
 
 

@@ -164,8 +164,11 @@ class Scorer:
             attack = replace(attack, shape=tuple(shape))
         training = self._training
         at = np.flatnonzero(training if outside is None else training | outside) if training.any() else None
-        values, teachers = self._values(row), self._teachers
-        return attack.fit(values[teachers], self._signals.membership[teachers], rows=at, out_of_distribution=outside)
+        values, member, teachers = self._values(row), self._signals.membership, self._teachers
+        if at is None:
+            return attack.fit(values[teachers], member[teachers], out_of_distribution=outside)
+        chosen = np.ix_(teachers, at)  # the others are not copied
+        return attack.fit(values[chosen], member[chosen], out_of_distribution=None if outside is None else outside[at])
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:

@@ -182,6 +182,9 @@ SUITE: tuple[SuiteRow, ...] = (
 NAMES = frozenset({r.name for r in SUITE} | {"LabelPatience", "PredictionPatience", "Boosted", "Stacked"})
 """Names that `Policy.suite` may list."""
 
+OF_MAPS = ("LikelihoodRatio", "JointLikelihoodRatio")
+"""Attacks on the plain answer that a patient attacker stacks with those on averaged ones."""
+
 FEWEST_TO_LEARN = 4
 """Reference models below which nothing is learned from them."""
 
@@ -308,9 +311,9 @@ class _Level:
         trees = self._trees([*numbers, *also]) if numbers else None
         if trees is not None:
             rows.append(self._stack("Boosted", "+".join((*numbers, what)), role, [baseline, trees]))
-        scalars = (*EXPLANATION_SCALARS, *SHAPE_SCALARS)
-        best = [r for r in single if r.name != "LikelihoodRatio" or r.signal not in scalars]
-        columns = [baseline, *(best or single), *joint, *([trees] if trees else [])]
+        plain = _Level(self.signals, self.policy, 1)._explanation() if self.level > 1 else []  # asked once as well
+        asked_once = [r for r in plain if r.needs_references and not r.learns and r.name in OF_MAPS]
+        columns = [baseline, *_best(single), *joint, *([trees] if trees else []), *_best(asked_once)]
         rows.append(self._stack("Stacked", f"{at_level('explanation', self.level)}+{what}", role, columns))
         return rows
 
@@ -390,6 +393,12 @@ class _Level:
     def _varies_signal(self, name: str) -> bool:
         values = values_of(self.signals, name)
         return values.size > 0 and any(bool((part != values.flat[0]).any()) for part in values)
+
+
+def _best(rows: list[SuiteRow]) -> list[SuiteRow]:
+    """Without single summary numbers, where they are read jointly too."""
+    scalars = (*EXPLANATION_SCALARS, *SHAPE_SCALARS)
+    return [r for r in rows if r.name != "LikelihoodRatio" or r.signal not in scalars] or rows
 
 
 def values_of(signals: Signals, signal: str) -> Numbers:

@@ -1,0 +1,109 @@
+"""Boosted trees: what they learn is found in models and examples that they did not learn from, and nothing else is."""
+
+import numpy as np
+import pytest
+
+from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import roc
+
+MODELS, EXAMPLES = 17, 1_200
+SMALL = Boosted(trees=30, leaves=8)
+
+
+def released(effect, seed=0, models=MODELS, examples=EXAMPLES):
+    """One number an example and model, lower on members, and who is a member."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((models, examples)) < 0.5
+    return rng.normal(size=(models, examples)) + rng.normal(0, 3, examples) - effect * member, member
+
+
+def area(scores, member):
+    return roc(scores, member).auc
+
+
+def test_a_leak_is_found_as_well_as_by_the_best_ratio():
+    for seed in range(3):
+        signal, member = released(1.5, seed)
+        found = area(SMALL(signal[0], signal[1:], member[1:]), member[0])
+        ratio = area(JointLikelihoodRatio()(signal[0], signal[1:], member[1:]), member[0])
+        assert found > ratio - 0.03
+        assert found > 0.75
+
+
+def test_nothing_is_found_in_noise():
+    areas = []
+    for seed in range(5):
+        signal, member = released(0.0, seed)
+        areas.append(area(SMALL(signal[0], signal[1:], member[1:]), member[0]))
+    assert abs(np.mean(areas) - 0.5) < 0.02
+
+
+def test_examples_are_scored_by_trees_of_the_other_half():
+    """With the examples of one half as the only members of all models, their own trees could tell nothing apart."""
+    signal, member = released(2.0)
+    fitted = SMALL.fit(signal[1:], member[1:])
+    assert fitted.half.sum() == EXAMPLES // 2
+    x = SMALL.features(signal[0], signal[1:], member[1:])
+    want = np.where(fitted.half, fitted.trees[1].decision_function(x), fitted.trees[0].decision_function(x))
+    np.testing.assert_array_equal(fitted.scores(signal[0], signal[1:], member[1:]), want)
+
+
+def test_trees_learn_from_the_named_players_only():
+    signal, member = released(2.0)
+    one = SMALL.fit(signal[1:], member[1:], players=[0, 1, 2])
+    changed = member[1:].copy()
+    changed[9] = ~changed[9]  # a reference, no player: its membership counts, as in every ratio
+    two = SMALL.fit(signal[1:], changed, players=[0, 1, 2])
+    a, b = (f.scores(signal[0], signal[1:], member[1:]) for f in (one, two))
+    assert not np.array_equal(a, b)
+    again = SMALL.fit(signal[1:], member[1:], players=[2, 1, 0])
+    assert area(again.scores(signal[0], signal[1:], member[1:]), member[0]) > 0.75
+
+
+def test_features_are_those_of_the_references():
+    signal, member = released(1.0, examples=50)
+    signal = np.exp(signal)
+    x = Boosted().features(signal[0], signal[1:], member[1:])
+    logs, inside = np.log(signal), member[1:]
+    mean_in = np.array([logs[1:, i][inside[:, i]].mean() for i in range(50)])
+    mean_out = np.array([logs[1:, i][~inside[:, i]].mean() for i in range(50)])
+    rank_in = np.array([(logs[1:, i][inside[:, i]] < logs[0, i]).mean() for i in range(50)])
+    assert x.shape == (50, 12)
+    np.testing.assert_allclose(x[:, 0], logs[0] - (mean_in + mean_out) / 2, atol=1e-4)
+    np.testing.assert_allclose(x[:, 1:4], np.stack([mean_in, mean_out, mean_in - mean_out], 1), atol=1e-4)
+    np.testing.assert_allclose(x[:, 6], LikelihoodRatio()(signal[0], signal[1:], inside), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(x[:, 7], JointLikelihoodRatio()(signal[0], signal[1:], inside), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(x[:, 10], rank_in, atol=1e-6)
+
+
+def test_labels_are_counted_not_measured():
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, size=(9, 60))
+    member = rng.random((9, 60)) < 0.5
+    x = Boosted(labels=1).features(label[0], label[1:], member[1:])
+    renamed = np.array([7, 0, 4])[label]  # other names, same classes
+    np.testing.assert_array_equal(x, Boosted(labels=1).features(renamed[0], renamed[1:], member[1:]))
+    np.testing.assert_allclose(x[:, 2], LabelLikelihoodRatio()(label[0], label[1:], member[1:]), rtol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_scores():
+    signal, member = released(1.0)
+    first, second = (SMALL(signal[0], signal[1:], member[1:]) for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("options", [{"trees": 0}, {"leaves": 1}, {"rate": 0.0}, {"models": 1}, {"labels": -1}])
+def test_values_out_of_range_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        Boosted(**options)
+
+
+def test_too_few_references_and_too_many_labels_are_refused():
+    signal, member = released(1.0, models=4)
+    with pytest.raises(InputError, match="at least 4 reference models"):
+        SMALL(signal[0], signal[1:], member[1:])
+    signal, member = released(1.0)
+    with pytest.raises(ConfigurationError, match="labels=2"):
+        Boosted(labels=2)(signal[0], signal[1:], member[1:])
