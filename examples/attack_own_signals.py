@@ -10,18 +10,22 @@ from safexplain.audit import Policy, Signals, certify
 
 
 def write(path: Path, effect: float) -> None:
-    """17 models, 2000 examples: the norm of an explanation is exp(-effect) times as large on members."""
+    """17 models, 2000 examples: the norm of an explanation is exp(-effect) times as large on members.
+
+    The first model is the target, the others are its references. The file holds what each model released at one query,
+    and at 5 and 200 that differ a little: the norm of the averaged explanation, and the share that kept the label.
+    """
     rng = np.random.default_rng(0)
     member = rng.random((17, 2000)) < 0.5  # [model, example]: was this model trained on this example?
     difficulty = rng.normal(size=2000)  # examples differ among themselves more than membership makes
-    log_norm = difficulty - effect * member + 0.5 * rng.normal(size=member.shape)
-    np.savez_compressed(
-        path,
-        membership=member,
-        l1=np.exp(log_norm),
-        label=rng.integers(0, 2, 2000) * np.ones(member.shape),
-        meta=np.array(json.dumps({"explainer": "simulated"})),
-    )
+    arrays = {"label": rng.integers(0, 2, 2000) * np.ones(member.shape)}
+    for asked, noise in ((1, 0.7), (5, 0.6), (200, 0.5)):
+        at = "" if asked == 1 else f"@{asked}"
+        arrays[f"l1{at}"] = np.exp(difficulty - effect * member + noise * rng.normal(size=member.shape))
+        if asked > 1:
+            arrays[f"kept{at}"] = rng.uniform(0.8, 1, size=2000) * np.ones(member.shape)
+    meta = {"explainer": "simulated", "population": f"simulated, effect {effect}", "targets": [0]}
+    np.savez_compressed(path, membership=member, meta=np.array(json.dumps(meta)), **arrays)
 
 
 def main() -> None:
