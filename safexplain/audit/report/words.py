@@ -176,6 +176,7 @@ CONTROLS = {
     "shuffled membership": "Does this audit raise false alarms when the members are drawn at random?",
     "references": "Are there reference models with and without the scored examples?",
     "recipe": "Do the reference models repeat how the target was trained?",
+    "exact copies": "Is a copy of a member among the non-members?",
     "other source": "Can examples of another source be told by what was asked about?",
 }
 """What each control asks."""
@@ -186,6 +187,7 @@ NUMBERS = {
     "tpr_low": "TPR at least",
     "expected_at_most": "expected at most",
     "of_tolerated": "of what is tolerated",
+    "effect": "effect of membership, over theirs",
 }
 """Numbers behind a control."""
 
