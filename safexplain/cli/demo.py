@@ -1,4 +1,4 @@
-"""`safexplain demo`: a real model's explanations attacked, hardened, attacked again, and judged, in two minutes."""
+"""`safexplain demo`: a real model's explanations attacked, hardened, attacked again, and judged, in some minutes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def demo_command(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Attack, harden, attack again and judge a model trained on handwritten digits (under three minutes)."""
+    """Attack, harden, attack again and judge models of handwritten digits (some five minutes); never a failure."""
     device_of(device)
     folder = choose_folder(run_dir, resume)
     with resumable(folder), shown(quiet or json_) as progress:
