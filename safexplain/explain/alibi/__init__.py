@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from safexplain.errors import ConfigurationTypeError
 from safexplain.explain.alibi.base import HardenedAlibi, is_alibi, new_generator
+from safexplain.explain.alibi.base import anchor_hardening as anchor_hardening
 from safexplain.explain.alibi.library import draw_from, load_alibi
 from safexplain.explain.alibi.rules import ROWS, kind_of
 from safexplain.hardening.hardening import Hardening
@@ -47,10 +48,9 @@ class HardenedAnchors(HardenedAlibi):
 class _FromArguments(HardenedAnchors):
     _kind: ClassVar[str]
 
-    def __init__(
-        self, *args: Any, hardening: Hardening | None = None, model_digest: bytes | None = None, **kwargs: Any
-    ) -> None:
-        """Make the native explainer, and harden it."""
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        """Make the native explainer, and harden it; `model_digest` as `harden_alibi` takes it."""
+        model_digest = kwargs.pop("model_digest", None)
         with draw_from(new_generator(hardening)):
             native = getattr(load_alibi().explainers, self._kind)(*args, **kwargs)
         self._adopt(native, hardening, model_digest)
