@@ -56,9 +56,11 @@ def test_without_a_leak_a_leak_is_proven_in_at_most_5_percent_of_audits(policy, 
 
 
 def test_a_label_that_leaks_is_not_held_against_an_explanation_that_adds_nothing():
-    worlds = [with_label(synthetic(seed=s, examples=800), wrong=0.95, seed=s) for s in range(12)]
+    worlds = [with_label(synthetic(seed=s, examples=500), wrong=0.95, seed=s) for s in range(12)]
     assert sum(certify(w, ADDED).verdict == "leak" for w in worlds) <= 1
-    assert [certify(w, replace(ADDED, claim="whole")).verdict for w in worlds[:3]] == ["leak"] * 3
+    told = with_label(synthetic(examples=1500), wrong=0.98)
+    assert certify(told, replace(ADDED, claim="whole")).verdict == "leak"
+    assert certify(told, ADDED).verdict != "leak"
 
 
 def test_a_verdict_that_forgets_an_interval_would_not_pass():

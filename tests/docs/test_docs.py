@@ -73,6 +73,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     os.environ.update(before)
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
 def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: Path, elsewhere: Path) -> None:
     for needed in re.findall(NEEDS, page.read_text(), re.MULTILINE):
