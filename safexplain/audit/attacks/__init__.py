@@ -2,8 +2,9 @@
 
 Each is a frozen dataclass with `__call__(target, shadows, membership) -> scores`, as `base` says, where the threshold
 attack also is. `likelihood/` compares with models that saw the example and models that did not, `learned/` trains a
-classifier on whole maps, `rmia` and `recourse` are families of their own. `suite` is the table of what is run: one line
-an attack. `scoring` runs a line against the target that each example was assigned to.
+classifier on whole maps, `boosted` trains trees on what references say, `rmia` and `recourse` are families of their
+own. `patience` reads the labels of many queries, `stacked` joins attacks. `suite` is the table of what is run, one line
+an attack; `scoring` runs it against one target, and fits what learns on references that play the target.
 """
 
 from safexplain.audit.attacks.base import Attack, Threshold
