@@ -250,6 +250,20 @@ def test_the_recommended_hardening_balances_the_signs_of_pixels_and_keeps_those_
     assert torch.equal(clip(few, inputs=x).sign(), few.sign())
 
 
+@pytest.mark.parametrize("clip", [NormClip(1.5), RankNorm(), UnitNorm()], ids=repr)
+def test_without_noise_is_what_averaging_over_keys_leaves(clip):
+    a, x = batch(dtype=torch.float64)[0][3:], torch.zeros(3, 1)
+    noisy = Hardening(clip, noise=GaussianNoise(0.2, key=KEY))
+    exact = noisy.without_noise()(a, inputs=x)
+    answers = torch.stack([noisy.with_key(bytes([i, j]) * 16)(a, inputs=x) for i in range(20) for j in range(20)])
+    assert (answers.mean(0) - exact).abs().max() < 5 * 0.2 / 20
+    assert (answers[0] - exact).std().item() > 0.1
+    assert noisy.without_noise().noise.key == KEY
+    assert noisy.without_noise().grid_step(10) is None
+    plain = Hardening(clip, grid=0.25)
+    assert plain.without_noise() is plain
+
+
 def test_zeros_without_inputs_are_refused_where_they_would_need_a_direction():
     with pytest.raises(InputError, match="pass inputs="):
         Hardening(RankNorm())(torch.zeros(1, 4))
