@@ -562,8 +562,8 @@ def saliency(hardening):
 
 
 def attacked(shadows, population, hardening):
-    signals = collect_signals(shadows, population, saliency(hardening))
-    result = certify(replace(signals, meta={**signals.meta, "targets": [0]}), LOOSE)
+    signals = collect_signals(shadows, population, saliency(hardening), patience=(1,), targets=(0,))
+    result = certify(signals, LOOSE)
     return {(a.attack, a.signal): a for a in result.attacks}
 
 
