@@ -23,14 +23,16 @@ taken as known, and each attack is judged as if it were the only one, by its one
 ("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
 been fixed before ("best accuracy").
 
-Then the same for the claim "excess", and whole audits through `certify` on signals of 17 models, with controls: where
-nothing leaks, where members and non-members differ by something that is not training, and where signals leak.
+Then the claim "excess" (`pairs`), examples in groups (`groups`), and whole audits through `certify` on signals of 17
+models, with controls: where nothing leaks, where members and non-members differ by something that is not training, and
+where signals leak.
 
-    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
+    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick] [--only whole pairs groups certify]
 """
 
 from __future__ import annotations
 
+import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -44,7 +46,7 @@ from scipy.optimize import brentq
 
 from safexplain.audit.certify import certify
 from safexplain.audit.signals import Signals
-from safexplain.verdict.evidence import Evidence, Pair
+from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import critical_counts, power
@@ -53,13 +55,13 @@ from safexplain.verdict.thresholds import (
     by_score,
     found_above,
     lower_bound,
-    lower_bound_rank,
     ranks_of,
     upper_bound,
-    upper_bound_rank,
 )
 
-from ...shared.run import Parts, Progress, concluded, destination, parser, provenance, table, write_json
+from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, table, write_json
+from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
+from .pairs import ALIKE, BASES, PAIR_COLUMNS, simulate_pairs
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -67,7 +69,10 @@ Scores = NDArray[np.float32]
 AUDITS, QUICK_AUDITS = 2000, 60
 SIZES = ((250, 250), (1000, 1000), (2500, 2500), (5000, 5000), (25_000, 25_000), (500, 4500))
 """Members and non-members."""
-POLICIES = (Policy(), Policy(fpr=0.05, max_tpr=0.15), Policy(fpr=0.01, max_tpr=0.01), Policy(fpr=0.001, max_tpr=0.003))
+POLICIES = tuple(
+    Policy(fpr=fpr, max_tpr=max_tpr, claim="whole", patience=(1,), references=1, uncounted=True)
+    for fpr, max_tpr in ((0.01, 0.03), (0.05, 0.15), (0.01, 0.01), (0.001, 0.003))
+)
 ATTACKS = (1, 7, 20)
 CORRELATIONS = (0.0, 0.7)
 OVER = 1.001
@@ -81,7 +86,7 @@ SETTING = ("members", "non_members", "correlation", "attacks", "policy")
 WRONG = ("wrong", "wrong_low", "wrong_high")
 OTHERS = ("naive_leak", "naive_certified", "point_leak", "point_certified")
 COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
-RULE = ("safexplain.verdict.judgement", "safexplain.verdict.power")
+RULE = ("safexplain.verdict.judgement", "safexplain.verdict.power", "safexplain.verdict.stats.paired")
 """What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
 BEST_ACCURACY_UP_TO = 10_000
 """Examples; above, sorting takes too long."""
@@ -294,112 +299,11 @@ def compare(audit: Audit, number: int) -> None:
         for scores in np.concatenate([inside, outside], axis=1).astype(np.float64):
             order = member[by_score(scores, number)]
             upper, lower = found_above(order, r.upper_bound_rank), found_above(order, r.lower_bound_rank)
-            evidence.append(Evidence("attack", str(len(evidence)), "explanation", upper, lower))
+            evidence.append(Evidence("attack", str(len(evidence)), "explanation", 1, lower, upper, lower))
         verdict = Judgement(policy, tuple(evidence), members, n0, 1).verdict
         counts = audit.found(family, policy, policy.max_tpr, ranks_used(policy, n0))[None, :k]
         leak, certified = verdicts(counts, policy, members, n0, k, ATTACKS.index(k))[:2]
         assert verdict == ("leak" if leak else "certified" if certified else "inconclusive"), (family, number)
-
-
-# ------------------------------------------------------------------------------------------- the claim "excess"
-
-EXCESS = tuple(
-    Policy(fpr=f, max_tpr=t, claim="excess", release="explanation+prediction") for f, t in ((0.01, 0.03), (0.05, 0.15))
-)
-BASELINES = {"guesses": None, "finds 20 %": 0.2}
-EXCESS_ATTACKS = (1, 7)
-EXCESS_COLUMNS = (
-    *SETTING, "baseline", "truth", "true_excess", "below_low", "above_high", "leak", "certified", *WRONG
-)  # fmt: skip
-DIFFERENCES = {"none": 0.0, "at": 1.0, "over": OVER}
-"""True excess of the first attack in units of the one tolerated; the others have the same ("none", "at") or none."""
-
-
-def simulate_excess(
-    members: int, non_members: int, correlation: float, audits: int, tick: Callable[[int], None]
-) -> Any:
-    """Rows of all cells of one size and correlation with the baseline's scores."""
-    a, b = np.float32(correlation), np.float32((1 - correlation**2) ** 0.5)
-    most = max(EXCESS_ATTACKS)
-    counts: dict[tuple[int, int, str, str], list[NDArray[np.int64]]] = {}
-    for number in range(audits):
-        rng = np.random.default_rng([0xEC5, members, non_members, number])
-        base = rng.standard_normal(members + non_members, dtype=np.float32)
-        each = a * base + b * rng.standard_normal((most, members + non_members), dtype=np.float32)
-        outside, base_outside = np.sort(each[:, members:], axis=1), np.sort(base[members:])
-        for i, policy in enumerate(EXCESS):
-            for baseline, strength in BASELINES.items():
-                first = policy.fpr if strength is None else strength
-                base_inside = base[:members] + np.float32(shift_for(first, policy.fpr))
-                for difference, units in DIFFERENCES.items():
-                    second = first + units * policy.limit
-                    shifts = np.full((most, 1), shift_for(second, policy.fpr), np.float32)
-                    if difference == "over":
-                        shifts[1:] = shift_for(first, policy.fpr)
-                    inside = each[:, :members] + shifts
-                    for k in EXCESS_ATTACKS:
-                        made = _pair_counts(inside[:k], base_inside, outside[:k], base_outside, policy, k)
-                        counts.setdefault((i, k, baseline, difference), []).append(made)
-        tick(number)
-    rows = []
-    for (i, k, baseline, difference), made in counts.items():
-        policy, found = EXCESS[i], np.stack(made)
-        low, high = _excess_bounds(found, policy, members, k)
-        for at in range(10):
-            pairs = tuple(Pair("attack", str(j), *map(int, found[at, j])) for j in range(k))
-            judged = Judgement(policy, (), members, non_members, 1, pairs=pairs)
-            assert np.allclose([judged.excess(p) for p in pairs], np.stack([low[at], high[at]], axis=1), atol=1e-12)
-        true = DIFFERENCES[difference] * policy.limit
-        leak, certified = int((low > policy.limit).any(1).sum()), int((high <= policy.limit).all(1).sum())
-        wrong = certified if difference == "over" else leak
-        limits = clopper_pearson(wrong, audits)
-        sides = int((low[:, 0] > true).sum()), int((high[:, 0] < true).sum())
-        head = [members, non_members, correlation, k, i, baseline, difference, round(true, 6)]
-        rows.append([*head, *sides, leak, certified, wrong, *(round(x, 5) for x in limits)])
-    return rows
-
-
-def _pair_counts(
-    inside: Scores, base_inside: Scores, outside: Scores, base_outside: Scores, policy: Policy, k: int
-) -> NDArray[np.int64]:
-    """(k, 4) counts of a `Pair`, from non-members' scores in ascending order."""
-    made = []
-    for mine, theirs, everyone in _pair_ranks(policy, len(base_outside), k):
-        all_, none = (np.float32(x) for x in ((-np.inf, np.inf) if everyone else (np.inf, -np.inf)))
-        at = np.full((k, 1), all_) if mine is None else outside[:, -mine][:, None]
-        base_at = none if theirs is None else base_outside[-theirs]
-        found, base_found = inside > at, base_inside > base_at
-        made += [np.count_nonzero(found & ~base_found, axis=1), np.count_nonzero(base_found & ~found, axis=1)]
-    return np.stack(made, axis=1)
-
-
-@cache
-def _pair_ranks(policy: Policy, non_members: int, k: int) -> list[tuple[int | None, int | None, bool]]:
-    """Ranks of the attack and of the baseline, for the upper bounds and for the lower ones, as `protocol` has them.
-
-    None: the attack finds everyone and the baseline nobody for the upper bounds, the other way round for the lower.
-    """
-    ranks: list[tuple[int | None, int | None, bool]] = []
-    for risk, upper in ((policy.risk / 4, True), (policy.risk / k / 4, False)):
-        wide = upper_bound_rank(non_members, policy.fpr, risk)
-        narrow, part = lower_bound_rank(non_members, policy.fpr, risk)
-        sure = narrow if part == 1.0 else None
-        ranks.append((wide, sure, True) if upper else (sure, wide, False))
-    return ranks
-
-
-def _excess_bounds(found: NDArray[np.int64], policy: Policy, n: int, k: int) -> tuple[Any, Any]:
-    """Lower and upper bounds of the excess, (audits, k) each: `Judgement.excess` for many."""
-
-    def low(c: Any, risk: float) -> Any:
-        return np.where(c > 0, distributions.beta.ppf(risk, np.maximum(c, 1), n - c + 1), 0.0)
-
-    def high(c: Any, risk: float) -> Any:
-        return np.where(c < n, distributions.beta.isf(risk, c + 1, np.maximum(n - c, 1)), 1.0)
-
-    upper, lower = policy.risk / 4, policy.risk / k / 4
-    upper_only, upper_missed, lower_only, lower_missed = np.moveaxis(found, -1, 0)
-    return low(lower_only, lower) - high(lower_missed, lower), high(upper_only, upper) - low(upper_missed, upper)
 
 
 # ------------------------------------------------------------------------------------------- whole audits
@@ -435,7 +339,7 @@ def whole_audits(setting: str, first: int, audits: int) -> list[dict[str, Any]]:
     made = []
     for number in range(first, first + audits):
         began = time.perf_counter()
-        judgement = certify(signals_of(setting, number), Policy(), seed=number)
+        judgement = certify(signals_of(setting, number), POLICIES[0], seed=number)
         without = Judgement.from_dict({**judgement.to_dict(), "controls": []})
         failed = [c.name for c in judgement.controls if c.failed]
         both = {"verdict": judgement.verdict, "without_controls": without.verdict}
@@ -464,7 +368,7 @@ def summary_of_whole(made: list[dict[str, Any]]) -> dict[str, Any]:
 def power_curves() -> dict[str, Any]:
     """Probability of each verdict by the true rate of one leaking attack, seven judged, by
     `safexplain.verdict.power`."""
-    policy = Policy()
+    policy = POLICIES[0]
     tpr = np.unique([*np.round(np.geomspace(0.01, 0.3, 60), 4), 0.02, 0.03, 0.05, 0.1, 0.2])
     curves = {}
     for members, non_members in SIZES[:5]:
@@ -499,63 +403,105 @@ def errors_table(rows: list[list[Any]], audits: int) -> str:
     return table(header, lines)
 
 
+SECTIONS = ("whole", "pairs", "groups", "certify")
+PAIR_SIZES = ((1000, 1000), (500, 3000))
+PAIR_AUDITS = GROUP_AUDITS = 200
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when no error rate is surely above 5 %, 1 otherwise."""
-    options = parser("verdict_errors", __doc__).parse_args(argv)
-    progress = Progress()
+    given = parser("verdict_errors", __doc__)
+    given.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS,
+                       help="sections to make; the others are kept as they are in the file")  # fmt: skip
+    options = given.parse_args(argv)
+    out = destination(options)
+    report: dict[str, Any] = {"suite": "verdict_errors", "quick": options.quick}
+    if set(options.only) != set(SECTIONS):
+        kept = out if out.exists() else RESULTS / "verdict_errors.json"
+        report = {**json.loads(kept.read_text()), **report}
     parts = Parts(options.cache / "verdict_errors", __package__)
     counted = Parts(options.cache / "verdict_errors", __package__, *RULE)
-    audits = QUICK_AUDITS if options.quick else AUDITS
-    sizes = SIZES[:2] if options.quick else SIZES
-    rows: list[Any] = []
-    excess: list[Any] = []
-    best: dict[str, Any] = {}
-    seconds = 0.0
-    for members, non_members in sizes:
+    make = {"whole": whole_section, "pairs": pairs_section, "groups": groups_section, "certify": certify_section}
+    for name in SECTIONS:
+        if name in options.only:
+            report |= make[name](parts if name == "certify" else counted, options.quick, Progress())
+    report["targets_missed"] = failures(report)
+    if "whole" in options.only:
+        print(errors_table(report["whole"]["cells"], report["audits_per_cell"]))
+    if "certify" in options.only:
+        print(whole_table(report["certify"]["settings"]))
+    write_json(out, report)
+    return concluded(report["targets_missed"], out, "failed" if report["targets_missed"] else "all targets met")
+
+
+def whole_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """The claim "whole", and its power."""
+    audits, rows, best, seconds = QUICK_AUDITS if quick else AUDITS, list[Any](), dict[str, Any](), 0.0
+    for members, non_members in SIZES[:2] if quick else SIZES:
         for correlation in CORRELATIONS:
             key = [members, non_members, correlation, audits]
             title = f"{members:,} + {non_members:,}, correlation {correlation}"
-
-            def run(make: Callable[..., Any] = simulate, key: Any = key, title: str = title) -> Any:
-                began = time.perf_counter()
-                made = make(*key, lambda i: progress(f"{make.__name__} {title}", i + 1, audits))
-                return {"made": made, "seconds": time.perf_counter() - began}
-
-            part = counted.get(["whole", *key], run)
+            part = parts.get(["whole", *key], lambda k=key, t=title: timed(simulate, k, t, audits, progress))
             rows += part["made"]["rows"]
             if accuracy := part["made"]["best_accuracy_leaks"]:
                 best[title] = {k: share(v, audits) for k, v in accuracy.items()}
-            other = [members, non_members, 0.9 * (correlation > 0), audits]
-            beside = counted.get(["excess", *other], lambda run=run, key=other: run(simulate_excess, key))
-            excess += beside["made"]
-            seconds += part["seconds"] + beside["seconds"]
+            seconds += part["seconds"]
+    return {
+        "audits_per_cell": audits,
+        "policies": [p.to_dict() for p in POLICIES],
+        "whole": {"columns": list(COLUMNS), "cells": rows, "best_accuracy": best},
+        "power": power_curves(),
+        **provenance(seconds),
+    }
+
+
+def pairs_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """The claim "excess"."""
+    audits, rows, seconds = 20 if quick else PAIR_AUDITS, list[Any](), 0.0
+    for members, non_members in PAIR_SIZES[:1] if quick else PAIR_SIZES:
+        for fpr in BASES:
+            for alike in ALIKE:
+                key = [members, non_members, fpr, alike, audits]
+                title = f"{members:,} + {non_members:,}, {fpr:g}, correlation {alike:g}"
+                part = parts.get(["pairs", *key], lambda k=key, t=title: timed(simulate_pairs, k, t, audits, progress))
+                rows += part["made"]
+                seconds += part["seconds"]
+    return {"pairs": {"audits": audits, "columns": list(PAIR_COLUMNS), "cells": rows, **provenance(seconds)}}
+
+
+def groups_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """Groups of examples."""
+    audits, rows, seconds = 20 if quick else GROUP_AUDITS, list[Any](), 0.0
+    for size in list(GROUP_SIZES)[::3] if quick else GROUP_SIZES:
+        for within in WITHIN:
+            for both in (False, True):
+                key, title = [size, within, both, audits], f"groups of {size}, {within}, both sides {both}"
+                part = parts.get(
+                    ["groups", *key], lambda k=key, t=title: timed(simulate_groups, k, t, audits, progress)
+                )
+                rows += part["made"]
+                seconds += part["seconds"]
+    return {"groups": {"audits": audits, "columns": list(GROUP_COLUMNS), "cells": rows, **provenance(seconds)}}
+
+
+def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """Whole audits."""
     through: dict[str, Any] = {}
     for setting, number in WHOLE_AUDITS.items():
-        number = 10 if options.quick else number
+        number = 10 if quick else number
         made: list[Any] = []
         for first in range(0, number, 10):
             made += parts.get(["certify", setting, first], lambda s=setting, f=first: whole_audits(s, f, 10))
             progress(f"certify, {setting}", first + 10, number)
         through[setting] = summary_of_whole(made)
-        seconds += sum(m["seconds"] for m in made)
-    missed = failures(rows, excess, through, audits)
-    print(errors_table(rows, audits))
-    print(whole_table(through))
-    report = {
-        "suite": "verdict_errors",
-        "quick": options.quick,
-        "audits_per_cell": audits,
-        "policies": [p.to_dict() for p in POLICIES],
-        "whole": {"columns": list(COLUMNS), "cells": rows, "best_accuracy": best},
-        "excess": {"policies": [p.to_dict() for p in EXCESS], "columns": list(EXCESS_COLUMNS), "cells": excess},
-        "certify": {"models": MODELS, "examples": EXAMPLES, "settings": through},
-        "power": power_curves(),
-        "targets_missed": missed,
-        **provenance(seconds),
-    }
-    out = destination(options)
-    write_json(out, report)
-    return concluded(missed, out, "failed" if missed else "all targets met")
+    return {"certify": {"models": MODELS, "examples": EXAMPLES, "settings": through}}
+
+
+def timed(make: Callable[..., Any], key: list[Any], title: str, audits: int, progress: Progress) -> dict[str, Any]:
+    """What is made, and how long it took."""
+    began = time.perf_counter()
+    made = make(*key, lambda i: progress(f"{make.__name__} {title}", i + 1, audits))
+    return {"made": made, "seconds": time.perf_counter() - began}
 
 
 def whole_table(through: dict[str, Any]) -> str:
@@ -567,19 +513,18 @@ def whole_table(through: dict[str, Any]) -> str:
     return "\n" + table(header, lines)
 
 
-def failures(rows: list[Any], excess: list[Any], through: dict[str, Any], audits: int) -> list[str]:
+def failures(report: dict[str, Any]) -> list[str]:
     """Rates that are surely above what is promised, in words."""
-    missed = []
-    for columns, cells in ((COLUMNS, rows), (EXCESS_COLUMNS, excess)):
-        for row in cells:
-            cell = dict(zip(columns, row, strict=True))
-            if cell["wrong_low"] > RISK:
-                missed.append(f"wrong in {cell['wrong'] / audits:.1%}: {cell}")
-    for row in excess:
-        cell = dict(zip(EXCESS_COLUMNS, row, strict=True))
-        for side in ("below_low", "above_high"):
-            if clopper_pearson(cell[side], audits)[0] > RISK:
-                missed.append(f"the interval of the excess misses in {cell[side] / audits:.1%} ({side}): {cell}")
+    missed, through = list[str](), report["certify"]["settings"]
+    for row in report["whole"]["cells"]:
+        cell = dict(zip(report["whole"]["columns"], row, strict=True))
+        if cell["wrong_low"] > RISK:
+            missed.append(f"wrong in {cell['wrong'] / report['audits_per_cell']:.1%}: {cell}")
+    for name in {"pairs", "groups"} & report.keys():
+        for row in report[name]["cells"]:
+            cell = dict(zip(report[name]["columns"], row, strict=True))
+            if cell["wrong_low"] > RISK and cell.get("counted") != "examples":
+                missed.append(f"{name}: bounds miss too often: {cell}")
     for setting in through.keys() - {"leak"}:
         if through[setting]["verdicts"]["leak"]["low"] > RISK:
             missed.append(
