@@ -307,14 +307,7 @@ def expected_pairs(
     apart = max(fpr - _both_above(r, fpr, fpr), 0.0) * non_members
     if both >= min(tpr, base_tpr) - 1e-12 and found[1] <= 0:
         apart = 0.0
-    at = np.array(window_ranks(non_members, fpr)) / (non_members + 1)
-    at *= fpr / (rank_at(non_members, fpr) / (non_members + 1))  # what is expected at the rank is what is wanted there
-    windows = []
-    for rate in (tpr, base_tpr):
-        shift = distributions.norm.isf(fpr) - distributions.norm.isf(rate)
-        with np.errstate(divide="ignore"):
-            curve = distributions.norm.sf(distributions.norm.isf(np.clip(at, 0.0, 1.0)) - shift)
-        windows.append(tuple(float(x) for x in members * curve))
+    windows = [_binormal_window(members, non_members, fpr, rate) for rate in (tpr, base_tpr)]
     return PairedCounts(members * (tpr - both), members * (base_tpr - both), apart, apart, windows[0], windows[1])
 
 
@@ -343,21 +336,19 @@ def _base(counts: PairedCounts, non_members: int, fpr: float) -> float:
 
 
 def _with_excess(counts: PairedCounts, excess: float, members: int, non_members: int, fpr: float) -> PairedCounts:
-    """The counts of an attack with another excess, its curve stretched and what it misses unchanged if possible."""
-    base, ranks = _base(counts, non_members, fpr), window_ranks(non_members, fpr)
-    own = counts.attack_window[ranks.index(rank_at(non_members, fpr))]
-    wanted = base + excess * members
-    window = np.asarray(counts.attack_window)
-    if own > 0:
-        below, above = (
-            window * (wanted / own),
-            members - (members - window) * (members - wanted) / (members - own + 1e-9),
-        )
-        window = np.minimum(np.where(window <= own, below, above), members)
-    else:
-        window = np.minimum(np.asarray(counts.baseline_window) + wanted - base, members)
+    """The counts of an attack with another excess, on a binormal curve, what it misses unchanged if possible."""
+    found = _base(counts, non_members, fpr) + excess * members
     only = max(excess * members + counts.missed, 0.0)
-    return replace(counts, only=only, missed=only - excess * members, attack_window=tuple(map(float, window)))
+    window = _binormal_window(members, non_members, fpr, found / members)
+    return replace(counts, only=only, missed=only - excess * members, attack_window=window)
+
+
+def _binormal_window(members: int, non_members: int, fpr: float, tpr: float) -> tuple[float, ...]:
+    """Members expected above each of the ranks that are kept; at the threshold's rank exactly what is wanted there."""
+    at = np.array(window_ranks(non_members, fpr)) * (fpr / rank_at(non_members, fpr))
+    shift = distributions.norm.isf(fpr) - distributions.norm.isf(np.clip(tpr, 1e-9, 1 - 1e-9))
+    curve = distributions.norm.sf(distributions.norm.isf(np.clip(at, 0.0, 1.0)) - shift)
+    return tuple(float(x) for x in members * curve)
 
 
 def _crossing(of: Callable[[float], float], low: float, high: float) -> float:

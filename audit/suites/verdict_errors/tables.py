@@ -67,7 +67,75 @@ def power(found: dict[str, Any]) -> str:
     return markdown(("examples", "guessing certified", *SHOWN.values()), rows, left=0)
 
 
+PAIR_FAMILIES = {
+    "shift": "normal scores",
+    "few": "few very vulnerable members",
+    "ties": "a baseline of ten values",
+    "jump outside": "5 % of the members just outside of the attack's threshold",
+    "jump inside": "3 % just inside of the baseline's",
+    "two jumps": "30 % just outside of the attack's and 3 % inside of the baseline's",
+}
+
+
+def cells_of(section: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows with their columns' names."""
+    return [dict(zip(section["columns"], row, strict=True)) for row in section["cells"]]
+
+
+def pair_errors(found: dict[str, Any]) -> str:
+    """Bounds of the excess that miss it, over all cells of a family and in the worst one."""
+    cells, n, rows = cells_of(found["pairs"]), found["pairs"]["audits"], []
+    for family, title in PAIR_FAMILIES.items():
+        of = [c for c in cells if c["family"] == family]
+        misses = [c[side] for c in of for side in ("below_low", "above_high")]
+        small = [c[side] for c in of for side in ("below_low_small", "above_high_small")]
+        old = [c[side] for c in of for side in ("old_below_low", "old_above_high")]
+        rates = [sum(x) / len(x) / n for x in (misses, small, old)]
+        shown = f"{100 * rates[0]:.1f} %", f"{100 * max(misses) / n:.1f} %", f"{100 * rates[1]:.2f} %"
+        rows.append((title, *shown, f"{100 * rates[2]:.1f} %"))
+    header = ("scores", "bounds at 5 % that miss", "in the worst cell", "at 0.1 %", "four bounds at 5 %")
+    return markdown(header, rows)
+
+
+def pair_widths(found: dict[str, Any]) -> str:
+    """Half of the interval where the baseline finds 10 % and the attack adds nothing."""
+    rows = []
+    for c in cells_of(found["pairs"]):
+        if c["family"] == "shift" and c["truth"] == "nothing" and c["base_tpr"] == 0.1:
+            head = f"{c['members']:,} + {c['non_members']:,}", f"{100 * c['fpr']:g} %", f"{100 * c['discordant']:.1f} %"
+            widths = f"{100 * c['half_width']:.1f}", f"{100 * c['old_half_width']:.1f}"
+            rows.append((*head, *widths, f"{c['old_half_width'] / c['half_width']:.1f}"))
+    header = (
+        "members + non-members",
+        "false-positive rate",
+        "discordant",
+        "half-width, points",
+        "four bounds",
+        "ratio",
+    )
+    return markdown(header, rows, left=1)
+
+
+def group_errors(found: dict[str, Any]) -> str:
+    """Wrong verdicts in the worst cell of each size of groups."""
+    cells, n, rows = cells_of(found["groups"]), found["groups"]["audits"], []
+    for size in dict.fromkeys(c["size"] for c in cells):
+        rates = []
+        for counted in ("groups", "examples"):
+            for claim in ("whole", "excess"):
+                for truth in ("at", "over"):
+                    key = {"size": size, "counted": counted, "claim": claim, "truth": truth}
+                    of = [c["wrong"] for c in cells if all(c[k] == v for k, v in key.items())]
+                    rates.append(f"{100 * max(of) / n:.1f} %")
+        rows.append((size, *(f"{rates[i]}, {rates[i + 1]}" for i in range(0, 8, 2))))
+    header = ("examples in a group", "whole", "excess", "whole, groups ignored", "excess, groups ignored")
+    return markdown(header, rows, left=1)
+
+
 TABLES = {
+    "verdict_errors: pair errors": pair_errors,
+    "verdict_errors: pair widths": pair_widths,
+    "verdict_errors: groups": group_errors,
     "verdict_errors: worst": worst_cells,
     "verdict_errors: through certify": through_certify,
     "verdict_errors: power": power,
