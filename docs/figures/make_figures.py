@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,14 @@ from safexplain import (
 from safexplain.audit import Policy, Population, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
 from safexplain.audit.signals import side_by_side
-from safexplain.cli.demo import MODELS, POLICY, RECIPE, build, pools
+from safexplain.cli.demo import MODELS, RECIPE, build, pools
+from safexplain.cli.demo import POLICY as DEMO
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)
+POLICY = replace(DEMO, patience=(1,))
+"""The figures show what is told to whoever asks once."""
 RECOMMENDED = Hardening.recommended(key=KEY)
 SCHEMES = {
     "light": {"text": "#24292f", "grid": "#d0d7de", "back": "white"},
