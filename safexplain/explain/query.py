@@ -30,6 +30,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from safexplain._digest import explained_digest, modules_of
+from safexplain._model_state import network_of
 from safexplain.errors import RefusedError
 from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import explainers_in
@@ -260,7 +261,8 @@ def _method(explainer: Attribution) -> str:
     for layer in layers if isinstance(layers, list) else [layers]:
         if isinstance(layer, nn.Module):
             for i, module in enumerate(modules_of(explainer.forward_func)):
-                inner += [f"{i or ''}{path}" for path, part in module.named_modules() if part is layer]
+                net = network_of(module) or module  # its layers have one name, whatever wraps it
+                inner += [f"{i or ''}{path}" for path, part in net.named_modules() if part is layer]
     local = "" if explainer.multiplies_by_inputs else " local"
     return f"{name}({', '.join(inner)}){local}"
 

@@ -120,6 +120,7 @@ def keeps_native_signatures(case: Case) -> Iterator[str]:
         parameters = dict(inspect.signature(getattr(case.kind, name)).parameters)
         if name == "__init__":
             kind = getattr(parameters.pop("hardening", None), "kind", None)
+            parameters.pop("model_digest", None)  # which names a model where nothing in it can be seen
             if kind is not inspect.Parameter.KEYWORD_ONLY:
                 came = "none" if kind is None else kind.description
                 yield f"expected a keyword-only `hardening` in the constructor, got {came}"

@@ -23,7 +23,7 @@ from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import query_seeds, resolve_key
+from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "private_copy", "seeded"]
 
@@ -118,6 +118,17 @@ class _HardenedLime(HardenedAIX360):
         check_mode(predict)
         if regressor is not None:  # fitted by LIME: natively one call's coefficients are left in it for all to see
             bound.arguments["model_regressor"] = copy.deepcopy(regressor)
+        names = list(bound.arguments)[:2]
+        if not self.hardening.is_none:
+            instance = bound.arguments[names[0]] = _as_hashed(instance)
+        classes: list[int] = []
+
+        def asked(samples: Any) -> Any:
+            answer = predict(samples)
+            classes[:] = np.shape(answer)[1:]
+            return answer
+
+        bound.arguments[names[1]] = asked
         inputs = self._inputs(instance)
         mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
         mine.base.verbose = False  # prints the intercept and predictions
@@ -126,7 +137,8 @@ class _HardenedLime(HardenedAIX360):
         query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": digest}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
-            released.local_exp[int(label)] = self._harden(raw.local_exp[label], int(label), query)
+            own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
+            released.local_exp[int(label)] = self._harden(raw.local_exp[label], own, query)
             released.intercept[int(label)] = np.nan
         released.score, released.local_pred = np.nan, np.array([np.nan])
         if getattr(raw, "mode", "") == "regression":  # natively label 0 is the negative of label 1, not a second answer
@@ -157,6 +169,16 @@ class _HardenedLime(HardenedAIX360):
         hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)
         pairs = zip(features, hardened[0].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
+
+
+def _as_hashed(instance: Any) -> Any:
+    """An instance with the numbers that its noise is a function of."""
+    if hasattr(instance, "toarray") and instance.dtype.kind == "f":
+        instance = instance.copy()
+        instance.data = _as_hashed(instance.data)
+    elif isinstance(instance, np.ndarray) and instance.dtype.kind == "f":
+        return as_hashed(torch.from_numpy(np.array(instance))).numpy()
+    return instance
 
 
 class HardenedLimeTabular(_HardenedLime):

@@ -23,6 +23,7 @@ from torch import Tensor
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
 from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import as_hashed
 
 __all__ = ["HardenedProtoDash"]
 
@@ -96,6 +97,8 @@ class HardenedProtoDash(HardenedAIX360):
             UserWarning: a sigma was given that has no effect.
         """
         X = _rows("X", X)
+        if not self.hardening.is_none:
+            X = as_hashed(torch.from_numpy(np.array(X))).numpy()
         candidates = self.public if Y is None else self._allowed(_rows("Y", Y))
         gaussian = _check_options(X, candidates, m, kernelType, sigma, optimizer)
         if not (gaussian or self.hardening.is_none):

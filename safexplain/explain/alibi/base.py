@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
@@ -19,7 +20,7 @@ from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
-from safexplain.hardening.noise import GaussianNoise, query_seeds, resolve_key
+from safexplain.hardening.noise import GaussianNoise, as_hashed, query_seeds, resolve_key
 
 __all__ = ["HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
 
@@ -82,6 +83,8 @@ class HardenedAlibi:
         bound.apply_defaults()
         if isinstance(grid := bound.arguments.get("grid_points"), dict):
             bound.arguments["grid_points"] = dict(grid)  # alibi sorts within it
+        if not quiet:
+            bound.arguments.update({name: _as_hashed(bound.arguments.get(name)) for name in rules.inputs})
         query = self._query(kind, rules, bound.arguments)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
             explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
@@ -129,6 +132,13 @@ class HardenedAlibi:
             configuration=self.hardening.to_json(),
         )
         return np.random.RandomState(np.frombuffer(hashlib.blake2b(b"".join(seeds)).digest(), np.uint32))
+
+
+def _as_hashed(value: Any) -> Any:
+    """An argument with the numbers that its noise is a function of."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return as_hashed(torch.from_numpy(np.array(value))).numpy()
+    return value
 
 
 def _check(hardening: Hardening, anchors: bool) -> None:

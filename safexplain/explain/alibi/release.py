@@ -64,17 +64,28 @@ def query_tensors(values: Iterable[Any], *, per_row: bool) -> tuple[Tensor, ...]
 
 
 def selection(options: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Those of the options that select what is explained, as text.
+    """Those of the options that select what is explained, as text; the same numbers of any type give the same.
 
     >>> selection({"features": [0], "kind": "average", "n_repeats": 5}, ("features", "kind"))
     '{"features": [0], "kind": "average"}'
+    >>> selection({"features": (np.int64(0), 1.0)}, ("features",))
+    '{"features": [0, 1]}'
     """
-    chosen = {name: options[name] for name in names if name in options}
-    chosen = {
-        name: {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
-        for name, value in chosen.items()
-    }
-    return json.dumps(chosen, sort_keys=True, default=lambda value: np.asarray(value).tolist())
+    return json.dumps({name: _written(options[name]) for name in names if name in options}, sort_keys=True)
+
+
+def _written(value: Any) -> Any:
+    """Plain JSON, with whole numbers as such."""
+    if isinstance(value, Mapping):
+        return {str(_written(key)): _written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written(item) for item in value]
+    if value is None or isinstance(value, str):
+        return value
+    plain = np.asarray(value).tolist()
+    if isinstance(plain, list):
+        return [_written(item) for item in plain]
+    return int(plain) if isinstance(plain, bool | int) or (isinstance(plain, float) and plain.is_integer()) else plain
 
 
 def _numbers(value: Any) -> NDArray[Any]:

@@ -23,12 +23,11 @@ from safexplain.explain.alibi import (
     HardenedAnchors,
     HardenedAnchorTabular,
     HardenedAnchorText,
-    anchor_hardening,
     base,
     harden_alibi,
     library,
 )
-from safexplain.explain.alibi.base import HardenedAlibi, is_alibi
+from safexplain.explain.alibi.base import HardenedAlibi, anchor_hardening, is_alibi
 from safexplain.explain.alibi.library import AlibiLicenceWarning
 from safexplain.explain.alibi.rules import ROWS
 
@@ -140,7 +139,7 @@ def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for make in (*PUBLIC.values(), lambda predictor: harden_alibi(stub("AnchorText", {}))):
         with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[alibi\]"'):
             make(label)
-    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "kwargs"]
+    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "model_digest", "kwargs"]
 
 
 @pytest.mark.parametrize(
