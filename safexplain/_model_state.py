@@ -207,6 +207,10 @@ class _Names(NamedTuple):
 _NO_NAMES = _Names(frozenset(), frozenset())
 
 
+_LEFT_BY_CAPTUM = frozenset({"input", "output"})
+"""What Captum's own DeepLift leaves on activation modules of torch: what ran through them last."""
+
+
 class _Walk:
     """Goes through a model once and lists its parts."""
 
@@ -253,7 +257,7 @@ class _Walk:
         for name in sorted(own.keys() - self._ignored):
             value = own[name]
             kind = type(value)
-            if value is None:
+            if value is None or (torchs and name in _LEFT_BY_CAPTUM):
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
                 counts = _is_torch(value, "Tensor", "ScriptObject")

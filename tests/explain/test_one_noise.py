@@ -622,3 +622,23 @@ def test_strides_that_give_the_same_windows_have_one_noise(strides):
     options = {"target": 1, "sliding_window_shapes": (3, 4, 4)}
     expected = explainer.attribute(images(2), strides=(3, 4, 4), **options)
     assert torch.equal(explainer.attribute(images(2), strides=tuple(strides), **options), expected)
+
+
+def test_a_native_explainer_that_ran_on_the_model_beside_changes_no_noise():
+    from captum.attr import LayerDeepLift
+
+    model, x = PlainConv().eval(), images(2)
+    explainer = HardenedSaliency(model, hardening=NOISY)
+    before = explainer.attribute(x, target=1)
+    LayerDeepLift(model, model.second).attribute(x, target=1)
+    assert hasattr(model.relu, "input")  # Captum leaves what ran through it
+    assert torch.equal(explainer.attribute(x, target=1), before)
+
+
+def test_a_layer_has_one_noise_whatever_wraps_its_model():
+    from captum.attr import LayerActivation
+
+    model, x = image_net(), images(2)
+    expected = harden(LayerActivation(model, model[3]), NOISY).attribute(x)
+    for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
+        assert torch.equal(harden(LayerActivation(wrapped, model[3]), NOISY).attribute(x), expected)
