@@ -70,7 +70,7 @@ from .heads import DELTA, Released, Size
 from .nets import SIDES
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
-POLICY = Policy(fpr=0.01)
+POLICY = Policy(fpr=0.01, patience=(1,))
 RATES = (0.001, 0.01)
 EXTRA = (
     *(

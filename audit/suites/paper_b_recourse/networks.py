@@ -38,7 +38,7 @@ SEED = 0
 WIDTH = 64
 TO_THE_END = "without privacy, to the end"
 DELTA = 1e-5
-POLICY = Policy(fpr=0.01, max_tpr=0.03)
+POLICY = Policy(fpr=0.01, max_tpr=0.03, patience=(1,))
 NETWORKS = {
     "heloc": replace(TASKS["heloc"], models=12),
     "heloc, label of the paper": replace(TASKS["heloc, label of the paper"], models=12),
