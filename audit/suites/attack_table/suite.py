@@ -62,7 +62,7 @@ from ..recommended.suite import interval, resampled_rates
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]
 
-POLICY = Policy(fpr=0.05, max_tpr=0.15, patience=(1,))
+POLICY = Policy(fpr=0.05, max_tpr=0.15, claim="whole", patience=(1,), uncounted=True)
 OPTIONS: dict[str, dict[str, Any]] = {"IG": {"n_steps": 10}}
 EXPLAINERS = ("InputXGradient", "Saliency", "IG")
 PAIRED_FPR = 0.01
@@ -239,7 +239,7 @@ def measure(task: Task, size: Size, shadows: Shadows, explainer: str, name: str,
 def summary(result: AuditResult) -> dict[str, Any]:
     """What `written` says, the verdict on the excess over the label, and how far each attack is above the label."""
     label = next(a for a in result.attacks if a.role == "label").at(POLICY.fpr).tpr
-    pairs = {(p.attack, p.signal): result.excess(p) for p in result.pairs}
+    pairs = {(a.attack, a.signal): result.added(a) for a in result.attacks}
     cell = written(result)
     for a, plain in zip(result.attacks, cell["attacks"], strict=True):
         beside = pairs.get((a.attack, a.signal))
@@ -250,7 +250,6 @@ def summary(result: AuditResult) -> dict[str, Any]:
         "splits": result.sizes,
         "verdict_on_excess": excess.verdict,
         "sentence_on_excess": excess.sentence,
-        "judged_confidence": result.judged_confidence,
     }
 
 
