@@ -33,7 +33,7 @@ def main() -> None:
     for name, effect in (("leaking", 0.7), ("quiet", 0.0)):
         path = folder / f"{name}.npz"
         write(path, effect)
-        result = certify(Signals.load(path), Policy(fpr=0.01, max_tpr=0.03))
+        result = certify(Signals.load(path), Policy(fpr=0.01, max_tpr=0.03, patience=(1, 200)))
         print(f"{path.name}: {result.verdict}")
         print("   ", result.sentence)
 
