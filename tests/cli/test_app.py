@@ -257,9 +257,10 @@ def test_an_exported_model_is_audited_natively_and_hardened(
         "label",
         "loss",
     }
-    assert {("LikelihoodRatio", "attributions@200"), ("LikelihoodRatio", "l1@5"), ("RMIA", "loss")} <= found
+    assert {("LikelihoodRatio", "attributions@200"), ("JointLikelihoodRatio", "l1@5"), ("RMIA", "loss")} <= found
     assert [level["patience"] for level in content["levels"]] == [1, 5, 200]
-    assert {c["name"]: c["fired"] for c in content["controls"]} == {
+    assert {c["name"]: c["failed"] for c in content["controls"]} == {
+        "exact copies": False,
         "blind baseline": False,
         "null model": False,
         "shuffled membership": False,
