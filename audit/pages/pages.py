@@ -90,7 +90,7 @@ PAGES = (
     Page("paper_a", "The published table, and what it is", (_suite(
         "paper_a", 'the published low-rate figures of "Explaining the Model, Protecting Your Data" (Huang et al.) come'
         " from swapped axes and a wrong index; what the same scores really find", "`paper_a_ixg_signals.npz`",
-        "30 s"),)),
+        "5 min"),)),
     Page("paper_d", "DeepLeak's evaluation where nothing can leak", (_suite(
         "paper_d", "DeepLeak's evaluation on networks that were never trained, and its choice of the best of 20 seeds"
         " where nothing leaks", "`cifar10.npz`", "5 to 20 min"),)),

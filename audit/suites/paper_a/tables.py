@@ -86,5 +86,6 @@ TABLES = {
     "paper_a: published": published,
     "paper_a: alike": alike,
     "paper_a: once": once,
+    "paper_a: boosted": boosted,
 }
 """Name of a table -> what makes it."""
