@@ -15,7 +15,7 @@ def written(result: AuditResult) -> dict[str, Any]:
     judged = {a.code for a in result.judged}
     attacks = []
     for a in result.attacks:
-        plain = a.to_dict()
+        plain = a.shown()
         rates = [r for r in plain["tpr"] if r["fpr"] in FPRS]
         attacks.append({
             **{k: plain[k] for k in ("attack", "signal", "role", "auc", "auc_low", "auc_high")},
