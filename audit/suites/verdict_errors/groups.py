@@ -47,6 +47,8 @@ EXCESS = 0.05
 ALIKE = 0.9
 """Correlation of the attack's scores with the baseline's."""
 OVER = 1.001
+SURE = 0.9995
+"""Confidence of the limits of a rate of error: of hundreds of cells none fails by chance."""
 GROUP_COLUMNS = (
     "size", "within", "sides", "claim", "truth", "counted", "wrong", "wrong_low", "wrong_high",
 )  # fmt: skip
@@ -85,7 +87,7 @@ def simulate_groups(size: str, within: str, both_sides: bool, audits: int, tick:
         tick(number)
     rows = []
     for (claim, truth, counted), count in wrong.items():
-        limits = (round(x, 5) for x in clopper_pearson(int(count), audits))
+        limits = (round(x, 5) for x in clopper_pearson(int(count), audits, SURE))
         rows.append([size, within, "both" if both_sides else "one", claim, truth, counted, int(count), *limits])
     return rows
 

@@ -47,6 +47,8 @@ PAIR_COLUMNS = (
     "old_above_high", "wrong_low", "wrong_high",
 )  # fmt: skip
 """The last two: limits of the larger of both rates of error. "Small": at a risk of .1 % a side."""
+SURE = 0.9995
+"""Confidence of the limits of a rate of error: of hundreds of cells none fails by chance."""
 CUTS = np.geomspace(0.5, 0.004, 9)
 
 
@@ -134,7 +136,7 @@ def simulate_pairs(
         discordant = float(np.mean([c.only + c.missed for c in found[cell]])) / members
         widths = [float(x.mean()) / 2 for x in (high - low, before[:, 1] - before[:, 0])]
         numbers = (round(x, 5) for x in (excess, discordant, *widths))
-        limits = (round(x, 5) for x in clopper_pearson(max(misses[:2]), audits))
+        limits = (round(x, 5) for x in clopper_pearson(max(misses[:2]), audits, SURE))
         rows.append([members, non_members, fpr, cell[0], alike, cell[1], cell[2], *numbers, *misses, *limits])
     return rows
 
