@@ -50,6 +50,6 @@ def rates(attack: dict[str, Any]) -> list[str]:
 
 
 def failed(control: dict[str, Any]) -> bool | None:
-    """Whether a control found what must not be there; None: it could not be run. In JSON it is called "fired"."""
-    found: bool | None = control["fired"]
+    """Whether a control found what must not be there; None: it could not be run. Older results call it "fired"."""
+    found: bool | None = control["failed"] if "failed" in control else control["fired"]
     return found
