@@ -55,8 +55,10 @@ def find_markers(obj: object, *, name: str = "released") -> list[str]:
         if id(value) in seen or isinstance(value, type | FunctionType | ModuleType):
             continue
         seen[id(value)] = value
-        found += [place] if _is_marked(value) else []
-        waiting += [(place + step, part) for step, part in (*parts_of(value), *_behind(value))]
+        marked = _is_marked(value)
+        found += [place] if marked else []
+        behind = () if marked else _behind(value)
+        waiting += [(place + step, part) for step, part in (*parts_of(value), *behind)]
     return sorted(found)
 
 

@@ -285,3 +285,12 @@ def test_a_gradient_that_was_there_keeps_its_numbers():
     found = left(lambda m, x: m[0].weight.grad.zero_(), model)
     assert found == ["grad of weight of Sequential.0 changed"]
     assert model[0].weight.grad.sum() == 12
+
+
+def test_records_masked_arrays_packed_bytes_and_what_is_behind_a_view_are_read():
+    record = np.array([("a", MARKER_NUMBER)], dtype=[("name", "U3"), ("value", "f4")])
+    masked = np.ma.array([1.0, MARKER_NUMBER], mask=[False, True])
+    view = torch.tensor([0.0, 1.0, MARKER_NUMBER])[:2]
+    for value in (record, record[0], masked, view, np.float32(MARKER_NUMBER).tobytes(), bytearray(b"7391.46")):
+        assert find_markers({"x": value}), type(value)
+        assert not find_markers({"x": np.zeros(3)})
