@@ -317,13 +317,20 @@ def _alarm(
     if not orders:
         return None
     risks = [result.lower_risk(e) for e in result.judged]
+    rows = [
+        (order, base, risk)
+        for order, base, risk in zip(orders, bases, risks, strict=True)
+        if base is None or not np.array_equal(order, base)  # which finds exactly what the baseline finds
+    ]
     weights = weights_of(np.zeros(len(orders[0]), dtype=bool), groups)
 
     def alarm(member: NDArray[np.bool_]) -> bool:
         inside, outside = units_of(weights[member]), units_of(weights[~member])
-        for order, base, risk in zip(orders, bases, risks, strict=True):
+        for order, base, risk in rows:
             if base is not None:
                 pair = count_pairs(order, base, member, policy.fpr, weights)
+                if pair.only <= pair.missed:
+                    continue
                 low, chance = difference_bounds(pair, inside, outside, policy.fpr, risk, policy.risk)[0], 0.0
             else:
                 rank, share = lower_bound_rank(outside, policy.fpr, risk / 2)
