@@ -41,7 +41,7 @@ from safexplain.verdict.evidence import (
     whole_in,
 )
 from safexplain.verdict.policy import Claim, Policy
-from safexplain.verdict.power import Needed, could_certify, needed
+from safexplain.verdict.power import Needed, Seen, could_certify, needed, seen_power
 from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.paired import difference_bounds
 from safexplain.verdict.stats.roc import RateAtFpr
@@ -188,10 +188,13 @@ class Judgement:
 
     def added(self, e: Evidence) -> tuple[float, float] | None:
         """Lower and upper bound of the attack's true-positive rate above the baseline's; None without a baseline."""
-        if e.pair is None:
-            return None
-        n, fpr = (self.members, self.non_members), self.policy.fpr
-        return difference_bounds(e.pair, *n, fpr, self.lower_risk(e), self.policy.risk)
+        return self._added.get(code(e))
+
+    @cached_property
+    def _added(self) -> dict[str, tuple[float, float]]:
+        n, fpr, high = (self.members, self.non_members), self.policy.fpr, self.policy.risk
+        compared = [(e, e.pair) for e in self.evidence if e.pair is not None]
+        return {code(e): difference_bounds(pair, *n, fpr, self.lower_risk(e), high) for e, pair in compared}
 
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
@@ -604,6 +607,19 @@ class AuditResult(Judgement):
         return next(a for a in self.attacks if a is best)
 
     @cached_property
+    def seen(self) -> tuple[tuple[int, AttackResult, Seen], ...]:
+        """At each level of what is added, the judged attack that adds most, and what it could have shown."""
+        found, policy = [], self.policy
+        for level in policy.patience if self.claim == "excess" else ():
+            compared = [(b[1], a) for a in self.judged if a.level == level and (b := self.added(a)) is not None]
+            if compared:
+                best = max(compared, key=lambda one: one[0])[1]
+                assert best.pair is not None
+                sizes, risks = (self.members, self.non_members), (self.lower_risk(best), policy.risk)
+                found.append((level, best, seen_power(best.pair, *sizes, policy.fpr, self.limit, *risks)))
+        return tuple(found)
+
+    @cached_property
     def needed(self) -> Needed | None:
         """A sample that would probably decide; None if the verdict is there, or none would, or it is not known."""
         if self.verdict != "inconclusive" or self.failed or self.claim == "excess" or not self.orders:
@@ -631,6 +647,10 @@ class AuditResult(Judgement):
             **super().to_dict(),
             "attacks": [a.shown() for a in self.attacks],
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
+            "seen_power": [
+                {"patience": level, "attack": code(a), "proves": seen.proves, "certifies": seen.certifies}
+                for level, a, seen in self.seen
+            ],
             "splits": dict(self.sizes),
             "slices": [one.to_dict() for one in self.slices],
             "exposed": [one.to_dict() for one in self.exposed],

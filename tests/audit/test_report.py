@@ -25,7 +25,7 @@ from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
-from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, seen_at, target_table
+from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
@@ -755,7 +755,7 @@ def test_under_the_excess_what_this_sample_can_decide_is_given_for_every_level()
     found = audited(INCONCLUSIVE)
     page = Page(render(alone(found)))
     for level in (1, 5, 200):
-        at = seen_at(found, level)
+        at = next((seen[1:] for seen in found.seen if seen[0] == level), None)
         assert at is not None
         best, seen = at
         assert seen == seen_power(
@@ -764,7 +764,7 @@ def test_under_the_excess_what_this_sample_can_decide_is_given_for_every_level()
         assert seen.certifies < found.limit < seen.proves
         numbers = f"{100 * seen.certifies:+.1f}", f"{100 * seen.proves:+.1f}"
         assert [r for r in page.rows if all(n in r for n in numbers) and r.split()[0] in ("Once", str(level))]
-    assert seen_at(audited(INCONCLUSIVE, WHOLE), 1) is None
+    assert audited(INCONCLUSIVE, WHOLE).seen == ()
     assert "Proven a leak" not in text_of(audited(INCONCLUSIVE, WHOLE))
     assert "not even 0" in text_of(audited(0.0, examples=60))
 

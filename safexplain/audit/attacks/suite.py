@@ -208,8 +208,7 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
     rows = [row for level in policy.patience for row in _Level(signals, policy, level).rows()]
     if not policy.suite:
         return rows
-    kept = [r for r in rows if r.name in policy.suite]
-    levels = {r.level for r in kept if r.columns}
+    levels = {r.level for r in rows if r.name in policy.suite}
     return [r for r in rows if r.name in policy.suite or (r.baseline and r.level in levels)]
 
 

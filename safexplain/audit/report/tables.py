@@ -23,7 +23,6 @@ from safexplain.audit.report.words import percent, points
 from safexplain.audit.root_cause import Ablation
 from safexplain.verdict.evidence import BASELINES, Evidence, code
 from safexplain.verdict.judgement import AttackResult, AuditResult, Judgement
-from safexplain.verdict.power import Seen, seen_power
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.stats.paired import rank_at
 from safexplain.verdict.stats.roc import RateAtFpr
@@ -495,31 +494,16 @@ class SeenRow:
     proves: str
 
 
-def seen_at(result: Judgement, level: int) -> tuple[Evidence, Seen] | None:
-    """What the judged attack that adds most at a level could have shown; None where nothing is compared there."""
-    if result.claim != "excess":
-        return None
-    compared = [(b[1], e) for e in result.judged if e.level == level and (b := result.added(e)) is not None]
-    if not compared:
-        return None
-    best = max(compared, key=lambda one: one[0])[1]
-    assert best.pair is not None
-    sizes, policy = (result.members, result.non_members), result.policy
-    return best, seen_power(best.pair, *sizes, policy.fpr, result.limit, result.lower_risk(best), policy.risk)
-
-
-def seen_rows(result: Judgement) -> tuple[SeenRow, ...]:
+def seen_rows(result: AuditResult) -> tuple[SeenRow, ...]:
     """A row for each level at which something is compared."""
-    found = [(level, seen_at(result, level)) for level in result.policy.patience]
     return tuple(
         SeenRow(
             words.capital(words.asks(level)),
-            words.attack_name(one[0].attack, one[0].signal, level),
-            points(one[1].certifies) if one[1].certifies >= 0 else "not even 0",
-            points(one[1].proves) if one[1].proves < 1 else "nothing",
+            words.attack_name(attack.attack, attack.signal, level),
+            points(seen.certifies) if seen.certifies >= 0 else "not even 0",
+            points(seen.proves) if seen.proves < 1 else "nothing",
         )
-        for level, one in found
-        if one is not None
+        for level, attack, seen in result.seen
     )
 
 
