@@ -8,12 +8,12 @@ from ...shared.run import markdown
 from .suite import STATES, worst
 
 SETTINGS = {
-    "one target": "nothing leaks, one target",
-    "17 targets": "nothing leaks, 17 targets take turns",
-    "shift .1": "members differ by .1 SD",
-    "shift .25": "members differ by .25 SD",
-    "shift 1": "members differ by 1 SD",
-    "leak": "signals leak",
+    "random": "random maps, 5,000 + 5,000",
+    "label": "maps that repeat the label, 5,000 + 5,000",
+    "top": "sets of the top features, 5,000 + 5,000",
+    "shift .25": "members differ by .25 SD, asked once",
+    "shift 1": "members differ by 1 SD, asked once",
+    "leak": "maps leak, 1,000 + 1,000, asked once",
 }
 FAMILIES = {
     "shift": "Gaussian shift",
@@ -42,16 +42,17 @@ def through_certify(found: dict[str, Any]) -> str:
     """Verdicts and controls of whole audits."""
     rows = []
     for name, setting in found["certify"]["settings"].items():
-        failed = setting["fired"]  # the file format's name
+        failed = setting["failed"]
         rates = [
             *(setting["verdicts"][v] for v in ("leak", "certified", "inconclusive")),
             setting["leak_without_controls"],
             failed["blind baseline"],
             failed["null model"],
         ]
-        rows.append((f"{SETTINGS.get(name, name)} ({rates[0]['of']})", *(f"{100 * r['rate']:.0f} %" for r in rates)))
+        shares = (f"{100 * r['rate']:.0f} %" for r in rates)
+        rows.append((f"{SETTINGS.get(name, name)} ({rates[0]['of']})", *shares, f"{100 * setting['bound']:+.1f}"))
     header = ("audits through `certify`", "leak", "certified", "inconclusive", "leak, had there been no controls",
-              "blind baseline fails", "null model fails")  # fmt: skip
+              "blind baseline fails", "null model fails", "highest bound, points")  # fmt: skip
     return markdown(header, rows)
 
 
