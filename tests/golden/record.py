@@ -389,8 +389,9 @@ def trained() -> audit.Shadows:
 
 
 ATTACKS = ("Threshold", "LikelihoodRatio")
-STRICT = audit.Policy(fpr=0.3, max_tpr=0.35, release="explanation+prediction", suite=ATTACKS)
-LENIENT = audit.Policy(fpr=0.1, max_tpr=0.75, training=0.2)
+EASY = {"patience": (1, 3), "references": 4, "uncounted": True}
+STRICT = audit.Policy(0.3, 0.35, claim="whole", release="explanation+prediction", suite=ATTACKS, **EASY)
+LENIENT = audit.Policy(fpr=0.1, max_tpr=0.75, training=0.2, **EASY)
 
 
 def audits() -> dict[str, Any]:
@@ -439,9 +440,10 @@ def judged(result: audit.AuditResult) -> dict[str, Any]:
 def shortened(content: dict[str, Any]) -> dict[str, Any]:
     """An audit's JSON with the rates of its first attack only, and one number for each of the others."""
     areas = {f"{a['attack']} {a['signal']}": a["auc"] for a in content["attacks"]}
-    counts = {f"{e['attack']} {e['signal']}": [e["role"], e["loose"], e["tight"]] for e in content["evidence"]}
-    first = {name: content[name][:1] for name in ("attacks", "evidence", "judged", "excess")}
-    return {**content, **first, "areas": areas, "counts": counts}
+    counts = {f"{e['attack']} {e['signal']}": [e["role"], e["upper_bound_count"], e["lower_bound_count"]] for e in content["evidence"]}
+    first = {name: content[name][:1] for name in ("attacks", "evidence")}
+    others = [shortened(other) for other in content["others"]]
+    return {**content, **first, "others": others, "areas": areas, "counts": counts}
 
 
 ELSEWHERE = ("checksum", "environment", "materials", "subject", "accountant", "weights", "version")
@@ -472,10 +474,11 @@ def command_line() -> dict[str, Any]:
     model, run = "model.pt2", Path("run")
     command = ["audit", model, "--data", "data.npz", "--recipe", "recipe.toml", "--run-dir", "run", "--references", "4"]
     command += ["--explainer", "IG", "--option", "n_steps=8", "--output", "logit", "--hardening", hardening, "--json"]
-    command += ["--policy-fpr", "0.1", "--max-tpr", "0.8", "--device", "cpu"]
+    command += ["--policy", "policy.toml", "--policy-fpr", "0.1", "--max-tpr", "0.8", "--device", "cpu"]
     with tempfile.TemporaryDirectory() as folder, chdir(folder), environment(SAFEXPLAIN_USES="uses.sqlite"):
         np.savez("data.npz", **arrays)
         Path("recipe.toml").write_text(RECIPE.to_toml())
+        Path("policy.toml").write_text("patience = [1, 3]\nreferences = 4\nuncounted = true\n")
         shapes = ({0: torch.export.Dim("batch")},)
         program = torch.export.export(shadows.models[0], (population.x[:2],), dynamic_shapes=shapes)
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ import record
 GRID = 2.0**-8
 """The coarsest grid that an explanation of 64 features is rounded to here: rounding may fall on either side."""
 
-EXACT = ("policy", "splits", "members", "non_members", "references", "ranks", "judged_confidence")
+EXACT = ("policy", "claim", "splits", "members", "non_members", "references", "omitted", "targets", "mixture")
 """What an audit is asked and how it counts: no rounding moves it."""
 
 

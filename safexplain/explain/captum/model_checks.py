@@ -104,12 +104,19 @@ def in_training_mode(model: nn.Module) -> list[str]:
 
 
 def _training_parts(part: nn.Module, name: str) -> Iterator[str]:
-    if "train" in vars(part):  # torch.export puts it there: the graph has one mode, that of its export
+    if _is_exported(part):
         return
     if part.training and not _has_no_mode(part):
         yield name or type(part).__name__
     for step, inner in part.named_children():
         yield from _training_parts(inner, f"{name}.{step}" if name else step)
+
+
+def _is_exported(part: nn.Module) -> bool:
+    """Whether a graph calls no modules: its mode is that of its export, and copies of it lose `train`, which says so."""
+    if not isinstance(part, torch.fx.GraphModule):
+        return "train" in vars(part)  # torch.export puts it there
+    return all(node.op != "call_module" or node.target == "_guards_fn" for node in part.graph.nodes)
 
 
 def _has_no_mode(part: nn.Module) -> bool:
