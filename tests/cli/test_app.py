@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ from safexplain.errors import ConfigurationError
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.evidence import EXIT_CODES
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 
 ROOT = Path(__file__).parents[2]
 RECIPE = Recipe(lr=3e-3, epochs=40, batch_size=32)
@@ -448,7 +452,9 @@ def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
     """The audit with plain-loop training (augmentation), slow enough to be interrupted."""
     slow = RECIPE.to_toml().replace('augmentation = "none"', 'augmentation = "flip"').replace("= 40", "= 60")
     (case / "slow.toml").write_text(slow)
+    (case / "once.toml").write_text("patience = [1]\n")
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "slow.toml", "--references", "6", "--quiet"]
+    command += ["--policy", "once.toml"]
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in background jobs
     code = f"{heard}; from safexplain.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -485,6 +491,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path:
     run = tmp_path / "run"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
     command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "6", "--quiet"]
+    command += ["--policy", "once.toml"]
     code = f"{limit} from safexplain.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run)]
@@ -504,6 +511,7 @@ def test_a_small_demo_writes_all_files_and_says_its_verdict(
 ) -> None:
     monkeypatch.setattr(demo, "POOLS", 1)
     monkeypatch.setattr(demo, "MODELS", 7)
+    monkeypatch.setattr(demo, "POLICY", replace(demo.POLICY, patience=(1, 5)))
     code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
     content = json.loads(out)
     native, hardened = (

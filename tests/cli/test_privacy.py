@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audit(folder: Path, model: str, run: Path, *extra: object) -> int:
     arguments = ["audit", folder / model, "--data", folder / "data.npz", "--recipe", folder / "recipe.toml"]
     more = ["--privacy", folder / "privacy.json", "--references", 4, "--run-dir", run, "--quiet"]
-    more += ["--explainer", "Saliency", "--near-duplicates", 0]
+    more += ["--explainer", "Saliency"]
     return _run([str(a) for a in (*arguments, *more, *extra)])
 
 

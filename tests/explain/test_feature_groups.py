@@ -453,7 +453,7 @@ def test_values_that_are_not_finite_throughout_a_group_do_not_leave():
             y = x.flatten(1).sum(1, keepdim=True)
             return torch.where(x[:, :1, 0, 0] == 0, torch.full_like(y, float("nan")), y)
 
-    released = HardenedFeatureAblation(Broken(), hardening=NOISY).attribute(
+    released = HardenedFeatureAblation(Broken(), hardening=NOISY, model_digest=b"a broken network").attribute(
         images(), target=0, feature_mask=grid_segments(images(), 2)
     )
     assert released.isfinite().all()

@@ -440,7 +440,8 @@ def judged(result: audit.AuditResult) -> dict[str, Any]:
 def shortened(content: dict[str, Any]) -> dict[str, Any]:
     """An audit's JSON with the rates of its first attack only, and one number for each of the others."""
     areas = {f"{a['attack']} {a['signal']}": a["auc"] for a in content["attacks"]}
-    counts = {f"{e['attack']} {e['signal']}": [e["role"], e["upper_bound_count"], e["lower_bound_count"]] for e in content["evidence"]}
+    counted = ("role", "upper_bound_count", "lower_bound_count")
+    counts = {f"{e['attack']} {e['signal']}": [e[name] for name in counted] for e in content["evidence"]}
     first = {name: content[name][:1] for name in ("attacks", "evidence")}
     others = [shortened(other) for other in content["others"]]
     return {**content, **first, "others": others, "areas": areas, "counts": counts}

@@ -139,7 +139,7 @@ def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for make in (*PUBLIC.values(), lambda predictor: harden_alibi(stub("AnchorText", {}))):
         with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[alibi\]"'):
             make(label)
-    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "model_digest", "kwargs"]
+    assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "kwargs"]
 
 
 @pytest.mark.parametrize(
