@@ -113,7 +113,7 @@ def _training_parts(part: nn.Module, name: str) -> Iterator[str]:
 
 
 def _is_exported(part: nn.Module) -> bool:
-    """Whether a graph calls no modules: its mode is that of its export, and copies of it lose `train`, which says so."""
+    """Whether a graph calls no modules: its mode is that of its export; copies lose `train`, which says so."""
     if not isinstance(part, torch.fx.GraphModule):
         return "train" in vars(part)  # torch.export puts it there
     return all(node.op != "call_module" or node.target == "_guards_fn" for node in part.graph.nodes)
