@@ -9,13 +9,16 @@ this script. Rows on verdicts use simulated signals of which the truth is known,
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -26,7 +29,8 @@ from torch import Tensor, nn
 from safexplain import HardenedGradientShap, HardenedInputXGradient, HardenedSaliency, Hardening, Probability
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Signals, certify
-from safexplain.audit.holdout_uses import Uses, uses_of
+from safexplain.audit.holdout_uses import VARIABLE, Uses, uses_of
+from safexplain.cli import demo
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.judgement import AuditResult
@@ -202,6 +206,23 @@ def swamped(quick: bool) -> tuple[str, dict[str, Any], bool]:
         lost.append((both.found - base.found) / result.members)
     mean = float(np.mean(lost))
     return f"{100 * mean:+.2f} points", {"points": 100 * mean}, abs(mean) < 0.005
+
+
+def patient(quick: bool) -> tuple[str, dict[str, Any], bool]:
+    """200 dithered questions about each example of the demo, averaged: the audit must find what such a client finds."""
+    sizes = {"POOLS": 1, "MODELS": 7} if quick else {}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        for name, value in sizes.items():
+            stack.enter_context(mock.patch.object(demo, name, value))
+        stack.enter_context(mock.patch.dict(os.environ, {VARIABLE: str(Path(folder) / "uses.sqlite")}))
+        found = demo.run_demo(Path(folder) / "models", seed=0, device="cpu", progress=lambda *told: None)
+    last = found.result.levels[-1]
+    whole, added, labels = last["whole"], last["added"], last["labels"]
+    text = (
+        f"{found.verdict}; at 200 questions the audit finds {whole['low']:.1%} to {whole['high']:.1%}, of which the"
+        f" labels of the same questions {labels['tpr']:.1%}; explanations add {added['low']:+.1%} to {added['high']:+.1%}"
+    )
+    return text, {"verdict": found.verdict, "level": last}, quick or whole["high"] >= 0.228
 
 
 # ------------------------------------------------------------------------------------------- noise
@@ -391,6 +412,12 @@ ROWS = (
         "a random map beside the label",
         "the attack on both found 3 points less than the label alone",
         swamped,
+    ),
+    Row(
+        "attackers",
+        "200 dithered questions about each example of the demo, answers averaged",
+        "22.8 % of the members at 5 % false positives, where the certificate said at most 17.3 %",
+        patient,
     ),
     Row("noise", "the same numbers in other shapes", "error .315 → .016 over 400 shapes", shapes),
     Row("noise", "`abs=1`, `2`, `3`, …", "300 noises for one map", truthy),
