@@ -220,7 +220,7 @@ def patient(quick: bool) -> tuple[str, dict[str, Any], bool]:
     whole, added, labels = last["whole"], last["added"], last["labels"]
     text = (
         f"{found.verdict}; at 200 questions the audit finds {whole['low']:.1%} to {whole['high']:.1%}, of which the"
-        f" labels of the same questions {labels['tpr']:.1%}; explanations add {added['low']:+.1%} to {added['high']:+.1%}"
+        f" labels alone {labels['tpr']:.1%}; explanations add {added['low']:+.1%} to {added['high']:+.1%}"
     )
     return text, {"verdict": found.verdict, "level": last}, quick or whole["high"] >= 0.228
 
