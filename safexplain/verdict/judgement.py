@@ -59,6 +59,8 @@ def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> lis
         policy: whose confidence is shared.
         targets: models that are judged, each on its own.
     """
+    if not attacks:
+        return []
     main = sum(name == MAIN for name in attacks)
     others, risk = len(attacks) - main, policy.risk / targets
     if not main or not others:
@@ -165,7 +167,7 @@ class Judgement:
 
     @cached_property
     def _risks(self) -> dict[str, float]:
-        shares = lower_risks([e.attack for e in self.judged], self.policy, self.targets) if self.judged else []
+        shares = lower_risks([e.attack for e in self.judged], self.policy, self.targets)
         return dict(zip(map(code, self.judged), shares, strict=True))
 
     def lower_risk(self, e: Evidence) -> float:
@@ -342,7 +344,7 @@ class Judgement:
         """The verdict in plain words: about what, against whom, what was found, what is allowed."""
         word = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}[self.verdict]
         if not self.decisive:
-            return f"{word}{self.subject}: {'; '.join(self.reasons)}."
+            return " ".join([f"{word}{self.subject}: {'; '.join(self.reasons)}.", *self._caveats()])
         p, best = self.policy, self.strongest
         most = max(p.patience)
         times = "once" if most == 1 else f"up to {most} times"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from evidence import ROOT, twice
 
 from audit.suites.red_team import suite
+from safexplain.audit import certify
 
 
 def test_the_committed_results_are_complete_and_every_attack_fails():
@@ -31,6 +33,18 @@ def test_differently_written_questions_take_no_noise_away(attack):
     row = next(r for r in suite.ROWS if r.attack == attack)
     after, _, held = row.measure(True)
     assert held, after
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_weak_attacks_beside_labels_certify_nothing_and_name_what_they_find():
+    leaking = suite.simulated(leak=1.5, examples=600)
+    weak = certify(leaking, replace(suite.ONCE, suite=("Threshold", "RMIA")))
+    assert weak.verdict == "inconclusive"
+    assert weak.exit_code == 3
+    assert weak.judged == ()
+    assert "there is no attack to judge" in weak.sentence
+    assert "threshold of the L1 norm finds at least +" in weak.sentence
+    assert weak.to_dict()["evidence"][0]["judged"] is False
 
 
 @pytest.mark.slow
