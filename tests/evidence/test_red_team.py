@@ -37,7 +37,7 @@ def test_differently_written_questions_take_no_noise_away(attack):
 
 @pytest.mark.usefixtures("few_trees")
 def test_weak_attacks_beside_labels_certify_nothing_and_name_what_they_find():
-    leaking = suite.simulated(leak=1.5, examples=600)
+    leaking = suite.simulated(leak=6.0, examples=600)
     weak = certify(leaking, replace(suite.ONCE, suite=("Threshold", "RMIA")))
     assert weak.verdict == "inconclusive"
     assert weak.exit_code == 3
