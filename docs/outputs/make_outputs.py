@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
     "audit": (
         [str(EXAMPLES / "write_audit_files.py")],
         ["-c", CLI.format("audit_main"), "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
-         "--run-dir", "safexplain-runs/digits"],
+         "--explainer", "InputXGradient", "--run-dir", "safexplain-runs/digits"],
     ),
     "attack": (
         [str(EXAMPLES / "attack_own_signals.py")],
