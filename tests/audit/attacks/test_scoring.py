@@ -188,10 +188,10 @@ def test_an_explanation_that_never_differs_adds_nothing_and_is_judged_all_the_sa
     assert all(np.array_equal(found[r], found[baseline]) for r in stacked)
 
 
-def test_a_suite_of_names_keeps_the_baselines_it_needs():
+def test_a_suite_of_names_keeps_the_baselines_of_its_levels():
     rows = fitting(released(), policy(suite=("LikelihoodRatio",)))
     assert {r.name for r in rows} == {"LikelihoodRatio", "LabelPatience"}
-    assert {r.name for r in fitting(released(), policy(suite=("Threshold",)))} == {"Threshold"}
+    assert {r.name for r in fitting(released(), policy(suite=("Threshold",)))} == {"Threshold", "LabelPatience"}
     with pytest.raises(ConfigurationError, match="unknown attacks"):
         fitting(released(), policy(suite=("Guess",)))
 
