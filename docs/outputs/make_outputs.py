@@ -55,6 +55,7 @@ def output_of(name: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
     printed = ""
     with tempfile.TemporaryDirectory() as folder:
+        environment["SAFEXPLAIN_USES"] = str(Path(folder) / "uses.sqlite")  # as on a new machine
         for command in COMMANDS[name]:
             done = subprocess.run(
                 [sys.executable, *command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE
