@@ -347,13 +347,19 @@ def _four_bounds(
     fpr: float,
     risk: float,
 ) -> Floats:
-    """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes."""
-    f = _frame(non_members, fpr, risk / 4)
+    """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes.
+
+    Where even the highest non-member is not surely strict enough, the attack accepts a share of those above it, at
+    random (`thresholds.lower_bound_rank`).
+    """
+    f, share = _frame(non_members, fpr, risk / 4), 1.0
     own = attack_window[..., max(int(np.searchsorted(f.ranks, f.strict, side="right")) - 1, 0)]
+    if f.strict < 1:
+        own = attack_window[..., max(int(np.searchsorted(f.ranks, 1, side="right")) - 1, 0)]
+        share = min(1.0, fpr / float(-np.expm1(np.log(risk / 4) / non_members)))
     other = baseline_window[..., min(int(np.searchsorted(f.ranks, f.loose)), len(f.ranks) - 1)]
-    own = own if f.strict > 0 else np.zeros_like(own)
     other = other if f.loose <= non_members else np.full_like(other, members)
-    bound: Floats = _limit(own, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
+    bound: Floats = share * _limit(own, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
     return bound
 
 

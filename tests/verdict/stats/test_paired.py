@@ -285,3 +285,19 @@ def test_ties_are_no_excess():
         low, high = difference_bounds(c, 500, 500, 0.05, 0.05, 0.05)
         wrong += low > 0 or high < 0
     assert wrong <= 13  # 10 are allowed
+
+
+def test_with_few_non_members_a_large_difference_is_proven_and_none_is_not():
+    """The highest of 250 non-members is not surely strict enough for 1 %: the attack accepts a share of who is above."""
+    rng, member = np.random.default_rng(5), np.arange(550) < 300
+
+    def low(attack, baseline):
+        counts = count_pairs(by_score(attack), by_score(baseline), member, 0.01)
+        return difference_bounds(counts, 300, 250, 0.01, 0.01, 0.05)[0]
+
+    assert low(rng.normal(size=550) + 9.0 * member, rng.normal(size=550)) > 0.2
+    guesses = [low(rng.normal(size=550), rng.normal(size=550)) for _ in range(300)]
+    base = rng.normal(size=(300, 550)) + 1.5 * member
+    leaks = [low(x, x + 0.1 * rng.normal(size=550)) for x in base]
+    assert sum(bound > 0 for bound in guesses) <= 6
+    assert sum(bound > 0 for bound in leaks) <= 6
