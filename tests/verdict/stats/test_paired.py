@@ -288,7 +288,7 @@ def test_ties_are_no_excess():
 
 
 def test_with_few_non_members_a_large_difference_is_proven_and_none_is_not():
-    """The highest of 250 non-members is not surely strict enough for 1 %: the attack accepts a share of who is above."""
+    """The highest of 250 non-members is not strict enough for 1 %: the attack accepts a share of who is above."""
     rng, member = np.random.default_rng(5), np.arange(550) < 300
 
     def low(attack, baseline):
