@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.case import KEY, Case, Skip, accepts, attempt, released_tensors
-from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, find_markers, planted, says_marker
+from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, Plant, find_markers, planted, says_marker
 from safexplain.testing.states import tensors_in
 
 __all__ = [
@@ -32,19 +32,27 @@ __all__ = [
 ]
 
 
-def only_listed_arrays_leave(case: Case) -> Iterator[str]:
-    """Only the listed arrays leave: markers planted around the native result are not found in the released one."""
+def _plants_of(case: Case) -> Mapping[str, Plant]:
+    """Where -> how markers are planted around the native result.
+
+    Raises:
+        Skip: nothing says what the native result is, or where markers go in it.
+    """
     if case.native_class is None:
         raise Skip("nobody says what the native class is: pass native=")
-    plants, usual = PLANTS, 0
     if case.plant:
-        plants = {"what plant= changed": case.plant}
-    else:
-        try:
-            case.needs_tensors()
-        except Skip as error:
-            raise Skip(f"{error}: say with plant=(result, explainer) -> result where markers go") from None
-        usual = len(released_tensors(case.answer))
+        return {"what plant= changed": case.plant}
+    try:
+        case.needs_tensors()
+    except Skip as error:
+        raise Skip(f"{error}: say with plant=(result, explainer) -> result where markers go") from None
+    return PLANTS
+
+
+def only_listed_arrays_leave(case: Case) -> Iterator[str]:
+    """Only the listed arrays leave: markers planted around the native result are not found in the released one."""
+    plants = _plants_of(case)
+    usual = 0 if case.plant else len(released_tensors(case.answer))
     for where, plant in plants.items():
         explainer = case.make(_LOUD if where == VALUES or "beside" in where else None)
         with planted(case.native_class, case.entry, plant) as planting:
@@ -66,16 +74,9 @@ def only_listed_arrays_leave(case: Case) -> Iterator[str]:
 
 def nothing_is_said_beside_the_answer(case: Case) -> Iterator[str]:
     """Warnings, printed text, log records and errors tell nothing of what is planted around the native result."""
-    if case.native_class is None:
-        raise Skip("nobody says what the native class is: pass native=")
-    plants = {where: plant for where, plant in PLANTS.items() if where == VALUES or "beside" in where}
-    if case.plant:
-        plants = {"what plant= changed": case.plant}
-    else:
-        try:
-            case.needs_tensors()
-        except Skip as error:
-            raise Skip(f"{error}: say with plant=(result, explainer) -> result where markers go") from None
+    plants = _plants_of(case)
+    if not case.plant:
+        plants = {where: plant for where, plant in plants.items() if where == VALUES or "beside" in where}
     for where, plant in plants.items():
         explainer = case.make(_LOUD)
         with planted(case.native_class, case.entry, plant) as planting, overhearing() as heard:
