@@ -24,7 +24,7 @@ from safexplain.audit.holdout_uses import Uses, uses_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import BASELINES, Control, is_judged, title
+from safexplain.verdict.evidence import Control, baseline_name, is_judged, title
 from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
@@ -156,16 +156,15 @@ class _Judge:
 
         scorer = Scorer(signals, rows, target=target, training=self.splits.training, seed=self.seed, progress=told)
         scores = [s[scored] for s in scorer.scores(target)]
-        compared = policy.claim == "excess" and any(r.name == baseline_of(policy) for r in rows)
-        claim = policy.claim if compared else "whole"
-        judged = [is_judged(r.role, policy, claim) and r.level in policy.patience for r in rows]
-        of_null, kind = self._null(scorer, target, judged)
         orders = [by_score(s, self.seed) for s in scores]
         references = signals.references(target)
         result = conclude(rows, scores, orders, member, policy, weights=weights, targets=targets)
+        judged = [result.is_judged(e) for e in result.evidence]
+        of_null, kind = self._null(scorer, target, judged)
         judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
-        bases = [_base_of(rows, r, policy) for r, j in zip(rows, judged, strict=True) if j]
-        compared_with = [None if claim == "whole" or b is None else orders[b] for b in bases]
+        base = {} if result.claim == "whole" else _baselines(rows, policy)
+        bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]
+        compared_with = [None if b is None else orders[b] for b in bases]
         names = [r.signal for r, j in zip(rows, judged, strict=True) if j]
         found = (
             blind_baseline(signals.inputs, everyone, self.splits.training, scored, policy, self.seed, signals.groups),
@@ -213,12 +212,6 @@ class _Judge:
         return {title(self.rows[i].name, self.rows[i].title_signal): scores[i][self.scored] for i in kept}, kind
 
 
-def baseline_of(policy: Policy) -> str:
-    """Name of the attack on what is released anyway."""
-    wanted = "predictions" if policy.release == "explanation+prediction" else "labels"
-    return next(name for name, what in BASELINES.items() if what == wanted)
-
-
 def conclude(
     rows: Sequence[SuiteRow],
     scores: Sequence[NDArray[np.float64]],
@@ -243,8 +236,7 @@ def conclude(
     Returns:
         A result that knows of no references, no controls and no uses yet.
     """
-    name = baseline_of(policy)
-    base = {r.level: i for i, r in enumerate(rows) if r.name == name}
+    base = _baselines(rows, policy)
     claim = policy.claim if base else "whole"
     judged = [is_judged(r.role, policy, claim) and r.level in policy.patience for r in rows]
     w = np.ones(len(member)) if weights is None else weights
@@ -292,10 +284,9 @@ def conclude(
     )
 
 
-def _base_of(rows: Sequence[SuiteRow], row: SuiteRow, policy: Policy) -> int | None:
-    """Index of the baseline of a row's level; None where there is none."""
-    name = baseline_of(policy)
-    return next((i for i, r in enumerate(rows) if r.name == name and r.level == row.level), None)
+def _baselines(rows: Sequence[SuiteRow], policy: Policy) -> dict[int, int]:
+    """Level -> index of the row that the others of this level are compared with."""
+    return {r.level: i for i, r in enumerate(rows) if r.name == baseline_name(policy)}
 
 
 def _alarm(

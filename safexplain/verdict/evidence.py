@@ -81,6 +81,12 @@ class Evidence:
 BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
 """Attacks that read what is released anyway -> what that is."""
 
+
+def baseline_name(policy: Policy) -> str:
+    """The attack on what is released anyway."""
+    return "PredictionPatience" if policy.release == "explanation+prediction" else "LabelPatience"
+
+
 STRENGTH = ("references", "recipe")
 """Controls of the attacks' strength: when they fail, nothing is certified, but a leak that was found stands."""
 

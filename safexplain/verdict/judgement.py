@@ -35,6 +35,7 @@ from safexplain.verdict.evidence import (
     Control,
     Evidence,
     Verdict,
+    baseline_name,
     code,
     is_judged,
     title,
@@ -130,8 +131,7 @@ class Judgement:
     @property
     def baseline_name(self) -> str:
         """The attack on what is released anyway."""
-        wanted = "predictions" if self.policy.release == "explanation+prediction" else "labels"
-        return next(name for name, what in BASELINES.items() if what == wanted)
+        return baseline_name(self.policy)
 
     def baseline(self, level: int) -> Evidence | None:
         """What the labels (or predictions) of the same queries tell."""
