@@ -1,12 +1,13 @@
-"""What hardening costs: how much of the native explanation is left in the released one. NumPy and SciPy only.
+"""What hardening costs: how much of the native explanation is left in the released one, and what the model says to it.
 
-Measured against the native explanation of the same model and example: metrics that look at the released map alone
-(such as sensitivity relative to its own norm) reward noise.
+`utility` compares with the native explanation of the same model and example: metrics that look at the released map
+alone (such as sensitivity relative to its own norm) reward noise. `faithfulness` asks the model itself whether the
+features that a map names carry the prediction.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
+from safexplain.faithfulness import Faithfulness, faithfulness
+
+__all__ = ["Faithfulness", "Utility", "faithfulness", "utility"]
+
+FEWEST_TOP = 4
+"""Released numbers of each map whose signs `sign_errors_top` looks at, at least: the reasons on a notice."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,13 @@ class Utility:
         rank_correlation: Spearman correlation of the magnitudes.
         cosine: cosine similarity of the maps.
         sign_agreement: share of the native top features that keep their sign.
+        sign_errors: share of the released numbers, of all that are not 0, whose sign is not the native one.
+        sign_errors_top: share of the maps of which any of the released top features, at least 4, has a wrong sign.
+        deletion: mean drop of the probability of the explained class when the features that the released map names are
+            deleted, see `faithfulness`; None: the model was not asked.
+        insertion: mean of that probability when only they are kept, less the one with nothing kept; or None.
+        native_deletion: the same of the native map; None as above.
+        native_insertion: likewise.
     """
 
     top_overlap: float
@@ -33,10 +47,21 @@ class Utility:
     rank_correlation: float
     cosine: float
     sign_agreement: float
+    sign_errors: float
+    sign_errors_top: float
+    deletion: float | None = None
+    insertion: float | None = None
+    native_deletion: float | None = None
+    native_insertion: float | None = None
+
+    def with_faithfulness(self, released: Faithfulness, native: Faithfulness) -> Utility:
+        """The same with what the model says of both maps."""
+        own, theirs = released.to_dict(), native.to_dict()
+        return replace(self, **own, **{f"native_{name}": value for name, value in theirs.items()})
 
     def to_dict(self) -> dict[str, float]:
-        """Plain JSON types."""
-        return asdict(self)
+        """Plain JSON types, without what was not measured."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def utility(
@@ -69,6 +94,8 @@ def utility(
     np.put_along_axis(chosen, top_b, True, axis=1)
     overlap = np.take_along_axis(chosen, top_a, axis=1).mean()
     signs = (np.sign(np.take_along_axis(a, top_a, 1)) == np.sign(np.take_along_axis(b, top_a, 1))).mean()
+    wrong = (b != 0) & (np.sign(a) != np.sign(b))
+    shown = np.argsort(-np.abs(b), axis=1, kind="stable")[:, : max(k, FEWEST_TOP)]
     ranks = [distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b)]
     return Utility(
         top_overlap=float(overlap),
@@ -76,6 +103,8 @@ def utility(
         rank_correlation=float(_cosine(*ranks).mean()),
         cosine=float(_cosine(a, b).mean()),
         sign_agreement=float(signs),
+        sign_errors=float(wrong.sum() / max(1, np.count_nonzero(b))),
+        sign_errors_top=float(np.take_along_axis(wrong, shown, axis=1).any(1).mean()),
     )
 
 

@@ -48,7 +48,7 @@ def native(leak: float = LEAK, policy: Policy = POLICY) -> Configuration:
 
 
 def hardened(leak: float = 0.0, policy: Policy = POLICY) -> Configuration:
-    utility = Utility(0.87, 0.1, 0.613, -0.2, 0.99)
+    utility = Utility(0.87, 0.1, 0.613, -0.2, 0.99, 0.01, 0.04)
     return Configuration("recommended", "Hardening(clip=UnitNorm())", audited(leak, policy), utility)
 
 

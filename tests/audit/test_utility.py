@@ -17,7 +17,7 @@ NATIVE = RNG.normal(size=(30, 3, 4, 5))
 
 
 def slow_utility(native, released, fraction):
-    overlaps, signs, ranks, cosines = [], [], [], []
+    overlaps, signs, ranks, cosines, wrong, wrong_top = [], [], [], [], [], []
     for a, b in zip(native.reshape(len(native), -1), released.reshape(len(released), -1), strict=True):
         if not a.any():
             continue
@@ -26,9 +26,14 @@ def slow_utility(native, released, fraction):
         top_b = sorted(range(len(b)), key=lambda j: (-abs(b[j]), j))[:k]
         overlaps.append(len(set(top_a) & set(top_b)) / k)
         signs.append(np.mean([np.sign(a[j]) == np.sign(b[j]) for j in top_a]))
+        errors = [np.sign(a[j]) != np.sign(b[j]) for j in range(len(b)) if b[j] != 0]
+        wrong.extend(errors)
+        shown = sorted(range(len(b)), key=lambda j: (-abs(b[j]), j))[: max(4, k)]
+        wrong_top.append(any(b[j] != 0 and np.sign(a[j]) != np.sign(b[j]) for j in shown))
         ranks.append(distributions.spearmanr(abs(a), abs(b)).statistic)
         cosines.append(a @ b / np.sqrt((a @ a) * (b @ b)))
-    return Utility(*map(float, (np.mean(overlaps), fraction, np.mean(ranks), np.mean(cosines), np.mean(signs))))
+    means = [np.mean(values) for values in (ranks, cosines, signs, wrong, wrong_top)]
+    return Utility(float(np.mean(overlaps)), fraction, *map(float, means))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 1.0])
@@ -43,6 +48,7 @@ def test_every_measure_equals_the_slow_one(fraction, noise):
 def test_an_unchanged_explanation_keeps_everything_at_any_size(size):
     found = utility(NATIVE, size * NATIVE)
     expected = {"top_overlap": 1, "top_fraction": 0.1, "rank_correlation": 1, "cosine": 1, "sign_agreement": 1}
+    expected |= {"sign_errors": 0, "sign_errors_top": 0}
     assert found.to_dict() == pytest.approx(expected)
 
 
@@ -66,6 +72,7 @@ def test_more_noise_leaves_less():
 def test_an_inverted_explanation_has_no_sign_right():
     found = utility(NATIVE, -NATIVE)
     assert (found.sign_agreement, found.top_overlap) == (0, 1)
+    assert (found.sign_errors, found.sign_errors_top) == (1, 1)
     assert found.cosine == pytest.approx(-1)
 
 
@@ -76,6 +83,31 @@ def test_explanations_that_are_zero_do_not_count():
     kept = np.r_[0:3, 8:30]
     assert utility(native, released) == utility(native[kept], released[kept])
     assert utility(NATIVE, np.zeros_like(NATIVE)).cosine == 0
+
+
+def test_a_released_zero_has_no_sign_to_be_wrong():
+    native = np.array([[5.0, -4, 3, -2, 1, -0.5], [6, 5, 4, 3, -2, 0]])
+    named = utility(native, np.array([[1.0, 0, 1, 0, 1, 0], [1, 1, 1, 1, 0, 0]]))
+    assert (named.sign_errors, named.sign_errors_top) == (0, 0)
+    assert utility(native, np.zeros_like(native)).sign_errors == 0
+    flipped = utility(native, np.array([[9.0, 8, 7, -6, 1, -0.5], [1, 1, 1, 1, 0, 0.5]]))  # and a sign where none was
+    assert (flipped.sign_errors, flipped.sign_errors_top) == (2 / 11, 1 / 2)
+
+
+def test_a_wrong_sign_counts_among_the_released_top_only_where_it_is_in_it():
+    native = np.arange(1.0, 101)[None].repeat(2, 0)
+    released = native.copy()
+    released[0, 89] *= -1  # eleventh of a hundred
+    assert utility(native, released).sign_errors_top == 0
+    released[1, 90] *= -1  # tenth
+    assert utility(native, released).sign_errors_top == 0.5
+
+
+def test_noise_as_large_as_the_numbers_of_a_table_flips_signs_among_its_top():
+    native, noise = RNG.normal(size=(2, 4000, 5))
+    small, large = utility(native, native + 0.01 * noise), utility(native, native + noise)
+    assert small.sign_errors < 0.01 < 0.2 < large.sign_errors
+    assert small.sign_errors_top < 0.02 < 0.5 < large.sign_errors_top
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Faithfulness: what the features that a map names carry, against a version that deletes one example's one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit.utility import Faithfulness, Utility, faithfulness, utility
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.outputs import Probability
+
+GENERATOR = torch.Generator().manual_seed(0)
+NET = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 5, 16), nn.Tanh(), nn.Linear(16, 6)).eval()
+X = torch.randn(20, 3, 4, 5, generator=GENERATOR)
+MAPS = torch.randn(20, 3, 4, 5, generator=GENERATOR)
+LABELS = torch.randint(0, 6, (20,), generator=GENERATOR)
+
+
+def slow_faithfulness(model, x, labels, maps, fraction, baseline):
+    """One example after the other, in the order of the values; right where there are no ties."""
+    deletion, insertion = [], []
+
+    def probability(rows, label):
+        with torch.no_grad():
+            return float(model(rows[None]).double().softmax(1)[0, label])
+
+    for row, label, one in zip(x, labels, maps, strict=True):
+        values = one.flatten().tolist()
+        ranked = sorted(range(len(values)), key=lambda j: -values[j])[: max(1, round(fraction * len(values)))]
+        without, only = row.clone().flatten(), torch.full_like(row, baseline).flatten()
+        for j in ranked:
+            if values[j] > 0:
+                without[j], only[j] = baseline, row.flatten()[j]
+        nothing = torch.full_like(row, baseline)
+        deletion.append(probability(row, label) - probability(without.reshape(row.shape), label))
+        insertion.append(probability(only.reshape(row.shape), label) - probability(nothing, label))
+    return np.array(deletion), np.array(insertion)
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("baseline", [0.0, -0.7])
+@pytest.mark.parametrize("batch_size", [1, 7, 256])
+def test_deletion_and_insertion_equal_the_slow_ones(fraction, baseline, batch_size):
+    found = faithfulness(NET, X, LABELS, MAPS, fraction=fraction, baseline=baseline, batch_size=batch_size)
+    deletion, insertion = slow_faithfulness(NET, X, LABELS, MAPS, fraction, baseline)
+    assert found.deletion == pytest.approx(deletion, abs=1e-6)
+    assert found.insertion == pytest.approx(insertion, abs=1e-6)
+    assert found.deletion.shape == found.insertion.shape == (20,)
+    assert found.to_dict() == pytest.approx({"deletion": deletion.mean(), "insertion": insertion.mean()}, abs=1e-6)
+
+
+def test_logits_and_their_probabilities_say_the_same():
+    one, other = (faithfulness(model, X, LABELS, MAPS) for model in (NET, Probability(NET)))
+    assert one.deletion == pytest.approx(other.deletion, abs=1e-6)
+    assert one.insertion == pytest.approx(other.insertion, abs=1e-6)
+
+
+def test_a_map_that_names_what_the_model_reads_is_found_and_a_random_one_is_not():
+    reads = nn.Linear(50, 2, bias=False)
+    with torch.no_grad():
+        reads.weight.zero_()
+        reads.weight[1, :5] = 3.0
+    x = torch.rand(200, 50, generator=GENERATOR) + 0.5
+    labels = torch.ones(200, dtype=torch.long)
+    named = torch.zeros(200, 50)
+    named[:, :5] = 1.0
+    right, random = (faithfulness(reads, x, labels, m) for m in (named, torch.rand(200, 50, generator=GENERATOR)))
+    assert right.deletion.min() > 0.45
+    assert right.insertion.min() > 0.45
+    assert random.deletion.mean() < 0.1
+
+
+def test_features_that_do_not_speak_for_the_class_are_never_deleted():
+    for nothing in (-MAPS.abs(), torch.zeros_like(MAPS), torch.full_like(MAPS, torch.nan)):
+        found = faithfulness(NET, X, LABELS, nothing, fraction=1.0)
+        assert not found.deletion.any()
+        assert not found.insertion.any()
+    only_one = -MAPS.abs()
+    only_one[:, 0, 0, 0] = 1e-30
+    deleted = X.clone()
+    deleted[:, 0, 0, 0] = 0
+    with torch.no_grad():
+        drop = (NET(X).softmax(1) - NET(deleted).softmax(1)).gather(1, LABELS[:, None])[:, 0]
+    assert faithfulness(NET, X, LABELS, only_one, fraction=0.5).deletion == pytest.approx(drop.numpy(), abs=1e-6)
+
+
+def test_which_of_equal_numbers_are_named_is_random_by_the_seed_and_the_same_in_any_batches():
+    equal = torch.ones_like(MAPS)
+    one, again, other = (faithfulness(NET, X, LABELS, equal, seed=s).deletion for s in (0, 0, 1))
+    assert np.array_equal(one, again)
+    assert not np.allclose(one, other)
+    assert faithfulness(NET, X, LABELS, equal, batch_size=3).deletion == pytest.approx(one, abs=1e-6)
+    sums = nn.Linear(8, 2)
+    with torch.no_grad():  # which feature was kept shows in the probability
+        sums.weight.copy_(torch.stack([torch.zeros(8), torch.arange(8.0)]))
+    many = 4000
+    kept = faithfulness(sums, torch.ones(many, 8), torch.ones(many).long(), torch.ones(many, 8), fraction=0.1)
+    counts = np.unique(kept.insertion.round(6), return_counts=True)[1]
+    assert len(counts) == 8
+    assert abs(counts - many / 8).max() < 5 * np.sqrt(many / 8)
+
+
+def test_a_map_of_one_channel_names_pixels_and_a_flat_one_the_same_numbers():
+    pixels = MAPS[:, :1]
+    found = faithfulness(NET, X, LABELS, pixels, fraction=0.2)
+    named = torch.zeros(20, 20, dtype=torch.bool).scatter(1, pixels.flatten(1).topk(4).indices, True)
+    named &= pixels.flatten(1) > 0
+    deletion, _ = slow_faithfulness(NET, X, LABELS, named.reshape(20, 1, 4, 5).expand(X.shape).float(), 1.0, 0.0)
+    assert found.deletion == pytest.approx(deletion, abs=1e-6)
+    flat, whole = (faithfulness(NET, X, LABELS, m).deletion for m in (MAPS.flatten(1), MAPS))
+    assert np.array_equal(flat, whole)
+
+
+def test_a_baseline_may_be_numbers_of_the_shape_of_an_example_or_of_each():
+    one = torch.randn(3, 4, 5, generator=GENERATOR)
+    by_one = faithfulness(NET, X, LABELS, MAPS, baseline=one)
+    by_each = faithfulness(NET, X, LABELS, MAPS, baseline=one.expand(X.shape).clone(), batch_size=6)
+    assert by_one.deletion == pytest.approx(by_each.deletion, abs=1e-6)
+    assert not np.allclose(by_one.deletion, faithfulness(NET, X, LABELS, MAPS).deletion)
+    by_channel = faithfulness(NET, X, LABELS, MAPS, baseline=np.full((3, 1, 1), -0.7))
+    assert by_channel.insertion == pytest.approx(slow_faithfulness(NET, X, LABELS, MAPS, 0.1, -0.7)[1], abs=1e-6)
+
+
+def test_arrays_are_taken_and_nothing_is_changed():
+    x, maps = X.numpy().copy(), MAPS.numpy().copy()
+    found = faithfulness(NET, x, LABELS.numpy(), maps)
+    assert np.array_equal(found.deletion, faithfulness(NET, X, LABELS, MAPS).deletion)
+    assert np.array_equal(x, X.numpy())
+    assert len(faithfulness(NET, X[:0], LABELS[:0], MAPS[:0]).deletion) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"maps": MAPS[:5]}, "shape of x"),
+        ({"maps": MAPS[:, :, :2]}, "Enlarge"),
+        ({"labels": LABELS[:5]}, "labels"),
+        ({"labels": LABELS + 6}, "outputs 0 .. 5"),
+        ({"baseline": torch.zeros(7)}, "broadcast"),
+        ({"x": X * torch.nan}, "finite outputs"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(60, 1))}, "classes >= 2"),
+        ({"fraction": 0.0}, "fraction"),
+        ({"fraction": 1.5}, "at most 1"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(change, message):
+    arguments = {"model": NET, "x": X, "labels": LABELS, "maps": MAPS, **change}
+    with pytest.raises((InputError, ConfigurationError), match=message):
+        faithfulness(**arguments)
+
+
+def test_utility_holds_both_maps_faithfulness_and_leaves_out_what_was_not_measured():
+    plain = utility(MAPS.numpy(), MAPS.numpy())
+    assert "deletion" not in plain.to_dict()
+    both = plain.with_faithfulness(
+        Faithfulness(np.array([0.2, 0.4]), np.array([0.1, 0.3])), Faithfulness(np.array([0.6]), np.array([0.5]))
+    )
+    assert isinstance(both, Utility)
+    expected = {"deletion": 0.3, "insertion": 0.2, "native_deletion": 0.6, "native_insertion": 0.5}
+    assert {name: both.to_dict()[name] for name in expected} == pytest.approx(expected)
