@@ -1,0 +1,252 @@
+"""What a search gives: the points that it measured, their front, the chosen one and its confirmation.
+
+Everything but the confirmation's files is plain JSON without a key: `front.json` is what people read, `hardening.json`
+what `safexplain audit --hardening` and `HardenedIG(hardening=...)` take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.outcome import AuditRun
+from safexplain.errors import InputError
+from safexplain.hardening.hardening import Hardening
+from safexplain.verdict.certificate.write import write_json
+from safexplain.verdict.evidence import EXIT_CODES
+
+NORMAL = 1.6448536269514722
+"""The 95 % quantile of the standard normal distribution."""
+
+REFERENCES = ("native", "recommended", "DeepLeak's best", "public models")
+"""Names of the points that a search is compared with."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One release and its figures, measured on the selection split at one query an example.
+
+    Args:
+        number: of the trial, from 0; -1 where it is none (public models).
+        hardening: what is released, without a key.
+        options: arguments of `attribute` beside those of the search; of several explainers, name -> arguments.
+        leak: largest mean excess TPR over the label at 0.5, 1, 2 and 5 % FPR among the attacks; a share, at least 0.
+        leak_error: its standard error, by resampling examples and targets.
+        utility: mean of `overlap`, `rank_correlation` and `cosine`.
+        overlap: of the top 10 % of features with the native ones.
+        rank_correlation: Spearman correlation of magnitudes with the native map.
+        cosine: with the native map.
+        deletion: mean drop of the explained probability when the released top 10 % is removed.
+        insertion: mean of that probability when only these are kept, less that with nothing kept.
+        sign_errors: share of the released numbers other than zero whose sign is not the native one.
+        attack: which attack found the leak; "" where none found more than the label.
+        targets: models that played the target.
+        name: of a point that was given and not sampled, as "native"; "" for the others.
+    """
+
+    number: int
+    hardening: Hardening
+    options: dict[str, Any]
+    leak: float
+    leak_error: float
+    utility: float
+    overlap: float
+    rank_correlation: float
+    cosine: float
+    deletion: float
+    insertion: float
+    sign_errors: float = 0.0
+    attack: str = ""
+    targets: int = 0
+    name: str = ""
+
+    @property
+    def upper(self) -> float:
+        """Upper 95 % bound of the leak (normal, one-sided)."""
+        return self.leak + NORMAL * self.leak_error
+
+    def dominates(self, other: Point) -> bool:
+        """Whether it leaks no more and keeps no less, and one of the two is better."""
+        return (
+            self.leak <= other.leak
+            and self.utility >= other.utility
+            and (self.leak, self.utility) != (other.leak, other.utility)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "hardening": self.hardening.to_dict()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote; lists among the options become tuples again.
+
+        Raises:
+            InputError: a field is missing or unknown.
+            ConfigurationError: the hardening is none.
+        """
+        try:
+            hardening = Hardening.from_json(content["hardening"])
+            return cls(**{**content, "hardening": hardening, "options": _tuples(content["options"])})
+        except (KeyError, TypeError) as error:
+            raise InputError(f"expected a point of a search, as Point.to_dict writes it; {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, as arguments of explainers have them."""
+    if isinstance(value, Mapping):
+        return {name: _tuples(v) for name, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points that no other one dominates, the one that leaks least first; of equal ones the first."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.leak, -p.utility, p.number)):
+        if not best or point.utility > best[-1].utility:
+            best.append(point)
+    return tuple(best)
+
+
+def choose(front: Iterable[Point], allowance: float) -> tuple[Point | None, bool]:
+    """The point of a front that keeps most among those whose leak is surely within the allowance.
+
+    Args:
+        front: as `front_of`.
+        allowance: largest tolerated excess.
+
+    Returns:
+        The point, and whether its `upper` is at most the allowance; else it is the least leaking one. None: no point.
+    """
+    points = list(front)
+    within = [p for p in points if p.upper <= allowance]
+    if within:
+        return max(within, key=lambda p: (p.utility, -p.leak, -p.number)), True
+    return min(points, key=lambda p: (p.leak, -p.utility, p.number), default=None), False
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was searched, and how.
+
+    Args:
+        trials: that were run, the pruned and failed ones too.
+        pruned: of these, dominated already by their utility, so that their leak was not measured.
+        failed: of these, options that the explainer refused.
+        space: "default" or "deepleak".
+        seed: of the search.
+        allowance: largest tolerated leak, of the policy.
+        digest: SHA-256 of setting and points; certificates carry it.
+        path: folder of the study; None: it was kept in memory.
+        reference: name -> the points that the search is compared with; see `REFERENCES`.
+        points: all that were measured, in the order of their numbers.
+        sizes: examples of the selection and of the certification split, models, targets.
+        notes: what the reader must know.
+        interrupted: whether it was ended before its last trial.
+    """
+
+    trials: int
+    pruned: int
+    failed: int
+    space: str
+    seed: int
+    allowance: float
+    digest: str
+    path: str | None
+    reference: dict[str, Point]
+    points: tuple[Point, ...]
+    sizes: dict[str, int]
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("reference", "points")}
+        return {
+            **plain,
+            "notes": list(self.notes),
+            "reference": {name: point.to_dict() for name, point in self.reference.items()},
+            "points": [point.to_dict() for point in self.points],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A few examples of the selection split, and what is released about them under each point, for pictures.
+
+    Args:
+        inputs: (k, ...).
+        labels: (k,) int64, the explained classes.
+        member: (k,) bool, whether the model was trained on it.
+        maps: number of a point -> (k, ...) released maps, noise included.
+    """
+
+    inputs: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    member: NDArray[np.bool_]
+    maps: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What a search found.
+
+    Args:
+        front: points that no other one dominates in leak and utility, the one that leaks least first.
+        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; where there is
+            none, the least leaking one (`within` is false then).
+        confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
+        study: what was searched.
+        within: whether the chosen point's upper bound is within the allowance.
+        examples: for pictures; None where none were kept.
+    """
+
+    front: tuple[Point, ...]
+    chosen: Point | None
+    confirmed: AuditRun | None
+    study: Study
+    within: bool = True
+    examples: Examples | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: the confirmation's; 3 (inconclusive) where there is none."""
+        return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        study = self.study.to_dict()
+        return {
+            "front": [point.to_dict() for point in self.front],
+            "chosen": None if self.chosen is None else self.chosen.to_dict(),
+            "within": self.within,
+            "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
+            **study,
+            "exit_code": self.exit_code,
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write front.json, hardening.json and, where the chosen point was confirmed, the files of `AuditRun.save`.
+
+        Returns:
+            The folder, which is made where it is missing.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        write_json(folder / "front.json", self.to_dict())
+        if self.chosen is not None:
+            write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
+        if self.confirmed is not None:
+            self.confirmed.save(folder)
+        return folder
