@@ -44,13 +44,13 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Let an interruption say how the run is taken up."""
+def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
+    """Let an interruption say what is kept and how the run is taken up."""
     try:
         yield
     except KeyboardInterrupt:
         how = f"the same command with --run-dir {folder} --resume goes on from there"
-        raise Interrupted(f"interrupted; finished models are kept: {how}") from None
+        raise Interrupted(f"interrupted; {kept} are kept: {how}") from None
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:

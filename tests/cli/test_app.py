@@ -22,7 +22,8 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run, demo
-from safexplain.cli.audit import audit_command, parse_methods
+from safexplain.cli.audit import audit_command
+from safexplain.cli.question import parse_methods
 from safexplain.errors import ConfigurationError
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading.models.load import load_model

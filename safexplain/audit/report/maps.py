@@ -29,11 +29,11 @@ def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple
         pictures: the arrays.
         released_name: what to call the released maps.
     """
-    native = _maps(pictures.native)
-    released = None if pictures.released is None else _maps(pictures.released)
+    native = heat_maps(pictures.native)
+    released = None if pictures.released is None else heat_maps(pictures.released)
     out = []
     for i, caption in enumerate(pictures.captions):
-        row = [] if pictures.images is None else [("input", _photo(pictures.images[i]))]
+        row = [] if pictures.images is None else [("input", photo(pictures.images[i]))]
         row.append(("native", native[i]))
         if released is not None:
             row.append((released_name, released[i]))
@@ -48,8 +48,8 @@ def has_signs(pictures: Pictures) -> tuple[bool, bool]:
     return any(signed), not all(signed)
 
 
-def _maps(attributions: NDArray[np.floating[Any]]) -> list[str]:
-    """Each map on its own scale; all of a kind on one colour map, so that white is zero in all of them."""
+def heat_maps(attributions: NDArray[np.floating[Any]]) -> list[str]:
+    """Maps (k, c, h, w), each on its own scale; all on one colour map, so that white is zero in all of them."""
     rows = _channel_sum(attributions)
     signed = bool((rows < 0).any())
     colours = matplotlib.colormaps[SIGNED if signed else POSITIVE]
@@ -67,7 +67,8 @@ def _channel_sum(attributions: NDArray[np.floating[Any]]) -> NDArray[np.float64]
     return out
 
 
-def _photo(image: NDArray[np.floating[Any]]) -> str:
+def photo(image: NDArray[np.floating[Any]]) -> str:
+    """An image (1 or 3, h, w) with values in [0, 1]."""
     pixels = np.clip(np.nan_to_num(np.asarray(image, dtype=np.float64)), 0, 1).transpose(1, 2, 0)
     return _png(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 

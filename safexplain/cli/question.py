@@ -1,0 +1,267 @@
+"""What `audit` and `tune` are both asked: their common options, and the arguments of the library that these become."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from safexplain._digest import model_digest
+from safexplain._progress import shown
+from safexplain.audit import Policy, Population, Recipe
+from safexplain.audit.run import AuditOptions
+from safexplain.cli.console import (
+    Device,
+    Json,
+    Quiet,
+    Resume,
+    RunDir,
+    Seed,
+    choose_folder,
+    device_of,
+    make_folder,
+    resumable,
+)
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.explain import CATALOG, find_row
+from safexplain.explain.hardened import Hardened
+from safexplain.explain.wrap import HARDENED
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
+from safexplain.loading.data.load import load_data
+from safexplain.loading.models.load import LoadedModel, load_model
+from safexplain.verdict.canaries.result import load_finding
+from safexplain.verdict.certificate.write import MODEL_DIGEST
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="TOML file; the options below go before it.")]
+PolicyFpr = Annotated[
+    float | None, typer.Option(help="False-positive rate at which members are counted.  [default: 0.01]")
+]
+MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
+Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
+
+    model: Annotated[Path, typer.Argument(help="torch.export file, or a state_dict with --arch.")]
+    data: Annotated[Path, typer.Option(help="data.npz, a table (columns label, member), or a folder of images.")]
+    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None
+    trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False
+    explainer: Annotated[
+        str, typer.Option(help="A method of the catalog, or several that are released together, as IG,Saliency.")
+    ] = "IG"
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the explainer, as n_steps=25; of several, IG.n_steps=25.")
+    ] = None
+    output: Annotated[str, typer.Option(help="What is explained: probability or logit.")] = "probability"
+    references: Annotated[int, typer.Option(min=0, help="Reference models to train; 0: threshold attacks only.")] = 16
+    recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was trained.")] = None
+    group_column: Annotated[
+        str | None, typer.Option(help="Column of the data, equal for rows of one person.  [default: groups of an .npz]")
+    ] = None
+    slice_by: Annotated[
+        list[str] | None, typer.Option(help="Column of the data by whose values the report is sliced.")
+    ] = None
+    policy: PolicyFile = None
+    policy_fpr: PolicyFpr = None
+    max_tpr: MaxTpr = None
+    attacks: Attacks = None
+    privacy: Annotated[Path | None, typer.Option(help="Privacy statement (JSON) of the model's training.")] = None
+    canaries: Annotated[Path | None, typer.Option(help="canaries.json of an audit of that training.")] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    run_dir: RunDir = None
+    resume: Resume = False
+    json_: Json = False
+    quiet: Quiet = False
+
+    @contextmanager
+    def begun(self, kept: str = "finished models") -> Iterator[tuple[Path, dict[str, Any]]]:
+        """The run directory and the arguments that `audit` and `tune` take alike, once all of it is read and checked.
+
+        Args:
+            kept: what an interruption leaves in the directory, in words.
+
+        Raises:
+            SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
+        """
+        judged_by = policy_of(self.policy, self.policy_fpr, self.max_tpr, self.attacks)
+        methods, arguments = parse_methods(self.explainer, self.output, self.option or [])
+        place = device_of(self.device)
+        trained = Recipe(seed=self.seed) if self.recipe is None else Recipe.from_toml(self.recipe)
+        folder = choose_folder(self.run_dir, self.resume)
+        with resumable(folder, kept), shown(self.quiet or self.json_) as progress:
+            read, loaded, outputs = load_both(
+                self.data, self.model, self.group_column, self.slice_by or [], self.arch, self.trust_pickle
+            )
+            notes = check_data(read, num_classes=outputs)
+            if loaded.fresh is None:
+                notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
+            elif self.recipe is None and self.references:
+                notes += (_no_recipe(trained),)
+            name, digest = self.model.name, model_digest(loaded.model.to(place)).hex()
+            options = AuditOptions(
+                slices=read.slices,
+                title=name,
+                subject={name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}},
+                materials={f"data {read.source} sha256": read.sha256},
+                notes=notes,
+                privacy=None if self.privacy is None else PrivacyStatement.load(self.privacy),
+                canaries=None if self.canaries is None else load_finding(self.canaries),
+            )
+            make_folder(folder)
+            yield (
+                folder,
+                {
+                    "model": loaded.model,
+                    "population": Population.of(read.x, read.y, read.groups),
+                    "recipe": trained,
+                    "member": read.member,
+                    "explainer": methods[0] if len(methods) == 1 else methods,
+                    "output": self.output,
+                    "arguments": arguments,
+                    "build": loaded.fresh,
+                    "references": 0 if loaded.fresh is None else self.references,
+                    "policy": judged_by,
+                    "options": options,
+                    "seed": self.seed,
+                    "cache": folder / "models",
+                    "device": place,
+                    "progress": progress,
+                },
+            )
+
+
+def asks(command: Callable[..., int]) -> Callable[..., int]:
+    """A command as the command line knows it: `command(question, **own)` with each option of both by its own name."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    kinds, only = get_type_hints(Question, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(
+            f.name,
+            only,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=kinds[f.name],
+        )
+        for f in fields(Question)
+    ]
+
+    @functools.wraps(command)
+    def flat(**given: Any) -> int:
+        mine = {p.name: given.pop(p.name) for p in own}
+        return command(Question(**given), **mine)
+
+    parameters = [*shared[:2], *(p.replace(kind=only) for p in own), *shared[2:]]
+    flat.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return flat
+
+
+def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
+    """The policy of the file, or the default one, with the options that were given.
+
+    Raises:
+        InputError, ConfigurationError: as `Policy`.
+    """
+    given: dict[str, Any] = {
+        "fpr": fpr,
+        "max_tpr": max_tpr,
+        "suite": None if attacks is None else tuple(name.strip() for name in attacks.split(",") if name.strip()),
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if attacks is not None and not values["suite"]:
+        raise ConfigurationError("--attacks takes names of attacks separated by commas, got nothing")
+    start = Policy() if file is None else Policy.from_toml(file)
+    return replace(start, **values)
+
+
+def load_both(
+    data: Path, model: Path, group: str | None, slices: list[str], arch: str | None, trust_pickle: bool
+) -> tuple[AuditData, LoadedModel, int]:
+    """The data, the model that takes them and the number of its outputs.
+
+    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
+
+    Raises:
+        InputError: one of them cannot be read, or they do not fit each other.
+    """
+
+    def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int]:
+        read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
+        loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
+        return read, loaded, check_model_fits(loaded.model, read)
+
+    try:
+        return load(False)
+    except InputError:
+        if not slices:
+            raise
+        try:
+            return load(True)
+        except InputError:
+            pass
+        raise
+
+
+def parse_methods(names: str, output: str, options: list[str]) -> tuple[list[type[Hardened]], dict[str, Any]]:
+    """The explainers and the arguments of `attribute`, of several by their names, from the command line's words.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if len(listed) <= 1:
+        method, arguments = parse_method(names.strip(), output, options)
+        return [method], arguments
+    if len(set(listed)) < len(listed):
+        raise ConfigurationError(f"--explainer: each is released once, got {', '.join(listed)}")
+    owners = {name: [o.partition(".")[2] for o in options if o.partition(".")[0] == name] for name in listed}
+    if stray := [o for o in options if o.partition(".")[0] not in owners]:
+        raise ConfigurationError(
+            f"--option of several explainers takes METHOD.NAME=VALUE, as IG.n_steps=25; got {stray}"
+        )
+    parsed = {name: parse_method(name, output, own) for name, own in owners.items()}
+    rows = {name: find_row(name).name for name in parsed}
+    return [method for method, _ in parsed.values()], {rows[name]: a for name, (_, a) in parsed.items() if a}
+
+
+def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Hardened], dict[str, Any]]:
+    """One explainer and the arguments of its `attribute`.
+
+    Raises:
+        ConfigurationError: an unknown method or output, or an option that is not NAME=VALUE.
+    """
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"--output is probability or logit, got {output!r}")
+    values: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigurationError(f"--option takes NAME=VALUE, as n_steps=25; got {text!r}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        values[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    row = find_row(name)
+    if row.entry != "attribute":
+        methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
+        raise ConfigurationError(f"{row.name} gives no map of numbers to attack; expected one of {methods}")
+    return HARDENED[row.name], values
+
+
+def _no_recipe(recipe: Recipe) -> str:
+    return (
+        f"No --recipe: reference models were trained by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+        f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was trained differently, a real"
+        " attacker may do better than this audit: a leak found is a leak, a certificate says less."
+    )
