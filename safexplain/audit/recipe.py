@@ -1,17 +1,24 @@
-"""How a model is trained, as data: what reference models must repeat to stand in for the target."""
+"""How a model is trained: what reference models must repeat to stand in for the target, and the loop that does it.
+
+`references.training` trains many small models at once, by the same streams of random numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from safexplain._validate import from_toml
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+Tick = Callable[[float], None]
+"""Called with the share of the work done, in [0, 1]."""
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
@@ -107,6 +114,89 @@ class Recipe:
         if rest == 1 and full:
             return [self.batch_size] * (full - 1) + [self.batch_size + 1]
         return [self.batch_size] * full + [rest] * (rest > 0)
+
+    def train(
+        self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, tick: Tick | None = None
+    ) -> nn.Module:
+        """Train `model` in place on all of (x, y) and return it in eval mode.
+
+        Args:
+            model: on the device where it is to train.
+            x: (members, ...) inputs.
+            y: (members,) labels.
+            generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
+            tick: progress.
+
+        Raises:
+            InputError: the loss became NaN or infinite.
+        """
+        device = next(model.parameters()).device
+        x, y = x.to(device), y.to(device)
+        order = batches(self, len(y), generator)
+
+        def next_loss() -> Tensor:
+            index = next(order).to(device)
+            return F.cross_entropy(model(augment(x[index], self.augmentation, generator)), y[index])
+
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(generator.initial_seed())
+            descend(self, list(model.train().parameters()), len(y), next_loss, tick)
+        check_finite(model)
+        return model.eval()
+
+
+def descend(
+    recipe: Recipe, parameters: list[Tensor], members: int, next_loss: Callable[[], Tensor], tick: Tick | None
+) -> None:
+    """All steps of a recipe, each on the loss of the next batch."""
+    optimizer = recipe.make_optimizer(parameters)
+    steps = recipe.steps_per_epoch(members) * recipe.epochs
+    schedule = recipe.make_schedule(optimizer, steps)
+    with torch.enable_grad():
+        for step in range(1, steps + 1):
+            loss = next_loss()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if tick and (step % 20 == 0 or step == steps):
+                tick(step / steps)
+    optimizer.zero_grad(set_to_none=True)
+
+
+def batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Positions of the members in each batch, epoch after epoch."""
+    for _ in range(recipe.epochs):
+        yield from torch.randperm(members, generator=generator).split(recipe.batch_sizes(members))
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise InputError where a training has diverged."""
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")
+
+
+def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Tensor:
+    """Randomly flip, or shift and flip, a batch of images (b, c, h, w); the same code for every example.
+
+    Raises:
+        InputError: the batch holds no images.
+    """
+    if kind == "none":
+        return x
+    if x.dim() != 4:
+        raise InputError(f"augmentation {kind!r} is for images (batch, channels, height, width), got {tuple(x.shape)}")
+    b, _, h, w = x.shape
+    if kind == "crop-flip":
+        pad = max(h // 8, 1)
+        rows = torch.arange(h)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
+        columns = torch.arange(w)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
+        padded = F.pad(x, (pad, pad, pad, pad), mode="reflect")
+        each = torch.arange(b, device=x.device)[:, None, None]
+        x = padded.permute(0, 2, 3, 1)[each, rows.to(x.device)[:, :, None], columns.to(x.device)[:, None, :]]
+        x = x.permute(0, 3, 1, 2)
+    mirrored = torch.rand(b, generator=generator) < 0.5
+    return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
 
 
 Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]

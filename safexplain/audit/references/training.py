@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from safexplain.audit.recipe import AugmentationName, Recipe
+from safexplain.audit.recipe import Recipe, Tick, batches, check_finite, descend
 from safexplain.errors import ConfigurationError, InputError
-
-Tick = Callable[[float], None]
-"""Called with the share of the work done, in [0, 1]."""
 
 BATCHABLE = (
     nn.Linear,
@@ -49,40 +46,8 @@ def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
     )
 
 
-def train_one(
-    recipe: Recipe,
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    tick: Tick | None = None,
-) -> nn.Module:
-    """Train `model` in place on all of (x, y) and return it in eval mode.
-
-    Args:
-        recipe: what to do.
-        model: on the device where it is to train.
-        x: (members, ...) inputs.
-        y: (members,) labels.
-        generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
-        tick: progress.
-
-    Raises:
-        InputError: the loss became NaN or infinite.
-    """
-    device = next(model.parameters()).device
-    x, y = x.to(device), y.to(device)
-    batches = _batches(recipe, len(y), generator)
-
-    def next_loss() -> Tensor:
-        index = next(batches).to(device)
-        return F.cross_entropy(model(augment(x[index], recipe.augmentation, generator)), y[index])
-
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(generator.initial_seed())
-        _descend(recipe, list(model.train().parameters()), len(y), next_loss, tick)
-    _check_finite(model)
-    return model.eval()
+train_one = Recipe.train
+"""One model at a time, the plain loop."""
 
 
 def train_together(
@@ -116,7 +81,7 @@ def train_together(
     parameters, _ = stack_module_state(list(models))
     skeleton = models[0]
     forward = vmap(lambda p, batch: functional_call(skeleton, p, (batch,)))
-    streams = [_batches(recipe, c, g) for c, g in zip(counts, generators, strict=True)]
+    streams = [batches(recipe, c, g) for c, g in zip(counts, generators, strict=True)]
 
     def next_loss() -> Tensor:
         chosen = [index[next(s)] for index, s in zip(members, streams, strict=True)]
@@ -127,12 +92,12 @@ def train_together(
         losses = F.cross_entropy(logits.transpose(1, 2), y[index], reduction="none")
         return ((losses * weight).sum(1) / weight.sum(1)).sum()
 
-    _descend(recipe, list(parameters.values()), counts[0], next_loss, tick)
+    descend(recipe, list(parameters.values()), counts[0], next_loss, tick)
     with torch.no_grad():
         for i, model in enumerate(models):
             for name, p in model.named_parameters():
                 p.copy_(parameters[name][i])
-            _check_finite(model)
+            check_finite(model)
     return [model.eval() for model in models]
 
 
@@ -187,55 +152,3 @@ class EstimatorModule(nn.Module):
         if len(rows):
             out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
         return torch.from_numpy(out).to(x.device)
-
-
-def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Tensor:
-    """Randomly flip, or shift and flip, a batch of images (b, c, h, w); the same code for every example.
-
-    Raises:
-        InputError: the batch holds no images.
-    """
-    if kind == "none":
-        return x
-    if x.dim() != 4:
-        raise InputError(f"augmentation {kind!r} is for images (batch, channels, height, width), got {tuple(x.shape)}")
-    b, _, h, w = x.shape
-    if kind == "crop-flip":
-        pad = max(h // 8, 1)
-        rows = torch.arange(h)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
-        columns = torch.arange(w)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
-        padded = F.pad(x, (pad, pad, pad, pad), mode="reflect")
-        each = torch.arange(b, device=x.device)[:, None, None]
-        x = padded.permute(0, 2, 3, 1)[each, rows.to(x.device)[:, :, None], columns.to(x.device)[:, None, :]]
-        x = x.permute(0, 3, 1, 2)
-    mirrored = torch.rand(b, generator=generator) < 0.5
-    return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
-
-
-def _descend(
-    recipe: Recipe, parameters: list[Tensor], members: int, next_loss: Callable[[], Tensor], tick: Tick | None
-) -> None:
-    """All steps of a recipe, each on the loss of the next batch."""
-    optimizer = recipe.make_optimizer(parameters)
-    steps = recipe.steps_per_epoch(members) * recipe.epochs
-    schedule = recipe.make_schedule(optimizer, steps)
-    with torch.enable_grad():
-        for step in range(1, steps + 1):
-            loss = next_loss()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            if tick and (step % 20 == 0 or step == steps):
-                tick(step / steps)
-    optimizer.zero_grad(set_to_none=True)
-
-
-def _batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(recipe.epochs):
-        yield from torch.randperm(members, generator=generator).split(recipe.batch_sizes(members))
-
-
-def _check_finite(model: nn.Module) -> None:
-    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-        raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")
