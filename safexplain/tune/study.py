@@ -17,7 +17,7 @@ from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows
 from safexplain.audit.run import AuditOptions, Output
-from safexplain.tune.result import Tuned
+from safexplain.tune.tuned import Tuned
 from safexplain.verdict.policy import Policy
 
 

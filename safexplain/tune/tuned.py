@@ -1,0 +1,77 @@
+"""What a search gives: the front, the chosen point and its confirmation, and the files that say so.
+
+Everything but the confirmation's files is plain JSON without a key: `front.json` is what people read, `hardening.json`
+what `safexplain audit --hardening` and `HardenedIG(hardening=...)` take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safexplain.audit.outcome import AuditRun
+from safexplain.errors import InputError
+from safexplain.tune.result import Examples, Point, Study
+from safexplain.verdict.certificate.write import write_json
+from safexplain.verdict.evidence import EXIT_CODES
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What a search found.
+
+    Args:
+        front: points that no other one dominates in leak and utility, the one that leaks least first.
+        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; where there is
+            none, the least leaking one (`within` is false then).
+        confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
+        study: what was searched.
+        within: whether the chosen point's upper bound is within the allowance.
+        examples: for pictures; None where none were kept.
+    """
+
+    front: tuple[Point, ...]
+    chosen: Point | None
+    confirmed: AuditRun | None
+    study: Study
+    within: bool = True
+    examples: Examples | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: the confirmation's; 3 (inconclusive) where there is none."""
+        return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        study = self.study.to_dict()
+        return {
+            "front": [point.to_dict() for point in self.front],
+            "chosen": None if self.chosen is None else self.chosen.to_dict(),
+            "within": self.within,
+            "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
+            **study,
+            "exit_code": self.exit_code,
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write front.json, hardening.json and, where the chosen point was confirmed, the files of `AuditRun.save`.
+
+        Returns:
+            The folder, which is made where it is missing.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        write_json(folder / "front.json", self.to_dict())
+        if self.chosen is not None:
+            write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
+        if self.confirmed is not None:
+            self.confirmed.save(folder)
+        return folder
