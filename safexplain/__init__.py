@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Relative,
         ThresholdMask,
         TopKMask,
+        TopKSet,
         UnitNorm,
     )
     from safexplain.outputs import Probability
@@ -74,6 +75,7 @@ __all__ = [
     "Relative",
     "ThresholdMask",
     "TopKMask",
+    "TopKSet",
     "UnitNorm",
     "__version__",
     "harden",

@@ -149,7 +149,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
         mode = bound.arguments.pop("interpolate_mode", None) if self._enlarges else None
         query: dict[str, Any] = {}
-        if not self.hardening.is_none:
+        if self.hardening.noise is not None:
             for arguments in (bound.arguments, bound.arguments.get("kwargs", {})):  # those of a NoiseTunnel's method
                 arguments.update({name: as_asked(arguments[name]) for name in NUMBERS if name in arguments})
             options = _flat(bound)
@@ -219,22 +219,25 @@ class Hardened(Attribution):  # type: ignore[misc]
         groups = found.canonical(tensors if whole else inputs)
         if whole and groups.shape[1] and bool((groups == torch.arange(groups.shape[1], device=groups.device)).all()):
             return self.hardening(native, **query)  # each feature a group of its own: as without groups
-        asked, target = query.pop("inputs"), query.pop("target")
-        if found.words:
+        if query and found.words:
             query["method"] += f" {found.words}"
-        else:
-            asked = (*asked, names_of(groups).expand(len(asked[0]), -1))
+        elif query:
+            asked = query["inputs"]
+            query["inputs"] = (*asked, names_of(groups).expand(len(asked[0]), -1))
         if not whole:  # coefficients, one for each group
             order = by_name(tensors, found.members)
             if order is None:
-                return self.hardening(native, inputs=asked, target=target, **query)
+                return self.hardening(native, **query)
             ordered = tensors[0].detach()[:, order.argsort()]
-            coefficients = self.hardening(ordered, inputs=asked, target=target, **query)[:, order].clone()
+            coefficients = self.hardening(ordered, **query)[:, order].clone()
             return (coefficients,) if isinstance(native, tuple) else coefficients
 
         def harden(values: Tensor, rows: slice) -> Tensor:
-            one = target if len(groups) == 1 else _target_of(target, rows.start, len(tensors[0]))
-            return self.hardening(values, inputs=tuple(x[rows] for x in asked), target=one, **query)
+            if not query:
+                return self.hardening(values)
+            one = query["target"] if len(groups) == 1 else _target_of(query["target"], rows.start, len(tensors[0]))
+            asked = tuple(x[rows] for x in query["inputs"])
+            return self.hardening(values, **{**query, "inputs": asked, "target": one})
 
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
@@ -263,11 +266,11 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _private(self, inputs: Any) -> Any:
         """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
 
-        They hold the numbers that the noise is a function of, and no others.
+        Where there is noise, they hold the numbers that it is a function of, and no others.
         """
         if isinstance(inputs, tuple):
             return tuple(self._private(x) for x in inputs)
-        x = (inputs if self.hardening.is_none else as_hashed(inputs)).detach().clone()
+        x = (inputs if self.hardening.noise is None else as_hashed(inputs)).detach().clone()
         leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
         return x.requires_grad_(leaf or inputs.requires_grad)
 

@@ -8,6 +8,7 @@ that table.
 
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
@@ -15,11 +16,13 @@ from safexplain.hardening.noise import GaussianNoise
 __all__ = [
     "GaussianNoise",
     "Hardening",
+    "Levels",
     "NormClip",
     "RangeClip",
     "RankNorm",
     "Relative",
     "ThresholdMask",
     "TopKMask",
+    "TopKSet",
     "UnitNorm",
 ]

@@ -77,8 +77,8 @@ class UnitNorm:
     """Scale every explanation to L2 norm `norm`: same direction and ranking, and nothing left to read from its size.
 
     Norms carry nearly all of what membership attacks find in gradient explanations, because training drives the
-    gradient at its members towards zero. An explanation that is exactly zero has no direction; `Hardening` gives it a
-    keyed random one, so that it does not stand out by its size.
+    gradient at its members towards zero. An explanation that is exactly zero has no direction; where there is noise,
+    `Hardening` gives it a keyed random one, so that it does not stand out by its size.
     """
 
     norm: float = 1.0
@@ -103,9 +103,9 @@ class RankNorm:
     The coordinate with the j-th smallest magnitude gets magnitude c (-log(1 - (j - 1/2) / d))^shape, the quantiles of a
     Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Every
     norm and the whole distribution of magnitudes are then the same for all explanations, so that a norm, sparsity or
-    peak says nothing about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are exactly zero get
-    the lowest ranks from `Hardening`, and keyed random signs unless all others have one sign, so that their number does
-    not show.
+    peak says nothing about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are exactly zero stay
+    zero; where there is noise, `Hardening` gives them the lowest ranks, and keyed random signs unless all others have
+    one sign, so that their number does not show.
 
     How far positive and negative entries balance is still there to read, and on overfitted models it tells members.
     From `balanced_from` features on, an explanation that has both signs is therefore ranked by its signed values: the
@@ -169,7 +169,7 @@ class RankNorm:
         return rows
 
     def _by_magnitude(self, rows: Tensor) -> Tensor:
-        return _given_by_rank(rows.abs(), self.profile(rows.shape[1])).copysign_(rows)
+        return _given_by_rank(rows.abs(), self.profile(rows.shape[1])).copysign_(rows).masked_fill_(rows == 0, 0.0)
 
     def _by_value(self, rows: Tensor) -> Tensor:
         return _given_by_rank(rows, self.balanced_profile(rows.shape[1]))

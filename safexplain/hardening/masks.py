@@ -59,22 +59,25 @@ class TopKMask:
 
     def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
         """Zero all but the largest coordinates."""
-        k = self.kept(rows.shape[1])
-        magnitude = rows.abs()
-        cut = _kth_largest(magnitude, k)
-        keep = magnitude >= cut
-        crowded = keep.sum(1) > k
-        if bool(crowded.any()):
-            tied = magnitude[crowded] == cut[crowded]
-            above = magnitude[crowded] > cut[crowded]
-            room = k - above.sum(1, keepdim=True)
-            keep[crowded] = above | (tied & (tied.cumsum(1) <= room))
-        return rows.mul_(keep)
+        return rows.mul_(largest(rows.abs(), self.kept(rows.shape[1])))
 
 
-def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
+def largest(keys: Tensor, k: int) -> Tensor:
+    """Where the k largest numbers of each row of (rows, d) stand, 1 <= k <= d, bool; among equals, the first."""
+    cut = _kth_largest(keys, k)
+    found = keys >= cut
+    crowded = found.sum(1) > k
+    if bool(crowded.any()):
+        tied = keys[crowded] == cut[crowded]
+        above = keys[crowded] > cut[crowded]
+        room = k - above.sum(1, keepdim=True)
+        found[crowded] = above | (tied & (tied.cumsum(1) <= room))
+    return found
+
+
+def _kth_largest(keys: Tensor, k: int) -> Tensor:
     """The k-th largest value of each row, shape (rows, 1)."""
-    if magnitude.device.type != "cpu":
-        return magnitude.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-    at = magnitude.shape[1] - k
-    return torch.from_numpy(np.partition(magnitude.numpy(), at, axis=1)[:, at : at + 1])
+    if keys.device.type != "cpu":
+        return keys.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    at = keys.shape[1] - k
+    return torch.from_numpy(np.partition(keys.numpy(), at, axis=1)[:, at : at + 1])

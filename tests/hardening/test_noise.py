@@ -324,7 +324,7 @@ from safexplain.hardening.clips import RankNorm
 from safexplain.hardening.amounts import Relative
 x = torch.arange(12.0).reshape(3, 4)
 h = Hardening(noise=GaussianNoise(1.0))
-out = {"keyed": Hardening.recommended(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()}
+out = {"keyed": Hardening.deepleak(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()}
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     out["drawn"] = [h(torch.zeros(3, 4), inputs=x).tolist() for _ in range(3)]
@@ -347,7 +347,7 @@ def children():
 
 def test_the_same_key_gives_the_same_bits_after_a_restart(children):
     x = torch.arange(12.0).reshape(3, 4)
-    here = Hardening.recommended(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()
+    here = Hardening.deepleak(bytes(range(32)))(x.sin(), inputs=x, target=1, model_digest=b"m").tolist()
     assert children[0]["keyed"] == children[1]["keyed"] == here
 
 

@@ -1,4 +1,4 @@
-"""RankNorm, one number at a time."""
+"""RankNorm, TopKSet and Levels, one number at a time."""
 
 import math
 
@@ -21,5 +21,32 @@ def slow_rank(clip, row):
     for v, key in zip(row, keys, strict=True):
         lower, equal = sum(k < key for k in keys), sum(k == key for k in keys)
         value = sum(values[lower : lower + equal]) / equal
-        out.append(value if balanced else math.copysign(value, v))
+        out.append(value if balanced else math.copysign(value, v) if v else 0.0)
     return out
+
+
+def slow_format(clip, row):
+    """1 for each named feature, or the step of each over the number of steps; the first go before their equals."""
+    d = len(row)
+
+    def first(keys, count):
+        order = sorted(range(d), key=lambda j: (-keys[j], j))[:count]
+        return [j in order and keys[j] > 0 for j in range(d)]
+
+    if not hasattr(clip, "n"):
+        count = max(clip.k or 0, round((clip.fraction or 0) * d), 1)
+        return [float(named) for named in first(row if clip.positive else [abs(v) for v in row], count)]
+    out = [0.0] * d
+    for j in range(1, clip.n + 1):
+        count = max(1, round(d / 2**j))
+        if clip.balanced and min(row) < 0 < max(row):
+            sides = [(1, first(row, max(1, count // 2))), (-1, first([-v for v in row], max(1, count // 2)))]
+        else:
+            named = first([abs(v) for v in row], count)
+            sides = [
+                (1, [n and v > 0 for n, v in zip(named, row, strict=True)]),
+                (-1, [n and v < 0 for n, v in zip(named, row, strict=True)]),
+            ]
+        for sign, named in sides:
+            out = [v + sign * n for v, n in zip(out, named, strict=True)]
+    return [v / clip.n for v in out]

@@ -5,7 +5,5 @@
 the file.
 """
 
-from safexplain.audit.report.model import ReportData
-from safexplain.audit.report.page import write_report
-
-__all__ = ["ReportData", "write_report"]
+from safexplain.audit.report.model import ReportData as ReportData
+from safexplain.audit.report.page import write_report as write_report

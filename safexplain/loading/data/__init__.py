@@ -5,6 +5,4 @@
 Members and non-members go through the same code with the same decisions.
 """
 
-from safexplain.loading.data.load import load_data
-
-__all__ = ["load_data"]
+from safexplain.loading.data.load import load_data as load_data

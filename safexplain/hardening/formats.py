@@ -1,0 +1,170 @@
+"""Formats that need no noise and no key: sets and levels, which fill the clip's slot of a `Hardening`.
+
+What membership attacks read from an explanation are its sizes and the balance of its signs. A format that tells only
+which features count most, always as many of them, has neither; `audit/suites/releases` measures what is left. Since
+nothing is added, nothing can be averaged away, and no sign can come out wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safexplain._validate import check_number, check_whole
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.masks import largest
+
+
+@dataclass(frozen=True)
+class TopKSet:
+    """Name the features that count most for the explained class: 1 for each of them, 0 for all others.
+
+    Of d features, the max(k, fraction * d) with the largest values are named, but none whose value is not above zero:
+    a feature that counts against the class, or not at all, is never named. Among equals, the first. All named features
+    have the same number, so that their order is not told either.
+
+    Args:
+        k: how many features are named; None: by `fraction` alone.
+        fraction: share of the features that are named, at least one; None: by `k` alone. Where both are given, the
+            larger number counts.
+        positive: True: the largest values. False: the largest magnitudes, of both signs; the numbers then say that a
+            feature counts, and nothing about its sign.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: neither `k` nor `fraction`, or one out of range.
+
+    >>> TopKSet(k=2)(torch.tensor([[0.5, -3.0, 0.1, 2.0]])).tolist()
+    [[1.0, 0.0, 0.0, 1.0]]
+    """
+
+    k: int | None = None
+    fraction: float | None = None
+    positive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.k is None and self.fraction is None:
+            raise ConfigurationError("TopKSet: how many features? Give k, as TopKSet(k=4), or fraction, or both")
+        if self.k is not None:
+            object.__setattr__(self, "k", check_whole("TopKSet k", self.k, 1))
+        if self.fraction is not None:
+            value = check_number("TopKSet fraction", self.fraction, above=0.0)
+            if value > 1:
+                raise ConfigurationError(f"TopKSet fraction must lie in (0, 1], got {value!r}")
+            object.__setattr__(self, "fraction", value)
+        if not isinstance(self.positive, bool):
+            raise ConfigurationTypeError(f"TopKSet positive must be True or False, got {self.positive!r}")
+
+    def named(self, d: int) -> int:
+        """The most features that are named, of d."""
+        return min(d, max(1, self.k or 0, round((self.fraction or 0.0) * d)))
+
+    def scale(self, d: int) -> float:
+        """The number of a named feature."""
+        return 1.0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """1 and 0."""
+        keys = rows if self.positive else rows.abs()
+        return (largest(keys, self.named(rows.shape[1])) & (keys > 0)).to(rows.dtype)
+
+    @staticmethod
+    def reasons(released: Any, names: Sequence[str]) -> list[Any]:
+        """The named features, as an adverse-action notice lists them: in the order of `names`, which tells no ranking.
+
+        Args:
+            released: (d,) or (batch, ...) what was released, a tensor or an array; d numbers each.
+            names: of the d features.
+
+        Returns:
+            The names of one explanation, or for each of a batch a list of them.
+
+        Raises:
+            InputError: other numbers than d, or not a set: more than one number beside zero.
+
+        >>> TopKSet.reasons(torch.tensor([[1.0, 0.0, 1.0]]), ["income", "age", "debt"])
+        [['income', 'debt']]
+        """
+        values = released.detach().cpu().numpy() if isinstance(released, Tensor) else np.asarray(released)
+        labels = [str(name) for name in names]
+        if values.ndim == 0 or values.size != len(labels) * (1 if values.ndim == 1 else len(values)):
+            raise InputError(
+                f"expected one name for each feature: {len(labels)} names for an explanation of shape"
+                f" {tuple(values.shape[1:] if values.ndim > 1 else values.shape)}"
+            )
+        rows = values.reshape(-1, len(labels)) if len(labels) else values.reshape(len(values), 0)
+        if not np.isin(rows, (0.0, 1.0)).all():
+            raise InputError(
+                "expected a released TopKSet, whose numbers are 0 and 1; this explanation has others, so that it was"
+                " hardened differently, or is native: Hardening(clip=TopKSet(k=4)) releases one"
+            )
+        lists = [[labels[i] for i in np.flatnonzero(row)] for row in rows]
+        return lists[0] if values.ndim == 1 else lists
+
+
+MOST_LEVELS = 16
+"""Steps of `Levels`; the highest then holds one feature of 65,536."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Say in n steps how much each feature counts: j/n or -j/n for step j, 0 for the half that counts least.
+
+    Step j and those above it hold a 2^-j share of the features, and at least one: of 64 features with n = 3, 16, 8, 8
+    have the magnitudes 1/3, 2/3, 1 (in that order). Balanced, each step has as many features that count for the class
+    as against it, so that neither sizes nor the balance of signs is told; a feature never gets a sign that is not its
+    own, and where one sign is too rare, its steps are filled as far as it goes. An explanation of one sign, or one that
+    is not balanced, gets its steps by magnitude. Among equals, the first.
+
+    Args:
+        n: number of steps, 1 to 16.
+        balanced: as many features for the class as against it at each step.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: `n` out of range, or `balanced` no bool.
+
+    >>> Levels(2)(torch.tensor([[8.0, 5.0, -6.0, 1.0, -2.0, 0.5, -0.1, 0.2]])).tolist()
+    [[1.0, 0.5, -1.0, 0.0, -0.5, 0.0, 0.0, 0.0]]
+    """
+
+    n: int
+    balanced: bool = True
+
+    def __post_init__(self) -> None:
+        if check_whole("Levels n", self.n, 1) > MOST_LEVELS:
+            raise ConfigurationError(f"Levels n must be at most {MOST_LEVELS}, got {self.n!r}")
+        object.__setattr__(self, "n", int(self.n))
+        if not isinstance(self.balanced, bool):
+            raise ConfigurationTypeError(f"Levels balanced must be True or False, got {self.balanced!r}")
+
+    def scale(self, d: int) -> float:
+        """The largest number."""
+        return 1.0
+
+    def counts(self, d: int) -> list[int]:
+        """How many of d features are at step 1 or above, at step 2 or above, ..., of both signs together."""
+        return [max(1, round(d * 2.0**-j)) for j in range(1, self.n + 1)]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The steps, divided by their number."""
+        counts = self.counts(rows.shape[1])
+        if not self.balanced:
+            return _steps(rows.abs(), counts).mul_(rows.sign()).div_(self.n)
+        half = [max(1, count // 2) for count in counts]
+        one_sign = (rows.amin(1, keepdim=True) >= 0) | (rows.amax(1, keepdim=True) <= 0)
+        out = _steps(rows, half).sub_(_steps(-rows, half))
+        if bool(one_sign.any()):
+            out = torch.where(one_sign, _steps(rows.abs(), counts).mul_(rows.sign()), out)
+        return out.div_(self.n)
+
+
+def _steps(keys: Tensor, counts: Sequence[int]) -> Tensor:
+    """At how many of the counts each number that is above zero is among so many largest of its row."""
+    out = torch.zeros_like(keys)
+    for count in counts:
+        out += largest(keys, count) & (keys > 0)
+    return out

@@ -1,0 +1,177 @@
+"""Sets and levels: what counts most, without its size, without a wrong sign, without a key."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from rank_oracle import slow_format
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.formats import Levels, TopKSet
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.recommended import KINDS, TABLE, recommendation
+
+ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
+)
+SETS = st.builds(TopKSet, st.integers(1, 30), st.none() | st.floats(0.01, 1.0), st.booleans()) | st.builds(
+    TopKSet, st.none(), st.floats(0.01, 1.0), st.booleans()
+)
+LEVELS = st.builds(Levels, st.integers(1, 5), st.booleans())
+
+
+def maps(n=50, d=200, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+@given(ROWS, SETS | LEVELS)
+def test_formats_agree_with_one_number_at_a_time(rows, clip):
+    assert np.array_equal(
+        clip(torch.from_numpy(rows.copy())).numpy(), [slow_format(clip, row) for row in rows.tolist()]
+    )
+
+
+@given(ROWS, SETS | LEVELS)
+def test_a_format_tells_nothing_but_order(rows, clip):
+    ranks = np.unique(np.abs(rows), return_inverse=True)[1].reshape(rows.shape) + 1.0
+    found = clip(torch.from_numpy(rows.copy()))
+    assert torch.equal(clip(torch.from_numpy(np.sign(rows) * ranks)), found)
+    assert len(found.abs().unique()) <= (clip.n + 1 if isinstance(clip, Levels) else 2)
+
+
+@given(ROWS, st.builds(TopKSet, st.integers(1, 30)) | st.builds(Levels, st.integers(1, 5), st.booleans()))
+def test_no_feature_gets_a_sign_that_is_not_its_own(rows, clip):
+    found = clip(torch.from_numpy(rows.copy())).numpy()
+    assert not (found * np.sign(rows) < 0).any()
+    assert not found[rows == 0].any()
+
+
+def test_every_explanation_names_as_many_features():
+    assert TopKSet(k=4)(maps()).sum(1).unique().tolist() == [4]
+    assert TopKSet(fraction=0.1)(maps()).sum(1).unique().tolist() == [20]
+    assert TopKSet(k=30, fraction=0.1)(maps()).sum(1).unique().tolist() == [30]
+    assert TopKSet(k=4, fraction=0.1)(maps()).sum(1).unique().tolist() == [20]
+    steps = Levels(3)(maps())
+    for value, count in ((1.0, 12), (2 / 3, 13), (1 / 3, 25)):
+        for sign in (1, -1):
+            assert ((steps - sign * value).abs() < 1e-6).sum(1).unique().tolist() == [count]
+
+
+def test_features_that_count_against_the_class_are_not_named_in_order_to_fill_the_set():
+    rows = torch.tensor([[-1.0, -2.0, 0.5, 0.0], [-1.0, -2.0, -3.0, 0.0]])
+    assert TopKSet(k=3)(rows).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert TopKSet(k=3, positive=False)(rows).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+
+
+def test_reasons_are_names_in_the_order_of_the_features():
+    names = ["age", "income", "debt", "years"]
+    released = Hardening(clip=TopKSet(k=2))(torch.tensor([[0.1, -5.0, 3.0, 0.2], [9.0, 1.0, 2.0, 0.0]]))
+    assert TopKSet.reasons(released, names) == [["debt", "years"], ["age", "debt"]]
+    assert TopKSet.reasons(released[0], names) == ["debt", "years"]
+    assert TopKSet.reasons(released.numpy().reshape(2, 2, 2), names) == [["debt", "years"], ["age", "debt"]]
+    assert TopKSet.reasons(released[:0], names) == []
+
+
+@pytest.mark.parametrize(
+    ("released", "names", "message"),
+    [
+        (torch.tensor([[0.3, 0.0]]), ["a", "b"], "whose numbers are 0 and 1"),
+        (torch.tensor([[1.0, -1.0]]), ["a", "b"], "whose numbers are 0 and 1"),
+        (torch.tensor([[float("nan"), 1.0]]), ["a", "b"], "whose numbers are 0 and 1"),
+        (torch.ones(2, 3), ["a", "b"], "one name for each feature"),
+        (torch.ones(3), ["a", "b"], "one name for each feature"),
+        (torch.tensor(1.0), ["a"], "one name for each feature"),
+    ],
+)
+def test_reasons_of_what_is_no_set_are_refused(released, names, message):
+    with pytest.raises(InputError, match=message):
+        TopKSet.reasons(released, names)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (TopKSet, ConfigurationError, "Give k"),
+        (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
+        (lambda: TopKSet(k=2.5), ConfigurationError, "whole number"),
+        (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
+        (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
+        (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
+        (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
+        (lambda: Levels(0), ConfigurationError, "at least 1"),
+        (lambda: Levels(17), ConfigurationError, "at most 16"),
+        (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
+    ],
+)
+def test_what_names_nothing_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+# --------------------------------------------------------------------------------------------------- wrong signs
+
+
+def test_the_default_never_flips_a_sign_among_the_features_that_it_names():
+    for d in (2, 5, 10, 23, 64, 1000):
+        assert Hardening.recommended(features=d).sign_error_rate(d) == 0
+        assert Hardening.recommended().sign_error_rate(d, k=4) == 0
+
+
+def test_the_rate_of_wrong_signs_is_that_of_real_maps():
+    from safexplain import GaussianNoise, RankNorm, Relative
+
+    noisy = Hardening(RankNorm(), noise=GaussianNoise(Relative(0.3), key=bytes(32)))
+    d, g = 10, torch.Generator().manual_seed(5)
+    native = torch.randn(3000, d, generator=g) ** 3
+    released = noisy(native, inputs=torch.randn(3000, 2, generator=g))
+    wrong = released * native < 0
+    assert noisy.sign_error_rate(d) == pytest.approx(float(wrong.double().mean()), abs=0.01)
+    top = released.abs().topk(4, 1).indices
+    assert noisy.sign_error_rate(d, k=4) == pytest.approx(float(wrong.gather(1, top).any(1).double().mean()), abs=0.03)
+    assert noisy.sign_error_rate(5, k=4) > 0.3 > 0.01 > Hardening(RankNorm()).sign_error_rate(5, k=4)
+    assert Hardening(RankNorm(balanced_from=2)).sign_error_rate(10) > 0.05
+
+
+def test_the_repr_says_how_many_signs_are_wrong():
+    from safexplain import GaussianNoise, RankNorm, Relative
+
+    assert repr(Hardening.recommended()).endswith("# wrong signs: none")
+    assert "% of 10 features" in repr(Hardening(RankNorm(), noise=GaussianNoise(Relative(0.3))))
+
+
+# ------------------------------------------------------------------------------------------- what is recommended
+
+
+def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):
+    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for features in (None, 1, 23, 3072):
+            for kind in (None, *KINDS):
+                for signed in (True, False):
+                    hardening = Hardening.recommended(features, signed, kind, key=bytes(32))
+                    assert hardening == Hardening.recommended(features=features, signed=signed, kind=kind)
+                    assert hardening.noise is None
+                    hardening(maps(2, features or 9))
+    assert all(row.evidence for row in TABLE)
+
+
+@pytest.mark.parametrize("features", [1, 4, 23, 40, 41, 64, 3072])
+def test_the_default_without_a_number_of_features_is_what_is_recommended_with_it(features):
+    rows = maps(20, features)
+    assert torch.equal(Hardening.recommended()(rows), Hardening.recommended(features=features)(rows))
+
+
+def test_an_unknown_kind_of_map_is_refused():
+    with pytest.raises(ConfigurationError, match="kind: expected one of gradient"):
+        recommendation(kind="saliency")
+    with pytest.raises(ConfigurationError, match="features: expected a whole number"):
+        Hardening.recommended(features=0)
+    with pytest.raises(ConfigurationTypeError, match="signed"):
+        Hardening.recommended(signed=None)
