@@ -113,6 +113,8 @@ class AuditOptions:
         notes: caveats for the reader.
         privacy: the guarantee of the model's training, if it was differentially private.
         canaries: what canaries found about that training, if they were trained.
+        search: where a search chose the configuration, on other examples: how many `trials` it ran, and the `digest` of
+            what it found; the certificate says so.
     """
 
     dither: Dither | None = None
@@ -127,6 +129,7 @@ class AuditOptions:
     notes: tuple[str, ...] = ()
     privacy: PrivacyStatement | None = None
     canaries: Finding | None = None
+    search: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +231,73 @@ def audit(
             privacy statement or the canaries are about another model.
         ConfigurationError: a `Recipe` without `build`.
     """
-    options, policy = options or AuditOptions(), policy or Policy()
+    pool, options = prepare(
+        model,
+        population,
+        recipe,
+        member=member,
+        build=build,
+        references=references,
+        shadows=shadows,
+        options=options,
+        seed=seed,
+        cache=cache,
+        device=device,
+        progress=progress,
+    )
+    return audit_pools(
+        [pool],
+        explainer=explainer,
+        hardening=hardening,
+        output=output,
+        arguments=arguments,
+        policy=policy,
+        options=options,
+        recipe=recipe,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def prepare(
+    model: nn.Module,
+    population: Population,
+    recipe: Recipe | Train | Any = None,
+    *,
+    member: NDArray[np.bool_],
+    build: Build | None = None,
+    references: int = 16,
+    shadows: Shadows | None = None,
+    options: AuditOptions | None = None,
+    seed: int = 0,
+    cache: ModelCache | str | Path | None = None,
+    device: str | torch.device | None = None,
+    progress: Progress = silent,
+) -> tuple[Pool, AuditOptions]:
+    """What `audit` does before anything is explained: the reference models, and what is to be said of all models.
+
+    Args:
+        model: see `audit`, as the rest.
+        population: likewise.
+        recipe: likewise.
+        member: likewise.
+        build: likewise.
+        references: likewise.
+        shadows: likewise.
+        options: likewise.
+        seed: likewise.
+        cache: likewise.
+        device: likewise.
+        progress: likewise.
+
+    Returns:
+        The models over their population, the target first, and the options with title, subject and notes, both for
+        `audit_pools`.
+
+    Raises:
+        InputError, ConfigurationError: as `audit`.
+    """
+    options = options or AuditOptions()
     member = np.asarray(member)
     if member.dtype != np.bool_ or member.shape != (len(population),):
         raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
@@ -266,18 +335,8 @@ def audit(
             untrained = build(seed).to(place).eval()
     title = options.title or type(model).__name__
     subject = options.subject or {title: {MODEL_DIGEST: model_digest(target).hex()}}
-    return audit_pools(
-        [Pool(population, shadows, untrained, options.slices)],
-        explainer=explainer,
-        hardening=hardening,
-        output=output,
-        arguments=arguments,
-        policy=policy,
-        options=replace(options, title=title, subject=subject, notes=tuple(notes)),
-        recipe=recipe,
-        seed=seed,
-        progress=progress,
-    )
+    pool = Pool(population, shadows, untrained, options.slices)
+    return pool, replace(options, title=title, subject=subject, notes=tuple(notes))
 
 
 def audit_pools(
@@ -360,6 +419,7 @@ def audit_pools(
         "notes": notes,
         "privacy": options.privacy.to_dict() if options.privacy else None,
         "canaries": options.canaries.to_dict() if options.canaries else None,
+        "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
         "limits": limits(judged.result, None if hardening.noise is None else True),
     }

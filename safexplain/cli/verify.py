@@ -115,6 +115,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
+        "search": certificate.search,
         "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
@@ -160,6 +161,11 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "native": certificate.native["sentence"] if certificate.native else "not audited beside this release",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
         "canaries": str(seen) if (seen := certificate.canaries) else "none were trained",
+        **(
+            {"search": f"the best of {found['trials']} trials on other examples"}
+            if (found := certificate.search)
+            else {}
+        ),
         "examples_used": "not counted" if uses is None else f"for {uses} configuration{'s' if uses > 1 else ''}",
         "controls_not_run": not_run or ["none: all were run"],
         "made_with": f"safexplain {certificate.environment['safexplain']}, captum {certificate.environment['captum']},"

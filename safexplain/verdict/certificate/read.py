@@ -78,6 +78,7 @@ class Certificate:
         privacy: the guarantee of the model's training, or None; who trained the model states it, no audit can check
             that the training was as stated.
         canaries: what canaries found about a training like the model's, or None.
+        search: `trials` and `digest` of the search that chose the configuration, or None.
         signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
@@ -97,6 +98,7 @@ class Certificate:
     limits: tuple[tuple[str, str], ...]
     privacy: PrivacyStatement | None
     canaries: Finding | None
+    search: Mapping[str, Any] | None
     signature: Literal["valid", "unchecked", "none"]
     statement: Mapping[str, Any]
 
@@ -149,7 +151,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
             raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{older}")
     _check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
     predicate = _object_of(content, "predicate")
-    _check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries"})
+    _check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries", "search"})
     for _, value in strict_json.inside(content):
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise CertificateError(
@@ -186,6 +188,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         limits=_limits_of(predicate),
         privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
         canaries=_block_of(predicate, "canaries", finding_of),
+        search=_search_of(predicate),
         signature=signature,
         statement=content,
     )
@@ -273,6 +276,18 @@ def _block_of(predicate: Mapping[str, Any], name: str, read: Callable[[Any], Rea
         return read(predicate[name])
     except InputError as error:
         raise CertificateError(f"{name}: {error}") from None
+
+
+def _search_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Trials and digest of the search, or None."""
+    if "search" not in predicate:
+        return None
+    search = _object_of(predicate, "search")
+    _check_names(search, "search", {"trials", "digest"})
+    trials, digest = search["trials"], search["digest"]
+    if type(trials) is not int or trials < 1 or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise CertificateError(f"search: expected trials from 1 on and a SHA-256; got {search!r:.120}")
+    return search
 
 
 def _object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:

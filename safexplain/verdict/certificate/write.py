@@ -39,6 +39,7 @@ def statement(
     notes: Sequence[str] = (),
     privacy: Mapping[str, Any] | None = None,
     canaries: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
     native: Mapping[str, Any] | None = None,
     limits: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def statement(
         notes: caveats a reader must know.
         privacy: `PrivacyStatement.to_dict()` of the model's training, if it was differentially private.
         canaries: `CanaryResult.to_dict()` of that training, if it was audited so.
+        search: where a search chose the configuration: its `trials` and the `digest` of what it found.
         native: `AuditResult.summary()` of the explanation without hardening, audited beside it; None: this is it.
         limits: what the audit does not show, each a headline and a sentence.
     """
@@ -77,7 +79,7 @@ def statement(
             "limits": [{"headline": headline, "says": says} for headline, says in limits],
         },
     }
-    for name, block in (("privacy", privacy), ("canaries", canaries)):
+    for name, block in (("privacy", privacy), ("canaries", canaries), ("search", search)):
         if block is not None:
             content["predicate"][name] = dict(block)  # type: ignore[index]
     content["predicate"]["checksum"] = checksum(content)  # type: ignore[index]
