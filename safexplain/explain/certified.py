@@ -31,7 +31,7 @@ from safexplain.outputs import Probability, are_probabilities
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 
-__all__ = ["Pinned", "load_certified"]
+__all__ = ["Pinned", "check_file", "in_training", "load_certified"]
 
 FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
@@ -144,7 +144,7 @@ def load_certified(
             " load the same file in the same way as for the audit"
         )
     if file is not None:
-        _check_file(certificate, digest, file, path)
+        check_file(certificate.subject, digest, file, path)
     if certificate.softmax or certificate.output == "logit":
         while isinstance(model, Probability):  # it is put over the model where the audit did
             model = model.model
@@ -181,14 +181,13 @@ def _options_of(certificate: Certificate, name: str) -> Mapping[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
-def _check_file(certificate: Certificate, digest: bytes, file: str | Path, path: str | Path) -> None:
+def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: str | Path, path: str | Path) -> None:
     """Raise unless the certificate names the SHA-256 of this file for the model with this digest."""
     try:
         found = file_sha256(file)
     except OSError as error:
         raise InputError(f"the model file {file} cannot be read: {error.strerror or error}") from None
-    subjects = certificate.subject.values()
-    named = sorted({d["sha256"] for d in subjects if d[MODEL_DIGEST] == digest.hex() and "sha256" in d})
+    named = sorted({d["sha256"] for d in subject.values() if d[MODEL_DIGEST] == digest.hex() and "sha256" in d})
     if not named:
         raise CertificateError(f"{path} names no SHA-256 of the model's file: leave out file=, or audit from a file")
     if found not in named:

@@ -29,7 +29,7 @@ from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 
-__all__ = ["Hardened", "refuse_inside"]
+__all__ = ["Hardened", "check_inputs", "refuse_inside"]
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -139,7 +139,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 f"{type(self).__name__} is nt_type={nt_type!r}, got {options['nt_type']!r};"
                 " harden(NoiseTunnel(...)) takes every nt_type"
             )
-        inputs, batch = _check_inputs(options["inputs"])
+        inputs, batch = check_inputs(options["inputs"])
         if batch == 0 and not isinstance(self, LayerAttribution):
             empty = tuple(torch.empty_like(x, requires_grad=False) for x in inputs)
             return empty if isinstance(options["inputs"], tuple) else empty[0]
@@ -283,7 +283,12 @@ def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
     return {**flat, **{key: value for name in rest for key, value in bound.arguments[name].items()}}
 
 
-def _check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
+def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
+    """The inputs as a tuple of tensors, and how many examples they are.
+
+    Raises:
+        InputError: something else.
+    """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
         raise InputError(

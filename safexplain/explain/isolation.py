@@ -35,7 +35,7 @@ from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 
-__all__ = ["Touch", "explainers_in", "lend", "own_state", "private_copy", "touch_of"]
+__all__ = ["Touch", "explainers_in", "lend", "one_at_a_time", "own_state", "private_copy", "touch_of"]
 
 Memo = dict[int, Any]
 
@@ -94,11 +94,23 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
         if touch or any(map(in_training_mode, originals)):
             private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES)
             if private is None:
-                for lock in _locks_of(originals):
-                    stack.enter_context(lock)
-                stack.enter_context(_kept_buffers(originals))
+                stack.enter_context(one_at_a_time(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
         yield explainer
+
+
+@contextmanager
+def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """No other explanation that asks for the same runs on these modules meanwhile, and their buffers stay as they are.
+
+    Args:
+        modules: outermost only, see `modules_of`.
+    """
+    with ExitStack() as stack:
+        for lock in _locks_of(modules):
+            stack.enter_context(lock)
+        stack.enter_context(_kept_buffers(modules))
+        yield
 
 
 @contextmanager

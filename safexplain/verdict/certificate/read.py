@@ -22,6 +22,7 @@ from safexplain.verdict.certificate import strict_json
 from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     CONFIGURATION,
+    GUARANTEE_TYPE,
     MODEL_DIGEST,
     PREDICATE_TYPE,
     SCHEMA_VERSION,
@@ -55,6 +56,9 @@ LONGEST_TEXT = 65_536
 """Characters of one text; the longest that are written are sentences."""
 
 Read = TypeVar("Read")
+
+Signature = Literal["valid", "unchecked", "none"]
+"""Valid for the public key that was given; signed, and no key was given; not signed."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,13 @@ class Certificate:
     privacy: PrivacyStatement | None
     canaries: Finding | None
     search: Mapping[str, Any] | None
-    signature: Literal["valid", "unchecked", "none"]
+    signature: Signature
     statement: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """ "by audit": attacks were run; what holds "by construction" is a `safexplain.verdict.guarantee.Guarantee`."""
+        return "by audit"
 
     @property
     def verdict(self) -> Verdict:
@@ -124,34 +133,52 @@ def load_certificate(path: str | Path, *, public_key: Key | None = None) -> Cert
         InputError: a file cannot be read, or the key is none.
         MissingExtraError: a public key is given and the extra `sign` is not installed.
     """
-    raw, where = strict_json.read_limited(path), str(path)
-    content = strict_json.parse(raw, where)
-    signature: Literal["valid", "unchecked", "none"] = "none"
-    if is_envelope(content):
-        statement = payload_of(content, where)
-        signature = "unchecked"
-        if public_key is not None:
-            verify_envelope(content, public_key, where)
-            signature = "valid"
-        content = strict_json.parse(statement, f"the payload of {where}")
-    elif public_key is not None:
-        raise CertificateError(
-            f"{where} is not signed, and a public key was given; sign it: safexplain sign {where} --key key.pem"
-        )
+    content, signature = open_statement(path, public_key=public_key)
     try:
         return _read(content, signature)
     except CertificateError as error:
-        raise CertificateError(f"{where}: {error}") from None
+        raise CertificateError(f"{path}: {error}") from None
 
 
-def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "none"]) -> Certificate:
-    for name, expected in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
+def open_statement(path: str | Path, *, public_key: Key | None = None) -> tuple[dict[str, Any], Signature]:
+    """The statement in a file, of whatever predicate type, and what is known of its signature.
+
+    Args:
+        path: a statement, or a signed envelope around one.
+        public_key: as in `load_certificate`, and the same errors.
+    """
+    raw, where = strict_json.read_limited(path), str(path)
+    content = strict_json.parse(raw, where)
+    if is_envelope(content):
+        statement = payload_of(content, where)
+        if public_key is not None:
+            verify_envelope(content, public_key, where)
+        return strict_json.parse(statement, f"the payload of {where}"), "unchecked" if public_key is None else "valid"
+    if public_key is not None:
+        raise CertificateError(
+            f"{where} is not signed, and a public key was given; sign it: safexplain sign {where} --key key.pem"
+        )
+    return content, "none"
+
+
+def predicate_of(
+    content: Mapping[str, Any],
+    predicate_type: str,
+    version: int,
+    fields: Set[str],
+    optional: Set[str] = frozenset(),
+) -> dict[str, Any]:
+    """The predicate of a statement of one type and version, with these fields and nothing that must not be there.
+
+    Raises:
+        CertificateError: the statement is another one.
+    """
+    for name, expected in (("_type", STATEMENT_TYPE), ("predicateType", predicate_type)):
         if content.get(name) != expected:
-            older = " (audit again with this version)" if "explanation-audit" in str(content.get(name)) else ""
-            raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{older}")
-    _check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
-    predicate = _object_of(content, "predicate")
-    _check_names(predicate, "predicate", _FIELDS, optional={"privacy", "canaries", "search"})
+            raise CertificateError(f"{name}: expected {expected}, got {content.get(name)!r:.100}{_hint(content)}")
+    check_names(content, "the statement", {"_type", "subject", "predicateType", "predicate"})
+    predicate = object_of(content, "predicate")
+    check_names(predicate, "predicate", fields, optional)
     for _, value in strict_json.inside(content):
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise CertificateError(
@@ -159,21 +186,41 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
             )
         if isinstance(value, dict) and (named := sorted(SECRETS & {name.lower() for name in value})):
             raise CertificateError(f"it holds a field {named[0]!r}: certificates are public; make a new secret")
-    if type(predicate["schema_version"]) is not int or predicate["schema_version"] != SCHEMA_VERSION:
-        raise CertificateError(f"schema_version: expected {SCHEMA_VERSION}, got {predicate['schema_version']!r:.40}")
+    if type(predicate["schema_version"]) is not int or predicate["schema_version"] != version:
+        raise CertificateError(f"schema_version: expected {version}, got {predicate['schema_version']!r:.40}")
+    return predicate
+
+
+def _hint(content: Mapping[str, Any]) -> str:
+    """What to do with a certificate of another kind, or an older one."""
+    kind = content.get("predicateType")
+    if kind == GUARANTEE_TYPE:
+        return (
+            ": a guarantee by construction, about explanations of other models, and no audit; it is loaded by"
+            " PublicExplainer.from_certificate or StudentExplainer.from_certificate"
+        )
+    if kind == PREDICATE_TYPE:
+        return ": a certificate by audit, of a hardening; it is loaded by from_certificate of the hardened class"
+    return " (audit again with this version)" if "explanation-audit" in str(kind) else ""
+
+
+def _read(content: Mapping[str, Any], signature: Signature) -> Certificate:
+    predicate = predicate_of(
+        content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional={"privacy", "canaries", "search"}
+    )
     judgement = recount(predicate["audit"])
     if predicate["verdict"] != judgement.verdict:
         raise CertificateError(
             f"verdict says {predicate['verdict']!r:.40}, but {judgement.verdict!r} follows from the counts"
         )
-    explainer, hardening = _explainer_of(predicate), _object_of(predicate, "hardening")
-    materials, environment = _texts_of(predicate, "materials"), _texts_of(predicate, "environment")
+    explainer, hardening = _explainer_of(predicate), object_of(predicate, "hardening")
+    materials, environment = texts_of(predicate, "materials"), texts_of(predicate, "environment")
     if materials.get(CONFIGURATION) != configuration_digest(explainer, hardening, predicate["audit"]["policy"]):
         raise CertificateError(f"materials: {CONFIGURATION!r} is not that of explainer, hardening and policy")
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
     found = Certificate(
-        subject=_subject_of(content["subject"]),
+        subject=subject_of(content["subject"]),
         method=explainer["method"],
         output=explainer["output"],
         softmax=explainer.get("softmax", explainer["output"] == "probability"),
@@ -183,7 +230,7 @@ def _read(content: Mapping[str, Any], signature: Literal["valid", "unchecked", "
         utility=_utility_of(predicate["utility"]),
         materials=materials,
         environment=environment,
-        notes=_notes_of(predicate),
+        notes=notes_of(predicate),
         native=_native_of(predicate),
         limits=_limits_of(predicate),
         privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
@@ -203,23 +250,23 @@ def _explainer_of(predicate: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CertificateError: something else; so do all functions here.
     """
-    explainer = _object_of(predicate, "explainer")
-    _check_names(explainer, "explainer", {"method", "output", "options"}, optional={"softmax"})
+    explainer = object_of(predicate, "explainer")
+    check_names(explainer, "explainer", {"method", "output", "options"}, optional={"softmax"})
     if not isinstance(explainer["method"], str) or explainer["output"] not in ("probability", "logit"):
         raise CertificateError(f"explainer: expected a method, and output probability or logit; got {explainer!r:.100}")
     if not isinstance(explainer.get("softmax", False), bool):
         raise CertificateError(f"explainer.softmax: expected true or false, got {explainer['softmax']!r:.40}")
-    _object_of(explainer, "options")
+    object_of(explainer, "options")
     return explainer
 
 
-def _subject_of(subject: Any) -> dict[str, dict[str, str]]:
+def subject_of(subject: Any) -> dict[str, dict[str, str]]:
     """Name -> digests of at least one model."""
     found: dict[str, dict[str, str]] = {}
     for entry in subject if isinstance(subject, list) else [subject]:
         if not isinstance(entry, dict) or entry.keys() != {"name", "digest"} or not isinstance(entry["name"], str):
             raise CertificateError(f"subject: expected names, each with its digest; got {entry!r:.80}")
-        digests = _texts_of(entry, "digest")
+        digests = texts_of(entry, "digest")
         if entry["name"] in found or MODEL_DIGEST not in digests or not all(map(_HEX.fullmatch, digests.values())):
             raise CertificateError(f"subject: expected different names with a {MODEL_DIGEST} each; got {entry!r:.120}")
         found[entry["name"]] = digests
@@ -238,7 +285,7 @@ def _utility_of(utility: Any) -> dict[str, float] | None:
     return {name: float(value) for name, value in utility.items()}
 
 
-def _notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
+def notes_of(predicate: Mapping[str, Any]) -> tuple[str, ...]:
     """Texts."""
     notes = predicate["notes"]
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
@@ -251,7 +298,7 @@ def _native_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:
     native = predicate["native"]
     if native is None:
         return None
-    _check_names(_object_of(predicate, "native"), "native", {"verdict", "sentence", "levels"})
+    check_names(object_of(predicate, "native"), "native", {"verdict", "sentence", "levels"})
     if not isinstance(native["verdict"], str) or not isinstance(native["sentence"], str):
         raise CertificateError(f"native: expected a verdict and a sentence, got {native!r:.80}")
     return dict(native)
@@ -282,15 +329,15 @@ def _search_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:
     """Trials and digest of the search, or None."""
     if "search" not in predicate:
         return None
-    search = _object_of(predicate, "search")
-    _check_names(search, "search", {"trials", "digest"})
+    search = object_of(predicate, "search")
+    check_names(search, "search", {"trials", "digest"})
     trials, digest = search["trials"], search["digest"]
     if type(trials) is not int or trials < 1 or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CertificateError(f"search: expected trials from 1 on and a SHA-256; got {search!r:.120}")
     return search
 
 
-def _object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A field that is an object."""
     value = content[name]
     if not isinstance(value, dict):
@@ -298,15 +345,15 @@ def _object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _texts_of(content: Mapping[str, Any], name: str) -> dict[str, str]:
+def texts_of(content: Mapping[str, Any], name: str) -> dict[str, str]:
     """A field that is an object of texts."""
-    values = _object_of(content, name)
+    values = object_of(content, name)
     if not all(isinstance(value, str) for value in values.values()):
         raise CertificateError(f"{name}: expected texts by name, got {values!r:.80}")
     return values
 
 
-def _check_names(content: Mapping[str, Any], where: str, expected: Set[str], optional: Set[str] = frozenset()) -> None:
+def check_names(content: Mapping[str, Any], where: str, expected: Set[str], optional: Set[str] = frozenset()) -> None:
     """Refuse a missing name and an unknown one."""
     if missing := sorted(expected - content.keys()):
         raise CertificateError(f"{where}: {', '.join(missing)} is missing")

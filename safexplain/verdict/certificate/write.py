@@ -20,6 +20,10 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SCHEMA_VERSION = 3
 PREDICATE_TYPE = f"urn:safexplain:explanation-audit:v{SCHEMA_VERSION}"
 
+GUARANTEE_VERSION = 1
+GUARANTEE_TYPE = f"urn:safexplain:explanation-guarantee:v{GUARANTEE_VERSION}"
+"""Of statements of what holds by construction, see `by_construction`."""
+
 MODEL_DIGEST = "safexplainModelDigest"
 """Name of `safexplain._digest.model_digest` among the digests of a subject."""
 
