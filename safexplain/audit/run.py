@@ -374,8 +374,8 @@ def audit_pools(
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     first, population = pools[0].shadows.models[0], pools[0].population
-    softmax = output == "probability" and not _gives_probabilities(first, population.x[:LOOKED_AT])
-    methods = _methods_of(explainer, arguments)
+    softmax = output == "probability" and not gives_probabilities(first, population.x[:LOOKED_AT])
+    methods = methods_of(explainer, arguments)
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress)
     notes, copies = list(options.notes), len(policy.patience) * (1 if hardening.is_none else 2)
     size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
@@ -439,7 +439,7 @@ def audit_pools(
     return AuditRun(configurations, signals, report, said)
 
 
-class _Method(NamedTuple):
+class Method(NamedTuple):
     """One explainer: its name, what makes it, and the arguments of its `attribute`."""
 
     name: str
@@ -459,9 +459,9 @@ class _Method(NamedTuple):
         return maps
 
 
-def _methods_of(
+def methods_of(
     explainer: Callable[..., Any] | Sequence[Callable[..., Any]], arguments: Mapping[str, Any] | None
-) -> tuple[_Method, ...]:
+) -> tuple[Method, ...]:
     """The explainers by their names: their own where they have one, else that of the class or function."""
     several, arguments = not callable(explainer), arguments or {}
     makers = [explainer] if callable(explainer) else list(explainer)
@@ -474,7 +474,7 @@ def _methods_of(
     if several and (unknown := sorted(arguments.keys() - set(names))):
         raise ConfigurationError(f"arguments of several explainers are given by name, {names}; got {unknown}")
     return tuple(
-        _Method(str(name), make, dict(arguments.get(name, {}) if several else arguments))
+        Method(str(name), make, dict(arguments.get(name, {}) if several else arguments))
         for name, make in zip(names, makers, strict=True)
     )
 
@@ -483,7 +483,7 @@ def _methods_of(
 class _Way:
     """How models are asked and judged."""
 
-    methods: tuple[_Method, ...]
+    methods: tuple[Method, ...]
     output: Output
     softmax: bool
     policy: Policy
@@ -616,7 +616,7 @@ class _Way:
             return (), ""
         other = None
         output: Output = "logit" if self.output == "probability" else "probability"
-        if not _gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
+        if not gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
             way = replace(self, output=output, softmax=output == "probability")
             plainly = [predict(p.asked, p.population, patience=(1,), batch_size=self.options.batch_size) for p in pools]
             other = way.ask(pools, "native", none, keep, plainly, {}, f"explaining the {output}")
@@ -658,7 +658,7 @@ def _as_text(recipe: Any) -> str:
     return str(getattr(recipe, "__qualname__", None) or recipe)
 
 
-def _gives_probabilities(model: nn.Module, x: Tensor) -> bool:
+def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
     """Whether a model's outputs are probabilities already; one example is too few to tell."""
     device = next((p.device for p in model.parameters()), x.device)
     with torch.no_grad():

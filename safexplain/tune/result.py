@@ -33,8 +33,9 @@ class Point:
         overlap: of the top 10 % of features with the native ones.
         rank_correlation: Spearman correlation of magnitudes with the native map.
         cosine: with the native map.
-        deletion: mean drop of the explained probability when the released top 10 % is removed.
-        insertion: mean of that probability when only these are kept, less that with nothing kept.
+        deletion: mean drop of the explained probability when the released top 10 % is removed; None: maps of another
+            resolution than the inputs.
+        insertion: mean of that probability when only these are kept, less that with nothing kept; or None.
         sign_errors: share of the released numbers other than zero whose sign is not the native one.
         attack: which attack found the leak; "" where none found more than the label.
         targets: models that played the target.
@@ -50,8 +51,8 @@ class Point:
     overlap: float
     rank_correlation: float
     cosine: float
-    deletion: float
-    insertion: float
+    deletion: float | None
+    insertion: float | None
     sign_errors: float = 0.0
     attack: str = ""
     targets: int = 0

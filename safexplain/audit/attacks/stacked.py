@@ -71,8 +71,13 @@ class Stacked:
         target, shadows, membership = check_signals(target, shadows, membership)
         return self.fit(shadows, membership).scores(target)
 
-    def fit(self, shadows: Floats, membership: Bools) -> FittedStack:
+    def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
         """Weights from the (p, n, k) log ratios of pseudo-targets and their (p, n) membership.
+
+        Args:
+            shadows: log ratios.
+            membership: of the pseudo-targets.
+            always: use all columns, whether they are seen to add to the first or not.
 
         Raises:
             InputError: as the call.
@@ -81,7 +86,7 @@ class Stacked:
             raise InputError(f"expected log ratios (p, n, k) of p >= 2 pseudo-targets, got {shadows.shape}")
         scale = _Scale.of(shadows)
         x, y = scale(shadows), membership
-        if x.shape[2] < 2 or y.all() or not y.any() or not self._adds(x, y):
+        if x.shape[2] < 2 or y.all() or not y.any() or not (always or self._adds(x, y)):
             return FittedStack(scale, None)
         return FittedStack(scale, self._weights(x, y))
 

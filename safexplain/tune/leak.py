@@ -1,0 +1,261 @@
+"""How much an explanation adds to the label, at one query, fast enough for a hundred trials.
+
+The attacks are those of `safexplain.audit.attacks.suite`, each stacked with what the label (or prediction) tells, and
+read off many models instead of one: some models play the target so that the stacks can be fitted, all others are
+targets, and each is scored with all models but itself as references. What learns from maps and boosted trees is left
+out, of the baseline as of the stacks: it takes longer than a trial may, and the confirmation runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.attacks.base import Threshold
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
+from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
+from safexplain.audit.signals import Signals
+from safexplain.errors import InputError
+from safexplain.verdict.evidence import is_judged
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.stats import roc
+
+FPRS = (0.005, 0.01, 0.02, 0.05)
+"""False-positive rates over which the excess is averaged."""
+
+FEWEST_REFERENCES = 4
+"""Reference models with fewer of which nothing can be stacked."""
+
+PLAYERS = 8
+"""Models that play the target to fit the stacks, at most; as many are left to be targets."""
+
+FEW, MANY = 4, 16
+"""Targets that are looked at first, and where a point may be on the front; at most."""
+
+RESAMPLES = 100
+"""Draws of examples and targets behind a standard error."""
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the best attack adds to the label.
+
+    Args:
+        excess: mean over targets and over `FPRS` of its TPR less that of the label; at least 0, for nobody has to use
+            an explanation.
+        error: standard error of that, by resampling examples and targets together; where no attack adds anything, that
+            of all attacks stacked, which tells how much could have gone unseen.
+        attack: its name and signal; "" where none adds anything.
+        targets: models that were attacked.
+    """
+
+    excess: float
+    error: float
+    attack: str
+    targets: int
+
+
+class _Found(NamedTuple):
+    """Scores of an attack and of the baseline for the same targets, (t, n) each."""
+
+    name: str
+    scores: Array
+    baseline: Array
+    adds: bool
+
+
+class LeakMeter:
+    """Attacks releases of the same models about the same examples.
+
+    Args:
+        membership: (m, n) bool of the models, the audited one first.
+        known: signals that are known without an explanation: "label" (m, n), and "loss" and "margin" where the policy
+            releases predictions.
+        policy: whose release and false-positive rate count; whatever its patience and suite, one query is asked and
+            every attack is run.
+        groups: (n,) examples that belong together, which are resampled together; None: each by itself.
+        seed: which models play the target, and what is resampled.
+
+    Raises:
+        InputError: too few models, or examples on one side only.
+    """
+
+    def __init__(
+        self,
+        membership: Bools,
+        known: Mapping[str, Array],
+        policy: Policy,
+        *,
+        groups: NDArray[np.integer[Any]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        m, n = membership.shape
+        if m - 1 < FEWEST_REFERENCES:
+            raise InputError(
+                f"a search needs at least {FEWEST_REFERENCES} reference models, of which some play the target; got"
+                f" {m - 1}"
+            )
+        sides = membership.any(1) & ~membership.all(1)
+        if not sides.all():
+            raise InputError(
+                f"models {np.flatnonzero(~sides).tolist()} have members only, or none, among the {n} examples of the"
+                " selection split; give more examples, or a larger share of them (Policy.selection)"
+            )
+        self.membership, self.policy = membership, replace(policy, patience=(1,), suite=())
+        self._known = dict(known)
+        order = 1 + np.random.default_rng([seed, 0x7E57]).permutation(m - 1)
+        playing = min(PLAYERS, (m - 1) // 2)
+        self.players: list[int] = np.sort(order[:playing]).tolist()
+        self.targets: list[int] = [0, *np.sort(order[playing:]).tolist()]
+        units = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+        rng = np.random.default_rng([seed, 0xB007])
+        drawn = rng.multinomial(units.max() + 1, np.full(units.max() + 1, 1 / (units.max() + 1)), size=RESAMPLES)
+        self._weights = drawn[:, units].astype(np.float64)
+        self._drawn_targets = rng.random((RESAMPLES, len(self.targets)))
+        self._of_known: dict[SuiteRow, dict[int, Array]] = {}
+
+    def excess(self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]) -> Leakage:
+        """What the explanations add.
+
+        Args:
+            values: summaries of the released maps by name, (m, n) or, of several explainers, (m, n, k).
+            maps: (m, n, d) released.
+            targets: models that are attacked, of `self.targets`.
+        """
+        found = self._attacks(values, maps, targets)
+        adding = [one for one in found if one.adds]
+        best = max(adding, key=lambda one: self._mean(one, targets), default=None)
+        if best is not None and (mean := self._mean(best, targets)) > 0:
+            return Leakage(mean, self._error(best, targets), best.name, len(targets))
+        return Leakage(0.0, self._error(found[-1], targets) if found else 0.0, "", len(targets))
+
+    def _attacks(
+        self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]
+    ) -> list[_Found]:
+        """The attacks that add something on models that play the target, and last all of them stacked regardless."""
+        signals = Signals(self.membership, {**self._known, **values}, maps, {})
+        rows = [
+            row
+            for row in map(_fast, fitting(signals, self.policy))
+            if row is not None and (row.baseline or is_judged(row.role, self.policy, "excess"))
+        ]
+        reads = [*self.players, *targets]
+        columns: dict[SuiteRow, Array] = {}
+        playing, found, baseline = len(self.players), [], None
+        for row in rows:
+            scores, adds = self._stack(row, signals, columns, reads)
+            if row.baseline:
+                baseline = scores[playing:]
+            elif adds:
+                found.append((f"{row.name} on {row.title_signal}", scores[playing:], True))
+        if baseline is None:
+            raise InputError("the labels of the models are not known, and a leak is what is added to them")
+        if not rows[-1].baseline:
+            found.append(("", self._stack(rows[-1], signals, columns, reads, always=True)[0][playing:], False))
+        return [_Found(name, scores, baseline, adds) for name, scores, adds in found]
+
+    def _stack(
+        self,
+        row: SuiteRow,
+        signals: Signals,
+        columns: dict[SuiteRow, Array],
+        reads: Sequence[int],
+        always: bool = False,
+    ) -> tuple[Array, bool]:
+        """(reads, n) scores of a stack that is fitted on the players, and whether it adds to its first column."""
+        for column in row.columns:
+            if column not in columns:
+                stacked = bool(column.columns)
+                columns[column] = (
+                    self._stack(column, signals, columns, reads)[0] if stacked else self._column(column, signals, reads)
+                )
+        features = np.stack([columns[column] for column in row.columns], axis=-1)
+        assert isinstance(row.attack, Stacked)
+        players = features[: len(self.players)]
+        fitted = row.attack.fit(players, self.membership[self.players], always=always)
+        return np.stack([fitted.scores(one) for one in features]), fitted.adds
+
+    def _column(self, row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
+        """(reads, n) scores by an attack that is no stack; what no explanation changes is kept."""
+        if not row.role.startswith("explanation"):
+            kept = self._of_known.setdefault(row, {})
+            if missing := [read for read in reads if read not in kept]:
+                kept |= dict(zip(missing, leave_one_out(row, signals, missing), strict=True))
+            return np.stack([kept[read] for read in reads])
+        return leave_one_out(row, signals, reads)
+
+    def _mean(self, found: _Found, targets: Sequence[int]) -> float:
+        """Mean excess."""
+        each = [
+            rates(attack, self.membership[target]) - rates(base, self.membership[target])
+            for attack, base, target in zip(found.scores, found.baseline, targets, strict=True)
+        ]
+        return float(np.mean(each))
+
+    def _error(self, found: _Found, targets: Sequence[int]) -> float:
+        """Standard error of the mean excess: examples and targets are drawn again, with replacement."""
+        each = np.stack(
+            [
+                resampled_rates(attack, self.membership[target], self._weights)
+                - resampled_rates(base, self.membership[target], self._weights)
+                for attack, base, target in zip(found.scores, found.baseline, targets, strict=True)
+            ],
+            axis=1,
+        )
+        draws = (self._drawn_targets[:, : len(targets)] * len(targets)).astype(np.int64)
+        return float(np.take_along_axis(each, draws, axis=1).mean(1).std(ddof=1))
+
+
+def _fast(row: SuiteRow) -> SuiteRow | None:
+    """The row without what takes long; None where no stack of something is left."""
+    if not isinstance(row.attack, Stacked):
+        return None
+    columns = [c if not c.columns else _fast(c) for c in row.columns]
+    kept = tuple(c for c in columns if c is not None and not c.learns and not isinstance(c.attack, Boosted))
+    if not kept or (not row.baseline and len(kept) < 2):
+        return None
+    return replace(row, columns=kept)
+
+
+def leave_one_out(row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
+    """(reads, n) scores by one attack of what each of `reads` released, all other models being its references."""
+    membership, everyone = signals.membership, np.arange(len(signals.membership))
+    if isinstance(row.attack, LikelihoodRatio):
+        name, _, view = row.signal.partition(":")
+        of_parts = VIEWS.get(view)
+        values = values_of(signals, name if of_parts else row.signal)
+        return likelihood_ratios(row.attack, values, membership, everyone, reads, of_parts)
+    values = values_of(signals, row.signal)
+    if isinstance(row.attack, Threshold):
+        return np.stack([row.attack(values[read]) for read in reads])
+    others = [everyone != read for read in reads]
+    return np.stack([row.attack(values[read], values[o], membership[o]) for read, o in zip(reads, others, strict=True)])
+
+
+def rates(scores: Array, member: Bools) -> float:
+    """Mean over `FPRS` of the true-positive rate, between thresholds by straight lines (ties broken at random)."""
+    curve = roc(scores, member)
+    return float(np.interp(FPRS, curve.fpr, curve.tpr).mean())
+
+
+def resampled_rates(scores: Array, member: Bools, weights: Array) -> Array:
+    """(b,) `rates` where example i stands weights[b, i] times; 0 where one side is not drawn."""
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    ends = np.append(ordered[1:] != ordered[:-1], True)
+    found = []
+    for side in (member, ~member):
+        counts = np.cumsum((weights * side)[:, order], axis=1)[:, ends]
+        found.append(np.concatenate([np.zeros((len(counts), 1)), counts / np.maximum(counts[:, -1:], 1)], axis=1))
+    tpr, fpr = found
+    return np.array([np.interp(FPRS, f, t).mean() for f, t in zip(fpr, tpr, strict=True)])

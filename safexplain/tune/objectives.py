@@ -1,0 +1,184 @@
+"""What a release costs and what it leaves, on the examples of the selection split: utility first, which is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain.audit.collect import SUMMARIES, summarise
+from safexplain.audit.utility import utility
+from safexplain.errors import InputError
+from safexplain.faithfulness import faithfulness
+from safexplain.hardening.hardening import Hardening
+from safexplain.tune.leak import FEW, MANY, Leakage, LeakMeter
+from safexplain.tune.natives import Natives
+from safexplain.tune.result import NORMAL, Point
+
+ROWS = 2000
+"""Explanations on which utility is measured, at most: those of the audited model, then of further ones."""
+
+Options = Mapping[str, Mapping[str, Any]]
+"""Name of an explainer -> arguments that replace those of the search."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is left of the native maps; each a mean over explanations, and over explainers. See `Point`."""
+
+    overlap: float
+    rank_correlation: float
+    cosine: float
+    sign_errors: float
+
+    @property
+    def utility(self) -> float:
+        """The mean of overlap, rank correlation and cosine."""
+        return (self.overlap + self.rank_correlation + self.cosine) / 3
+
+
+@dataclass(frozen=True, eq=False)
+class Objectives:
+    """Measures releases.
+
+    Args:
+        natives: of all models.
+        meter: of the same models and examples.
+        model: the audited one, which is asked whether named features carry its prediction.
+    """
+
+    natives: Natives
+    meter: LeakMeter
+    model: nn.Module
+
+    def kept(self, hardening: Hardening, options: Options) -> Kept:
+        """How much a release keeps of the native maps that the search's own options give.
+
+        Raises:
+            InputError: the explainer refuses the options, or gives maps of another shape.
+        """
+        few = self._few()
+        return self.kept_of(self.natives.release(self.natives.maps(options), hardening, few))
+
+    def kept_of(self, released: Sequence[Tensor]) -> Kept:
+        """The same of released maps of the first models."""
+        found = []
+        for native, maps in zip(self.natives.maps({}), released, strict=True):
+            values = native.values[: len(maps)]
+            if values.shape != maps.shape:
+                raise InputError(
+                    f"with these options maps have the shape {tuple(maps.shape[2:])}, the native ones"
+                    f" {tuple(values.shape[2:])}: they cannot be compared"
+                )
+            found.append(utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy()))
+        return Kept(
+            float(np.mean([u.top_overlap for u in found])),
+            float(np.mean([u.rank_correlation for u in found])),
+            float(np.mean([u.cosine for u in found])),
+            float(np.mean([u.sign_errors for u in found])),
+        )
+
+    def measured(
+        self,
+        number: int,
+        hardening: Hardening,
+        options: Options,
+        kept: Kept,
+        *,
+        hopeless: Callable[[float, float], bool] = lambda utility, leak: False,
+        plain: bool = True,
+        name: str = "",
+    ) -> Point:
+        """The point of a release: its leak by few targets, by more where it may be on the front, and faithfulness.
+
+        Noise is averaged away, and left as it is where that is released: the larger of the two leaks counts.
+
+        Args:
+            number: of the trial.
+            hardening: what is released.
+            options: of the explainers.
+            kept: as `kept` gives it.
+            hopeless: whether another point dominates one of this utility that leaks at least so much.
+            plain: one explainer, whose options the point gives without its name.
+            name: of the point.
+        """
+        natives = self.natives.maps(options)
+        views = [hardening] if hardening.noise is None else [hardening.without_noise(), hardening]
+        released = [self.natives.release(natives, view) for view in views]
+        leak = self.leak_of(released, lambda leak: hopeless(kept.utility, leak))
+        only = dict(next(iter(options.values()), {})) if plain else {n: dict(o) for n, o in options.items() if o}
+        return self.point(number, hardening, only, kept, leak, released[-1], name)
+
+    def leak_of(self, views: Sequence[Sequence[Tensor]], hopeless: Callable[[float], bool]) -> Leakage:
+        """The larger leak of several views of the same release, of few targets where these show that it is hopeless."""
+        signals = [self._signals(maps) for maps in views]
+        worst = None
+        for targets in (self.meter.targets[:FEW], self.meter.targets[:MANY]):
+            found = [self.meter.excess(*one, targets) for one in signals]
+            worst = max(found, key=lambda one: one.excess)
+            if len(targets) == len(self.meter.targets[:MANY]) or hopeless(worst.excess - 2 * NORMAL * worst.error):
+                break
+        assert worst is not None
+        return worst
+
+    def point(
+        self,
+        number: int,
+        hardening: Hardening,
+        options: dict[str, Any],
+        kept: Kept,
+        leak: Leakage,
+        released: Sequence[Tensor],
+        name: str = "",
+    ) -> Point:
+        """All figures together; `released` are the maps of all models, the audited one first."""
+        faith = [self._faithful(maps[0]) for maps in released]
+        deletion, insertion = (None if None in of else float(np.mean(of)) for of in zip(*faith, strict=True))
+        return Point(
+            number=number,
+            hardening=hardening,
+            options=options,
+            leak=leak.excess,
+            leak_error=leak.error,
+            utility=kept.utility,
+            overlap=kept.overlap,
+            rank_correlation=kept.rank_correlation,
+            cosine=kept.cosine,
+            deletion=deletion,
+            insertion=insertion,
+            sign_errors=kept.sign_errors,
+            attack=leak.attack,
+            targets=leak.targets,
+            name=name,
+        )
+
+    def _few(self) -> range:
+        """The models on whose maps utility is measured."""
+        m, n = self.natives.labels.shape
+        return range(min(m, max(1, ROWS // n)))
+
+    def _signals(self, released: Sequence[Tensor]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
+        """What `LeakMeter.excess` reads: summaries of each map, and the maps side by side."""
+        rows = [maps.flatten(2) for maps in released]
+        m, n = rows[0].shape[:2]
+        each = [summarise(maps.flatten(0, 1)) for maps in rows]
+        values = {}
+        for name in SUMMARIES:
+            columns = [one[name].reshape(m, n).numpy() for one in each]
+            values[name] = columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
+        return values, torch.cat(rows, dim=2).numpy()
+
+    def _faithful(self, maps: Tensor) -> tuple[float | None, float | None]:
+        """Deletion and insertion of (n, ...) maps of the audited model; None for maps of another resolution."""
+        x = self.natives.x
+        flat = maps.dim() == 2 and maps.shape[1] == x[0].numel()
+        alike = maps.dim() == x.dim() and all(a in (1, b) for a, b in zip(maps.shape[1:], x.shape[1:], strict=True))
+        if not (flat or alike):
+            return None, None
+        found = faithfulness(self.model, x, self.natives.labels[0], maps, batch_size=self.natives.batch_size).to_dict()
+        return found["deletion"], found["insertion"]
