@@ -7,8 +7,25 @@ Fresh noise on each call can be averaged away by asking again. Here the noise of
 and of nothing else: not of the batch around it, the process, the device, or the options that only re-estimate the same
 quantity (`n_steps`, `n_samples`, ...). Numbers enter in one canonical form, so that no other way of writing them (a
 type, a sign of zero, axes of size 1, zeros at the end) draws again. The function is a keyed BLAKE2b hash (RFC 7693) of
-these fields, expanded with SHAKE-256 (FIPS 202) into 32-bit words, each mapped through the inverse normal distribution
-function.
+these fields, the input's numbers entering by their keyed AES-GMAC (NIST SP 800-38D), twenty times as fast. Its 32 bytes
+are the key of AES-256 in counter mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits. Equal
+seeds give maps of different lengths the same noise as far as the shorter one goes.
+
+**From words to normal numbers.** A table holds the quantiles of the normal distribution at (k + 1/2) / 65,536, scaled
+to variance 1/2, as whole multiples of 2^-28; the noise is the sum of its entries for the two words. Sums of whole
+numbers are the same on every device, in every order, and rounding to float32 or float64 is one IEEE operation. Of the
+sum S and a normal number Z, by enumeration of all 2^32 pairs, which the tests repeat:
+
+- mean 0 and all odd moments 0 exactly, variance 1 to within 4e-11, kurtosis 3 - 4e-4, largest value 6.12;
+- the distribution functions differ by 7.7e-6 at most, at 0, which S hits with probability 2^-16;
+- tails are a little light: P(S > 4) is .984, and P(S > 5) .83, of the normal ones;
+- rounded to any grid of 1/32 or coarser, the squared Hellinger distance between S + v and Z + v is at most 1.1e-8,
+  whatever v is. So a release of d numbers tells nothing that exact normal noise on the same grid would not, but for a
+  total variation of at most sqrt(2.2e-8 d): .006 for a table of 1,600 numbers, .06 for 3 x 224 x 224.
+
+S takes about 2^31 values, all multiples of 2^-28. Unrounded, v + S would tell v modulo 2^-28; rounding to the grid of
+`Hardening`, never finer than 1/32 of the noise unless somebody asks for that, is what leaves nothing of it: each
+multiple of the step is the image of millions of values of S, and which of them it was has left with the rounding.
 
 Keyed random values also fill exact zeros, which a clip to a fixed size could not hide.
 """
@@ -21,10 +38,13 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
@@ -41,7 +61,14 @@ SHORTEST_STRONG_KEY = 16
 SMALLEST = torch.finfo(torch.float32).tiny
 """The smallest normal number of float32: what is nearer to zero is explained and hashed as zero."""
 
-_DOMAIN = b"safexplain noise v2"
+STREAM = "aes256ctr-normal2x16-v3"
+"""How seeds are made and become noise; part of what seeds are a function of, and named by certificates. Another version
+of this package that makes other noise of the same query has another name here."""
+
+UNIT = 2.0**-28
+"""What the normal numbers are multiples of."""
+
+_DOMAIN = f"safexplain noise {STREAM}".encode()
 _process_key: bytes | None = None
 
 
@@ -137,7 +164,9 @@ def query_seeds(
     batch = tensors[0].shape[0]
     if any(t.shape[0] != batch for t in tensors):
         raise InputError(f"inputs must share their first dimension, got {[tuple(t.shape) for t in tensors]}")
-    prefix = hashlib.blake2b(key=hashlib.blake2b(key, digest_size=64).digest(), digest_size=32)
+    secret = hashlib.blake2b(key, digest_size=64).digest()
+    gmac = AESGCM(hashlib.blake2b(key=secret, digest_size=32, person=b"input numbers").digest())
+    prefix = hashlib.blake2b(key=secret, digest_size=32)
     for part in (_DOMAIN, model_digest, method.encode(), configuration.encode()):
         _update(prefix, part)
     rows = [_numbers(t) for t in tensors]
@@ -146,9 +175,9 @@ def query_seeds(
         seed = prefix.copy()
         _update(seed, repr(label).encode())
         for numbers, exact in rows:
-            _update(seed, _trimmed(numbers[i]))
+            _update(seed, _tag(gmac, numbers[i]))
             if exact is not None and (numbers[i] != exact[i]).any():  # whole numbers that float32 cannot tell apart
-                _update(seed, b"int64" + _trimmed(exact[i]))
+                _update(seed, b"int64" + _tag(gmac, exact[i]))
         seeds.append(seed.digest())
     return seeds
 
@@ -172,23 +201,66 @@ def as_hashed(tensor: Tensor) -> Tensor:
 
 
 def standard_normal(seed: bytes, count: int, *, purpose: bytes = b"noise") -> NDArray[np.float64]:
-    """`count` independent standard normal numbers (resolution 2^-32 in probability), a function of seed and purpose."""
-    words = np.frombuffer(hashlib.shake_256(purpose + seed).digest(4 * count), dtype="<u4")
-    out: NDArray[np.float64] = ndtri((words + 0.5) * 2.0**-32)
-    return out
+    """`count` independent standard normal numbers, a function of seed and purpose; see the module for how normal."""
+    numbers: NDArray[np.float64] = keyed_normal([seed], count, purpose, torch.empty(0, dtype=torch.float64))[0].numpy()
+    return numbers
 
 
 def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
-    """(len(seeds), d) keyed standard normal numbers; made on the CPU, so that a GPU gets the same ones."""
-    numbers = np.empty((len(seeds), d), np.float64 if like.dtype == torch.float64 else np.float32)
-    for row, seed in zip(numbers, seeds, strict=True):
-        row[:] = standard_normal(seed, d, purpose=purpose)
-    return torch.from_numpy(numbers).to(like.device)
+    """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`: the same on all devices.
+
+    Words are made on the CPU, at 2 ns a number; the table is read on the device.
+    """
+    words = _words(seeds, d, purpose).to(like.device).flatten()
+    table = _table_on(like.device)
+    sums = table.index_select(0, words & 0xFFFF).add_(table.index_select(0, (words >> 16).bitwise_and_(0xFFFF)))
+    return sums.to(torch.float64 if like.dtype == torch.float64 else torch.float32).mul_(UNIT).view(len(seeds), d)
+
+
+def _words(seeds: list[bytes], d: int, purpose: bytes) -> Tensor:
+    """(len(seeds), d) integers of 32 bits: AES-256-CTR with each seed as the key; half of the counter says what for."""
+    start, zeros = hashlib.blake2b(purpose, digest_size=8).digest() + bytes(8), bytes(4 * d)
+    stream = np.empty(4 * d * len(seeds) + 15, np.uint8)  # OpenSSL asks for room for one more block
+    view = memoryview(stream)
+    for i, seed in enumerate(seeds):
+        key = seed if len(seed) == 32 else hashlib.blake2b(seed, digest_size=32).digest()
+        encryptor = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+        encryptor.update_into(zeros, view[4 * d * i :])
+    return torch.from_numpy(stream[: 4 * d * len(seeds)].view("<i4").astype(np.int32, copy=False)).view(len(seeds), d)
+
+
+@lru_cache(maxsize=1)
+def normal_table() -> NDArray[np.int32]:
+    """65,536 quantiles of the normal distribution with variance 1/2, in units of 2^-28, in increasing order.
+
+    No entry is nearer to the middle between two whole numbers than 3.8e-6, twenty times what `ndtri` may be off by, so
+    that every machine rounds to the same table.
+    """
+    upper = -ndtri((np.arange(32_768)[::-1] + 0.5) / 65_536)
+    scaled = np.rint(upper / (UNIT * math.sqrt(2.0 * np.mean(upper**2)))).astype(np.int32)
+    return np.concatenate([-scaled[::-1], scaled])
+
+
+@lru_cache(maxsize=16)
+def _table_on(device: torch.device) -> Tensor:
+    return torch.from_numpy(normal_table()).to(device)
 
 
 def _update(digest: Any, part: bytes) -> None:
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
+
+
+def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
+    """Length and GMAC of a row up to its last number that is not zero.
+
+    Under a key that nobody knows, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most
+    (GHASH is almost universal); with the nonce always the same that says no more, since no tag leaves but inside of a
+    keyed hash. Whoever knows the key can make collisions, and has no need of them.
+    """
+    if len(row) and row[-1] == 0:
+        row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
+    return row.nbytes.to_bytes(8, "little") + gmac.encrypt(bytes(12), b"", row.view(np.uint8))
 
 
 def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
@@ -201,12 +273,6 @@ def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | N
     exact = None if t.is_floating_point() else t.to(torch.int64).numpy()
     single = t.to(torch.float32)
     return torch.where(single.isnan(), torch.nan, single).numpy(), exact
-
-
-def _trimmed(row: NDArray[Any]) -> bytes:
-    """The bytes of a row up to its last number that is not zero."""
-    last = row.nonzero()[0][-1:]
-    return row[: int(last[0]) + 1 if len(last) else 0].tobytes()
 
 
 def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
@@ -230,27 +296,27 @@ def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
     return labels
 
 
-def vanishes(tensor: Tensor) -> Tensor:
-    """Where a value is zero, or NaN or infinite and so about to be."""
-    return (tensor == 0) | ~tensor.isfinite()
+def fill_zeros(rows: Tensor, seeds: list[bytes], *, whole_rows_only: bool) -> Tensor:
+    """Put keyed random numbers where a clip could not hide that a coordinate is zero.
 
+    It takes as long for maps without zeros, so that time does not tell either.
 
-def fill_zeros(rows: Tensor, seeds: list[bytes] | None, *, whole_rows_only: bool) -> Tensor:
-    """Put keyed random numbers, smaller than all others, where a clip could not hide that a coordinate is zero."""
+    Args:
+        rows: (rows, d) finite numbers; may be changed in place.
+        seeds: of each row.
+        whole_rows_only: True gives rows of zeros a random direction. False puts numbers smaller than all others where
+            one is zero, of random signs, or of the sign that all others share; sizes then count by their ranks only.
+    """
     zero = rows == 0
-    concerned = (zero.all(1) if whole_rows_only else zero.any(1)).nonzero().flatten()
-    if not len(concerned):
-        return rows
-    if seeds is None:
-        raise InputError("zeros in an explanation get keyed random values before they are scaled: pass inputs=")
-    drawn = keyed_normal([seeds[i] for i in concerned.tolist()], rows.shape[1], b"direction", rows)
-    some, zero = rows[concerned], zero[concerned]
-    negative, positive = (some < 0).any(1, keepdim=True), (some > 0).any(1, keepdim=True)
-    single = torch.where(negative, -drawn.abs(), drawn.abs())
-    drawn = torch.where(negative == positive, drawn, single)  # a single sign, which they must share
-    smallest = some.abs().masked_fill(zero, torch.inf).amin(1, keepdim=True)
+    if whole_rows_only:
+        return torch.where(zero.all(1, keepdim=True), keyed_normal(seeds, rows.shape[1], b"direction", rows), rows)
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    smallest = torch.where(zero, torch.inf, rows.abs()).amin(1, keepdim=True)
     smallest = torch.where(smallest.isfinite(), smallest, 1.0)
-    grown = torch.where(smallest < torch.finfo(rows.dtype).tiny * 2.0**40, 2.0**80, 1.0).to(rows.dtype)
-    smallest = smallest * grown  # smaller ones would vanish; only ranks matter here
-    rows[concerned] = torch.where(zero, drawn * (smallest / 16), some * grown)
-    return rows
+    tiny = (smallest < torch.finfo(rows.dtype).tiny * 2.0**40) & zero.any(1, keepdim=True)
+    grown = torch.where(tiny, 2.0**80, 1.0).to(rows.dtype)
+    size = smallest * grown / 16  # smaller ones would vanish; only ranks matter here
+    drawn = (_words(seeds, rows.shape[1], b"direction") | 1).to(rows.device).to(rows.dtype).mul_(2.0**-31)
+    single = (low < 0) != (high > 0)
+    drawn = torch.where(single, drawn.abs().copysign_(low + high), drawn).mul_(size)
+    return torch.where(zero, drawn, rows.mul_(grown))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noise_oracle import slow_normal, slow_words
 from rank_oracle import slow_format, slow_rank
 
 import safexplain
@@ -25,7 +26,7 @@ from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
-from safexplain.hardening.noise import GaussianNoise, query_seeds, standard_normal
+from safexplain.hardening.noise import GaussianNoise, query_seeds
 from safexplain.outputs import Probability
 from safexplain.verdict.stats import roc
 
@@ -72,11 +73,13 @@ def slow_fill(row, seed, *, every_zero):
     """Random numbers below all others in place of zeros, of the others' sign where these share one."""
     if not (every_zero or not any(row)):
         return row
-    normal = standard_normal(seed, len(row), purpose=b"direction")
+    if not every_zero:
+        return slow_normal(seed, len(row), b"direction")
+    drawn = [(w | 1) / 2**31 for w in slow_words(seed, len(row), b"direction")]
     smallest = min((abs(v) for v in row if v), default=1.0)
     sign = {frozenset({True}): 1, frozenset({False}): -1}.get(frozenset(v > 0 for v in row if v))
-    normal = [abs(n) * sign if sign else n for n in normal]
-    return [v if v else n * smallest / 16 for v, n in zip(row, normal, strict=True)]
+    drawn = [abs(n) * sign if sign else n for n in drawn]
+    return [v if v else n * smallest / 16 for v, n in zip(row, drawn, strict=True)]
 
 
 def slow_clip(clip, row, seed):
@@ -113,7 +116,7 @@ def slow_harden(h, row, seed):
     row = slow_mask(h.mask, row)
     std = 0.0 if h.noise is None else h.noise.std
     if std:
-        row = [v + std * n for v, n in zip(row, standard_normal(seed, len(row)), strict=True)]
+        row = [v + std * n for v, n in zip(row, slow_normal(seed, len(row)), strict=True)]
     step = h.grid
     if step is None and std:
         step = 2.0 ** math.floor(math.log2(std / 16))
