@@ -221,7 +221,7 @@ def _words(seeds: list[bytes], d: int, purpose: bytes) -> Tensor:
     """(len(seeds), d) integers of 32 bits: AES-256-CTR with each seed as the key; half of the counter says what for."""
     start, zeros = hashlib.blake2b(purpose, digest_size=8).digest() + bytes(8), bytes(4 * d)
     stream = np.empty(4 * d * len(seeds) + 15, np.uint8)  # OpenSSL asks for room for one more block
-    view = memoryview(stream)
+    view = memoryview(stream.data)
     for i, seed in enumerate(seeds):
         key = seed if len(seed) == 32 else hashlib.blake2b(seed, digest_size=32).digest()
         encryptor = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
@@ -260,7 +260,8 @@ def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
     """
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
-    return row.nbytes.to_bytes(8, "little") + gmac.encrypt(bytes(12), b"", row.view(np.uint8))
+    tag: bytes = gmac.encrypt(bytes(12), b"", row.view(np.uint8))
+    return row.nbytes.to_bytes(8, "little") + tag
 
 
 def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
