@@ -1,7 +1,8 @@
-"""The command line: `safexplain audit | attack | canaries | ledger | ...`, and `safexplain-audit` for the first.
+"""The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
 
-`app` lists the commands. They stand in `audit`, `canaries`, `demo`, `ledger` and `verify`, which parse options, call
-the library and give back an exit code; `console` is what they share: tables, the run directory, errors in one line.
+`app` lists the commands. They stand in `audit`, `tune`, `canaries`, `demo`, `ledger` and `verify`, which parse options,
+call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is what all
+share: tables, the run directory, errors in one line.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
 0 or 1.
@@ -24,6 +25,7 @@ def app() -> typer.Typer:
     from safexplain.cli.canaries import canaries_command
     from safexplain.cli.demo import demo_command
     from safexplain.cli.ledger import ledger_app
+    from safexplain.cli.tune import tune_command
     from safexplain.cli.verify import sign_command, verify_command
 
     made = typer.Typer(
@@ -36,6 +38,7 @@ def app() -> typer.Typer:
     made.callback(invoke_without_command=True)(_version)
     made.command("audit")(audit_command)
     made.command("attack")(attack_command)
+    made.command("tune")(tune_command)
     made.command("demo")(demo_command)
     made.command("canaries")(canaries_command)
     made.command("verify")(verify_command)

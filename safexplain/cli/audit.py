@@ -20,14 +20,14 @@ from safexplain.hardening.hardening import Hardening
 @asks
 def audit_command(
     question: Question,
-    hardening: Annotated[str, typer.Option(help="recommended, none, JSON, or a JSON file.")] = "recommended",
+    hardening: Annotated[str, typer.Option(help="recommended, none, deepleak, JSON, or a JSON file.")] = "recommended",
 ) -> int:
     """Attack a model's explanations, native and hardened, and judge what was released."""
     chosen = parse_hardening(hardening)
-    with question.begun() as (folder, arguments):
-        found = audit(**arguments, hardening=chosen)
-        found.save(folder)
-    return show_audit(found, folder, question.json_, question.quiet)
+    with question.begun() as run:
+        found = audit(**run.arguments, hardening=chosen)
+        found.save(run.folder)
+    return show_audit(found, run.folder, question.json_, question.quiet)
 
 
 def attack_command(
@@ -69,19 +69,21 @@ def attack_command(
 
 
 def parse_hardening(text: str) -> Hardening:
-    """From "recommended", "none", JSON, or the path of a JSON file.
+    """From "recommended", "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search.
 
     Raises:
         ConfigurationError: none of these.
     """
-    match text.strip():
-        case "recommended":
-            return Hardening.recommended()
-        case "none":
-            return Hardening.none()
-        case stripped if stripped.startswith("{"):
-            return Hardening.from_json(stripped)
+    named = {"recommended": Hardening.recommended, "none": Hardening.none, "deepleak": Hardening.deepleak}
+    stripped = text.strip()
+    if stripped in named:
+        return named[stripped]()
+    if stripped.startswith("{"):
+        return Hardening.from_json(stripped)
     path = Path(text)
     if not path.is_file():
-        raise ConfigurationError(f"--hardening is recommended, none, JSON, or a JSON file; got {text!r}")
-    return Hardening.from_json(path.read_text())
+        raise ConfigurationError(f"--hardening is {', '.join(named)}, JSON, or a JSON file; got {text!r}")
+    try:
+        return Hardening.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"--hardening: expected a hardening as JSON in {path}, which is no text") from None

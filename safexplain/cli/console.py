@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -106,12 +106,19 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
         console.print(verdict_table(found.configurations))
         console.print()
         show_verdict(console, found.result)
-        for note in found.notes:
-            console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
-        console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
-        for file in found.files.values():
-            console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
+        if found.utility is not None:
+            console.print(f"Released through {found.judged.description}", highlight=False, markup=False)
+        show_files(console, found.notes, folder, found.files.values())
     return found.exit_code
+
+
+def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iterable[str]) -> None:
+    """Notes, and where the files of a run are."""
+    for note in notes:
+        console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
+    console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
+    for file in files:
+        console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
 
 
 def show_verdict(console: Console, result: AuditResult) -> None:

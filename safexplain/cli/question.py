@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -46,6 +46,14 @@ PolicyFpr = Annotated[
 ]
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
 Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
+
+
+class Begun(NamedTuple):
+    """A run that may begin: its directory, the arguments that `audit` and `tune` share, and the names of columns."""
+
+    folder: Path
+    arguments: dict[str, Any]
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,8 @@ class Question:
     quiet: Quiet = False
 
     @contextmanager
-    def begun(self, kept: str = "finished models") -> Iterator[tuple[Path, dict[str, Any]]]:
-        """The run directory and the arguments that `audit` and `tune` take alike, once all of it is read and checked.
+    def begun(self, kept: str = "finished models") -> Iterator[Begun]:
+        """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
         Args:
             kept: what an interruption leaves in the directory, in words.
@@ -95,7 +103,7 @@ class Question:
             SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
         """
         judged_by = policy_of(self.policy, self.policy_fpr, self.max_tpr, self.attacks)
-        methods, arguments = parse_methods(self.explainer, self.output, self.option or [])
+        methods, given = parse_methods(self.explainer, self.output, self.option or [])
         place = device_of(self.device)
         trained = Recipe(seed=self.seed) if self.recipe is None else Recipe.from_toml(self.recipe)
         folder = choose_folder(self.run_dir, self.resume)
@@ -119,26 +127,24 @@ class Question:
                 canaries=None if self.canaries is None else load_finding(self.canaries),
             )
             make_folder(folder)
-            yield (
-                folder,
-                {
-                    "model": loaded.model,
-                    "population": Population.of(read.x, read.y, read.groups),
-                    "recipe": trained,
-                    "member": read.member,
-                    "explainer": methods[0] if len(methods) == 1 else methods,
-                    "output": self.output,
-                    "arguments": arguments,
-                    "build": loaded.fresh,
-                    "references": 0 if loaded.fresh is None else self.references,
-                    "policy": judged_by,
-                    "options": options,
-                    "seed": self.seed,
-                    "cache": folder / "models",
-                    "device": place,
-                    "progress": progress,
-                },
-            )
+            arguments = {
+                "model": loaded.model,
+                "population": Population.of(read.x, read.y, read.groups),
+                "recipe": trained,
+                "member": read.member,
+                "explainer": methods[0] if len(methods) == 1 else methods,
+                "output": self.output,
+                "arguments": given,
+                "build": loaded.fresh,
+                "references": 0 if loaded.fresh is None else self.references,
+                "policy": judged_by,
+                "options": options,
+                "seed": self.seed,
+                "cache": folder / "models",
+                "device": place,
+                "progress": progress,
+            }
+            yield Begun(folder, arguments, read.feature_names or ())
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from safexplain.audit.outcome import AuditRun
 from safexplain.errors import InputError
+from safexplain.tune.page import write_page
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import EXIT_CODES
@@ -43,6 +44,14 @@ class Tuned:
         """Of the command line: the confirmation's; 3 (inconclusive) where there is none."""
         return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
 
+    @property
+    def files(self) -> dict[str, str]:
+        """What `save` writes: kind -> name."""
+        found = {"page": "front.html", "front": "front.json"}
+        if self.chosen is not None:
+            found["hardening"] = "hardening.json"
+        return found | ({} if self.confirmed is None else self.confirmed.files)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         study = self.study.to_dict()
@@ -56,7 +65,7 @@ class Tuned:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write front.json, hardening.json and, where the chosen point was confirmed, the files of `AuditRun.save`.
+        """Write front.json, front.html, hardening.json and, of a confirmed choice, the files of `AuditRun.save`.
 
         Returns:
             The folder, which is made where it is missing.
@@ -69,9 +78,11 @@ class Tuned:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
-        write_json(folder / "front.json", self.to_dict())
-        if self.chosen is not None:
-            write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
         if self.confirmed is not None:
             self.confirmed.save(folder)
+        if self.chosen is not None:
+            write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
+        write_json(folder / "front.json", self.to_dict())
+        result = None if self.confirmed is None else self.confirmed.result
+        write_page(folder / "front.html", self.study, self.front, self.chosen, self.within, result, self.examples)
         return folder

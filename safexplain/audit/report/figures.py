@@ -189,7 +189,8 @@ def _inline(svg: str, name: str) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg class="{name}" \1 aria-hidden="true">', svg, count=1)
     svg = svg.replace("xlink:href=", "href=")
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
+    svg = re.sub(r"font: ((?:\d+ )?[\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", svg)
     for stand_in, variable in VARIABLES.items():
         svg = svg.replace(stand_in, f"var({variable})")
     return svg

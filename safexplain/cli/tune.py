@@ -1,0 +1,115 @@
+"""`safexplain tune`: the release that tells least and keeps most is searched, and the one that is chosen is audited."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from safexplain.cli.console import WORDS, result_table, show_files, show_verdict
+from safexplain.cli.question import Question, asks
+from safexplain.tune import Tuned, tune
+from safexplain.tune.page import Row, as_python, chosen_words, table_rows
+
+SHOWN = 8
+"""Points of the front in the printed table, spread over it; `front.html` has all of them."""
+
+
+@asks
+def tune_command(
+    question: Question,
+    space: Annotated[str, typer.Option(help="What is tried: default, or deepleak for DeepLeak's own.")] = "default",
+    trials: Annotated[int, typer.Option(min=1, help="Releases to try.")] = 100,
+) -> int:
+    """Search for the release that tells least and keeps most, and audit the one that is chosen."""
+    with question.begun("finished models and trials") as run:
+        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder)
+        if found.examples is not None and run.features:
+            found = replace(found, examples=replace(found.examples, features=run.features))
+        found.save(run.folder)
+    return show_tuned(found, run.folder, question.json_, question.quiet)
+
+
+def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
+    """Print what a search found and where its files are, and return its exit code.
+
+    Args:
+        found: by the search, whose files are written.
+        folder: where they are.
+        json_: as one JSON object.
+        quiet: the verdict on the chosen release alone.
+    """
+    if json_:
+        typer.echo(json.dumps({**found.to_dict(), "run_dir": str(folder), "files": found.files}, allow_nan=False))
+    elif quiet:
+        typer.echo(WORDS["inconclusive"] if found.confirmed is None else WORDS[found.confirmed.verdict])
+    else:
+        console = Console()
+        console.print(release_table(found))
+        console.print()
+        for sentence in chosen_words(found.study, found.front, found.chosen, found.within):
+            console.print(sentence, highlight=False, markup=False)
+        if found.chosen is not None:
+            console.print(f"\n  {as_python(found.chosen.hardening)}", soft_wrap=True, highlight=False, markup=False)
+            if found.chosen.options:
+                options = ", ".join(f"{name}={value!r}" for name, value in found.chosen.options.items())
+                console.print(f"  with the explainer's {options}", soft_wrap=True, highlight=False, markup=False)
+            signs = found.chosen.hardening.wrong_signs()
+            console.print(f"  wrong signs: {signs}\n", soft_wrap=True, highlight=False, markup=False)
+        if found.confirmed is None:
+            console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
+        else:
+            console.print("Its audit, on examples that chose nothing:\n", highlight=False, markup=False)
+            show_verdict(console, found.confirmed.result)
+        notes = [*found.study.notes, *(() if found.confirmed is None else found.confirmed.notes)]
+        show_files(console, dict.fromkeys(notes), folder, found.files.values())
+    return found.exit_code
+
+
+def release_table(found: Tuned) -> Table:
+    """What the search is compared with, the chosen release, and some of the front."""
+    study = found.study
+    title = f"{study.trials} releases tried; those that no other one beats are the front"
+    numbers = (
+        "leak,\nin points",
+        "utility",
+        "top 10%\nkept",
+        "rank\ncorr.",
+        "dele-\ntion",
+        "inser-\ntion",
+        "wrong\nsigns",
+    )
+    table = result_table(title, ("released",), numbers)
+    rows = table_rows(study, found.front, found.chosen)
+    fixed = [row for row in rows if row.chosen or row.point.number in {p.number for p in study.reference.values()}]
+    rest = [row for row in rows if row not in fixed]
+    for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
+        table.add_row(*_cells(row), style="bold" if row.chosen else None)
+    table.caption, table.caption_justify = (
+        "Leak: members found beyond the label, with its 95% bounds, on the examples that choose; the mean at 0.5, 1, 2"
+        " and 5% false positives. Utility: the mean of the next two and the cosine, against the native explanation."
+        " Deletion, insertion: change of the predicted probability without, and with only, the top 10%.",
+        "left",
+    )
+    return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    p = row.point
+    marks = [mark for mark, holds in (("chosen", row.chosen), ("front", row.on_front)) if holds]
+    return (
+        escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else ""),
+        f"{row.leak}\n[dim]{row.interval}[/]",
+        f"{p.utility:.2f}",
+        f"{p.overlap:.0%}",
+        f"{p.rank_correlation:.2f}",
+        "" if p.deletion is None else f"{p.deletion:.2f}",
+        "" if p.insertion is None else f"{p.insertion:.2f}",
+        f"{p.sign_errors:.1%}",
+    )

@@ -1,0 +1,276 @@
+"""Promises of a search's page: everything that was found is on it, and nothing is loaded for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from results import audited
+
+from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet
+from safexplain.errors import InputError
+from safexplain.tune.page import as_python, chosen_words, pareto_figure, render, table_rows, write_page
+from safexplain.tune.result import Examples, Point, Study, choose, front_of
+from safexplain.verdict.judgement import AuditResult
+
+VOID = {"meta", "br", "img", "link", "input", "hr", "col"}
+CERTIFIED = 0.0
+LEAKS = 2.5
+
+
+class Page(HTMLParser):
+    """Tags with attributes, the text, and whatever does not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.stack: list[str] = []
+        self.unbalanced: list[str] = []
+        self.rows: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append("")
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.stack or self.stack.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.stack:
+            self.text += f" {data}"
+            if "tr" in self.stack:
+                self.rows[-1] += f" {data.strip()}"
+
+
+def point(number: int, leak: float, utility: float, name: str = "", hardening: Hardening | None = None) -> Point:
+    noise = Hardening(clip=RankNorm(shape=1.0 + number / 100), noise=GaussianNoise(Relative(0.2)))
+    return Point(
+        number, noise if hardening is None else hardening, {"n_steps": 25} if number % 2 else {}, leak, 0.004, utility,
+        min(1.0, utility + 0.02), utility - 0.05, utility - 0.01, 0.9 * utility, 0.8 * utility, 0.001 * number,
+        name=name,
+    )  # fmt: skip
+
+
+def study(trials: int = 60, *, public: bool = True, names: tuple[str, ...] = (), leak: float = 0.0) -> Study:
+    """A search whose releases trade leak against utility."""
+    rng = np.random.default_rng(0)
+    given = {
+        "native": point(0, 0.104, 1.0, "native", Hardening.none()),
+        "recommended": point(1, leak + 0.001, 0.35, "recommended", Hardening.recommended()),
+        "DeepLeak's best": point(2, 0.071, 0.83, "DeepLeak's best", Hardening.deepleak()),
+    }
+    tried = [
+        point(i, leak + float(max(0.0, 0.1 * u**3 + rng.normal(0, 0.012))), u)
+        for i, u in enumerate(rng.uniform(0.2, 0.95, trials), start=3)
+    ]
+    points = (*given.values(), *tried)
+    if public:
+        given["public models"] = point(-1, 0.0, 0.67, "public models", Hardening.none())
+    return Study(
+        trials=trials + 3, pruned=4, failed=1, space="default", seed=7, allowance=0.02, digest="0123abcd" * 8,
+        path="runs/one", reference=given, points=points, sizes={"selection": 700, "certification": 1300, "models": 17},
+        notes=names, title="digits.pt2", explainer="InputXGradient of the predicted probability",
+    )  # fmt: skip
+
+
+def examples(found: Study, front: tuple[Point, ...], shape: tuple[int, ...] = (1, 8, 8), k: int = 3) -> Examples:
+    rng = np.random.default_rng(1)
+    x = rng.random((k, *shape)).astype(np.float32)
+    numbers = {p.number for p in (*found.reference.values(), *front)}
+    maps = {n: (x - 0.5 + rng.normal(0, 0.1, x.shape)).astype(np.float32) for n in numbers}
+    return Examples(x, np.arange(k), np.arange(k) % 2 == 0, maps)
+
+
+def page(found: Study, confirmed: AuditResult | None, shown: Examples | None = None) -> str:
+    front = front_of([*found.points])
+    chosen, within = choose(front, found.allowance)
+    return render(found, front, chosen, within, confirmed, shown)
+
+
+def whole(shape: tuple[int, ...] = (1, 8, 8)) -> str:
+    found = study()
+    return page(found, audited(CERTIFIED), examples(found, front_of(found.points), shape))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 6, 6), (12,), (2, 8, 8)])
+def test_the_page_is_well_formed_and_loads_nothing(shape: tuple[int, ...]) -> None:
+    html = whole(shape)
+    parsed = Page(html)
+    assert (parsed.stack, parsed.unbalanced) == ([], [])
+    assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in parsed.tags}
+    targets = [v for _, a in parsed.tags for k, v in a.items() if k in ("href", "src", "xlink:href") and v is not None]
+    assert [t for t in targets if not t.startswith(("#", "data:image/png;base64,")) and t != "report.html"] == []
+    assert "report.html" in targets
+    assert not re.search(r"https?://|@import|url\((?!#)", html)
+    assert ("meta", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in [
+        (tag, a.get("content")) for tag, a in parsed.tags
+    ]
+    identifiers = [a["id"] for _, a in parsed.tags if "id" in a]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_the_same_search_gives_the_same_page() -> None:
+    assert whole() == whole()
+
+
+def test_every_release_stands_in_the_table_with_its_numbers() -> None:
+    found = study()
+    front = front_of(found.points)
+    chosen, _ = choose(front, found.allowance)
+    parsed = Page(whole())
+    rows = [" ".join(row.split()) for row in parsed.rows]
+    for one in [*found.reference.values(), *front]:
+        (row,) = [r for r in rows if re.match(rf"({re.escape(one.name or f'trial {one.number}')})( |$)", r)]
+        for number in (f"{100 * one.leak:.1f}", f"{one.utility:.2f}", f"{one.deletion:.2f}", f"{one.insertion:.2f}"):
+            assert number in row
+        assert f"{100 * one.upper:.1f}" in row
+        assert ("chosen" in row.split()) == (chosen is not None and one.number == chosen.number)
+        assert ("front" in row.split()) == (one in front)
+    assert found.digest in parsed.text
+    assert "64" not in [f.number for f in front if f.number < 0]
+
+
+def test_a_point_of_comparison_that_is_chosen_stands_once() -> None:
+    found = study()
+    chosen = found.reference["recommended"]
+    rows = table_rows(found, (chosen, found.reference["native"]), chosen)
+    assert [row.name for row in rows] == ["native", "recommended", "DeepLeak's best", "public models"]
+    assert [row.name for row in rows if row.chosen] == ["recommended"]
+    assert "recommended (chosen)" in render(found, (chosen,), chosen, True, None, None)
+
+
+def test_names_and_notes_cannot_write_into_the_page() -> None:
+    nasty = "<script>alert(1)</script>"
+    found = replace(study(names=(nasty,)), title=nasty, explainer=nasty)
+    shown = replace(examples(found, (), (4,)), features=(nasty, "a&b", '"c"', "d"))
+    parsed = Page(page(found, audited(CERTIFIED), shown))
+    assert "script" not in {tag for tag, _ in parsed.tags}
+    assert (parsed.stack, parsed.unbalanced) == ([], [])
+    assert parsed.text.count(nasty) >= 4
+    assert "a&b" in parsed.text
+
+
+@pytest.mark.parametrize(("leak", "said"), [(CERTIFIED, "Certified"), (LEAKS, "Leak proven")])
+def test_the_verdict_is_the_confirmations(leak: float, said: str) -> None:
+    result = audited(leak)
+    parsed = Page(page(study(), result))
+    assert said in parsed.text
+    assert result.sentence in parsed.text
+    assert ("section", result.verdict) in [
+        (tag, (a.get("class") or "").removeprefix("verdict ")) for tag, a in parsed.tags if tag == "section"
+    ]
+
+
+def test_without_a_confirmation_nothing_is_claimed_and_nothing_is_linked() -> None:
+    for interrupted in (True, False):
+        parsed = Page(page(replace(study(), interrupted=interrupted), None))
+        assert "Not confirmed" in parsed.text
+        assert ("interrupted" in parsed.text) == interrupted
+        assert "report.html" not in [a.get("href") for _, a in parsed.tags]
+
+
+def test_why_it_was_chosen_and_whether_it_beats_models_of_public_data() -> None:
+    found = study()
+    front = front_of(found.points)
+    chosen, within = choose(front, found.allowance)
+    assert chosen is not None
+    assert within
+    text = " ".join(chosen_words(found, front, chosen, within))
+    assert f"utility {chosen.utility:.2f}" in text
+    assert f"{100 * chosen.upper:.1f}" in text
+    public = found.reference["public models"]
+    beaten = replace(chosen, deletion=public.deletion + 0.1)
+    assert "more faithful than" in " ".join(chosen_words(found, front, beaten, True))
+    assert "PublicExplainer" in " ".join(chosen_words(found, front, replace(chosen, deletion=0.1), True))
+    assert "not given" in " ".join(chosen_words(study(public=False), front, chosen, True))
+    leaky = study(leak=0.1)
+    least, within = choose(front_of(leaky.points), leaky.allowance)
+    assert not within
+    assert "No release that was tried" in " ".join(chosen_words(leaky, front_of(leaky.points), least, within))
+    assert "No release was measured" in " ".join(chosen_words(found, (), None, True))
+
+
+def test_a_search_without_a_point_still_has_a_page() -> None:
+    empty = replace(study(), points=(), reference={})
+    parsed = Page(render(empty, (), None, True, None, None))
+    assert (parsed.stack, parsed.unbalanced) == ([], [])
+
+
+def test_the_plot_names_every_point_of_comparison_and_marks_the_chosen_one() -> None:
+    found = study()
+    front = front_of(found.points)
+    chosen, _ = choose(front, found.allowance)
+    assert chosen is not None
+    svg = str(pareto_figure(found, front, chosen))
+    for name in ("native", "recommended", "DeepLeak's best", "public models", f"chosen (trial {chosen.number})"):
+        assert f">{name}<" in svg.replace("&#39;", "'")
+    assert "#0a0b" not in svg  # every stand-in colour became a variable, which dark and light pages set
+    assert "var(--figure-strong)" in svg
+    assert "DejaVu" not in svg
+
+
+def test_labels_do_not_cover_each_other_where_points_lie_close() -> None:
+    found = study()
+    close = {n: replace(p, leak=0.001, utility=0.6 + i / 1000) for i, (n, p) in enumerate(found.reference.items())}
+    svg = str(pareto_figure(replace(found, reference=close), (), close["native"]))
+    names = "native|recommended|public models|DeepLeak"
+    texts = re.findall(rf"<text ([^>]*)>({names})", svg)
+    at = [re.search(r'x="([\d.-]+)" y="([\d.-]+)"', attributes) for attributes, _ in texts]
+    places = [(float(m[1]), float(m[2])) for m in at if m]
+    assert len(places) == 4
+    for i, (x, y) in enumerate(places):
+        assert all(abs(y - other) >= 10 or abs(x - across) >= 10 for across, other in places[:i])
+
+
+def test_images_are_shown_as_maps_and_tables_as_bars_with_the_names_of_their_columns() -> None:
+    found = study()
+    front = front_of(found.points)
+    images = Page(page(found, None, examples(found, front)))
+    pictures = [a for tag, a in images.tags if tag == "img"]
+    assert len(pictures) == 3 * (1 + 5)  # the input, and five named releases, of three examples
+    assert all((a.get("src") or "").startswith("data:image/png;base64,") for a in pictures)
+    assert len([a for a in pictures if "input" in (a.get("alt") or "")]) == 3
+    names = tuple(f"column {j}" for j in range(14))
+    table = Page(page(found, None, replace(examples(found, front, (14,)), features=names)))
+    assert "img" not in {tag for tag, _ in table.tags}
+    assert sum(name in table.text for name in names) >= 10
+    assert "4 more features" in table.text
+    assert [a for tag, a in table.tags if tag == "rect" and a.get("class") in ("for", "against")]
+
+
+def test_maps_that_are_zero_or_not_finite_are_drawn_too() -> None:
+    found = study()
+    for shape in ((1, 4, 4), (6,)):
+        shown = examples(found, (), shape)
+        broken = {**shown.maps, 0: np.full_like(shown.maps[0], np.nan), 1: np.zeros_like(shown.maps[1])}
+        html = page(found, None, replace(shown, maps=broken))
+        assert "nan" not in Page(html).text.split()
+
+
+def test_a_hardening_is_written_as_in_python_without_its_defaults() -> None:
+    assert as_python(Hardening(clip=TopKSet(k=4))) == "Hardening(clip=TopKSet(k=4))"
+    noisy = Hardening(clip=RankNorm(shape=1.45), noise=GaussianNoise(Relative(0.0371234), key=b"k" * 16))
+    assert as_python(noisy) == "Hardening(clip=RankNorm(shape=1.45), noise=GaussianNoise(std=Relative(factor=0.03712)))"
+    assert as_python(Hardening.none(), {"n_steps": 25, "abs": False}) == "Hardening.none(), n_steps=25, abs=False"
+
+
+def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    found = study()
+    path = write_page(tmp_path / "front.html", found, (), None, True, None, None)
+    assert path.read_text().startswith("\n<!doctype html>") or path.read_text().startswith("<!doctype html>")
+    with pytest.raises(InputError, match="cannot write"):
+        write_page(tmp_path / "nowhere" / "front.html", found, (), None, True, None, None)
