@@ -57,7 +57,7 @@ from safexplain.verdict.judgement import AuditResult
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, rates, written
 from ...shared.run import Parts, Progress, destination, load, parser, provenance, rounded, table, write_json
-from ..recommended.suite import interval, resampled_rates
+from ...shared.resampling import interval, resampled_rates
 
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]

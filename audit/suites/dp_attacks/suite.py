@@ -63,7 +63,7 @@ from ...shared.run import (
     write_json,
 )
 from ..attack_table.suite import HUANG, estimate
-from ..recommended.suite import resampled_rates
+from ...shared.resampling import resampled_rates
 from . import heads as dp_heads
 from . import networks as dp_networks
 from .heads import DELTA, Released, Size

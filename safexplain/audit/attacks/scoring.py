@@ -18,8 +18,18 @@ from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned.classifier import FittedLearned
 from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
-from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, Numbers, SuiteRow, values_of
+from safexplain.audit.attacks.suite import (
+    FEWEST_TO_LEARN,
+    OF_LABELS,
+    PREDICTION,
+    VIEWS,
+    Numbers,
+    SuiteRow,
+    values_of,
+)
 from safexplain.audit.signals import Signals
+from safexplain.errors import InputError
+from safexplain.verdict.evidence import split_level
 
 PSEUDO_TARGETS = 8
 """Reference models that play the target for the stacks, at most; others are left for what learns before these."""
@@ -43,10 +53,12 @@ class Scorer:
         target: the model whose membership is guessed; it is nobody's reference.
         training: (n,) bool, the examples that classifiers of maps may be trained on; none: all.
         seed: of the choice of pseudo-targets and of what learns.
+        known: the scorer of another release of the same models to the same queries, with the same target and seed:
+            what it found without an explanation (in rows about labels and losses) is not computed again.
         progress: told after each row.
 
     Raises:
-        InputError: a row has too few references, or as its attack.
+        InputError: a row has too few references, or as its attack; or `known` is about another target or seed.
     """
 
     def __init__(
@@ -57,8 +69,14 @@ class Scorer:
         target: int,
         training: NDArray[np.bool_],
         seed: int = 0,
+        known: Scorer | None = None,
         progress: Progress = silent,
     ) -> None:
+        if known is not None and (known.target, known._seed) != (target, seed):
+            raise InputError(
+                f"known: expected a scorer of target {target} with seed {seed}, got one of {known.target} with"
+                f" {known._seed}"
+            )
         self.rows = tuple(rows)
         self.target = target
         self._signals = signals
@@ -75,6 +93,13 @@ class Scorer:
         self._of_players: dict[SuiteRow, Array] = {}
         self._of_target: dict[SuiteRow, Array] = {}
         self._joined = {column for row in rows for column in _columns(row)}
+        if known is not None:
+            for mine, theirs in (
+                (self._fitted, known._fitted),
+                (self._of_players, known._of_players),
+                (self._of_target, known._of_target),
+            ):
+                mine.update({row: found for row, found in theirs.items() if not _explains(row)})  # type: ignore[attr-defined]
         for i, row in enumerate(self.rows):
             self._prepare(row)
             progress("fitting attacks", i + 1, len(self.rows))
@@ -176,3 +201,9 @@ def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
     for column in row.columns:
         yield column
         yield from _columns(column)
+
+
+def _explains(row: SuiteRow) -> bool:
+    """Whether anything of the explanation is read."""
+    names = {split_level(part)[0] for part in row.parts}
+    return not names <= {*OF_LABELS, *PREDICTION}

@@ -1,4 +1,4 @@
-"""Runs the suite: `python -m audit.suites.recommended --help`."""
+"""Runs the suite: `python -m audit.suites.releases --help`."""
 
 from ...shared.run import finish
 from .suite import main

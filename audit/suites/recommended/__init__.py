@@ -1,1 +1,0 @@
-"""What `Hardening.recommended()` rests on: attacks under it and twelve alternatives."""

@@ -1,0 +1,437 @@
+"""Which releases add nothing to the labels of the same queries, and which of them are the most useful.
+
+Whoever explains a prediction releases its label, and a patient client may ask about an example as often as he likes,
+each time a little differently. So the fair question is what the explanations ADD to the labels of the same queries.
+Models that overfit are asked about every example once and many times; every release is made of the same native maps,
+and judged by the attacks of an audit (`safexplain.audit.attacks`), each stacked with the labels of the same queries:
+
+    adds        TPR at 1 % FPR of a stacked attack less that of the labels alone, in points, ties broken at random; mean
+                over the models that take turns as the target. Shown is the attack with the largest value; the upper
+                bound is the largest among all attacks of their one-sided 95 % bounds, so that no attack adds more
+    AUC adds    the same of the area under the ROC curve
+    stack       of the complete stack alone, which reads everything together and keeps to the labels unless the rest
+                adds to them on other models; and (always) the same when it never keeps to the labels
+    overlap     share of the native top features (a tenth, at least four) that are on top of the released map too
+    U           mean of overlap, rank correlation and cosine with the native map
+    deletion    what the predicted probability loses when the released top features with values above 0 are set to 0
+    insertion   the predicted probability when all other features are set to 0, less that with all of them at 0
+    wrong sign  share of the released numbers that are not zero and have not their native sign; and of the maps in which
+                that holds for one of the top features
+
+Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets; attacks that are
+trained on whole maps (`Learned`), and all 150 trees of `Boosted` instead of 50, run with `--full`. A release passes where, at every level of patience, what it adds is
+at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and where its deletion is at most .02 below
+the native one and above that of the public models. "Public models" explain the class that the audited model predicts
+by five models which never saw the pool; a "student" learned the audited model's labels on public examples: neither
+knows more than the labels do, whatever an attack finds in it.
+
+Releases with noise are asked once with it, and often without: that is what averaging leaves. Null of the method: maps
+that are random, in the first rows of every table.
+
+    python -m audit.suites.releases [--task digits|heloc|heloc_trees|cifar10|gtsrb|all] [--full] [--device cuda]
+                                    [--data DIR] [--out FILE] [--cache DIR] [--quick]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain.audit import Policy, Recipe, Shadows, Signals, train_shadows, utility
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.collect import summarise
+from safexplain.audit.queries import Predictions
+from safexplain.outputs import are_probabilities
+from safexplain.verdict.evidence import WHOLE_MAP, at_level
+
+from ...shared.resampling import interpolated_rates
+from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, table, write_json
+from .formats import Release, releases
+from .tasks import NATIVE, SIZES, TASKS, Asked, Task, ask, predictions
+
+Floats = NDArray[np.floating[Any]]
+
+FPRS = (0.01, 0.05)
+ONE_SIDED, TWO_SIDED = 1.6449, 1.96
+MOST_TPR, MOST_AUC, MOST_FAITHFULNESS = 0.01, 0.02, 0.02
+PUBLIC_MODELS = 5
+PUBLIC, STUDENT = "public models", "student of the labels"
+CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
+"""What the stored cells depend on, beside the code here."""
+
+
+class Always(Stacked):
+    """The stack that never keeps to its first column."""
+
+    def _adds(self, x: Any, y: Any) -> bool:
+        return True
+
+
+@dataclass
+class Cell:
+    """One task and explainer: what was asked, and everything that is measured of a release.
+
+    Args:
+        task: of the cell.
+        explainer: a name in `NATIVE`.
+        shadows: the audited models.
+        said: what they predict.
+        native: their maps.
+        resamples: of the examples.
+        learned: whether attacks that are trained on whole maps run too.
+    """
+
+    task: Task
+    explainer: str
+    shadows: Shadows
+    said: Predictions
+    native: Asked
+    resamples: int
+    learned: bool
+
+    def __post_init__(self) -> None:
+        self._without: dict[tuple[int, int], Scorer] = {}
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(n, 1 + resamples) how often each example counts: once in column 0, then as its group was resampled."""
+        groups = self.task.pool.groups
+        unit = np.arange(len(self.task.pool)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        units = int(unit.max()) + 1
+        drawn = np.random.default_rng(0xB007).multinomial(units, np.full(units, 1 / units), size=self.resamples).T
+        return np.concatenate([np.ones((len(unit), 1)), drawn[unit]], axis=1).astype(np.float32)
+
+    def signals(self, maps: dict[int, Floats]) -> Signals:
+        """What an attacker sees, at each level: released maps, their summaries, and the labels."""
+        values = {k: v for k, v in self.said.values.items() if k.partition("@")[0] in ("label", "kept", "shares")}
+        for level, released in maps.items():
+            each = [summarise(torch.from_numpy(rows)) for rows in released]
+            for name in each[0]:
+                values[at_level(name, level)] = np.stack([found[name].numpy() for found in each])
+            if level > 1:
+                values[at_level(WHOLE_MAP, level)] = released.astype(np.float32)
+        meta = {"shape": list(self.task.shape)} if maps[1].shape[2] == self.task.features else {}
+        return Signals(self.shadows.membership, values, maps[1].astype(np.float32), meta)
+
+    def judged(self, maps: dict[int, Floats]) -> dict[str, Any]:
+        """{level: what each stacked attack adds to the labels}, and the labels alone."""
+        signals = self.signals(maps)
+        rows = list(self._rows(signals))
+        rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
+        training = np.ones(len(self.task.pool), dtype=bool)
+        for target in range(self.task.targets):
+            known = self._without.get((target, 0))
+            scorer = Scorer(signals, rows, target=target, training=training, known=known)
+            self._without.setdefault((target, 0), scorer)
+            for row, scores in zip(rows, scorer.scores(target), strict=True):
+                member = self.shadows.membership[target]
+                rates[row].append(interpolated_rates(scores, member, self.weights, FPRS))
+        found: dict[str, Any] = {}
+        for level in self.task.levels:
+            mine = {row: np.mean(rates[row], axis=0) for row in rows if row.level == level}
+            labels = next(row for row in mine if row.baseline)
+            added = {
+                (f"{row.name} on {row.signal}" if type(row.attack) is not Always else "Stacked, always"): {
+                    name: estimate(mine[row][k] - mine[labels][k]) for k, name in enumerate(("auc", "tpr", "tpr5"))
+                }
+                for row in mine
+                if row.role == "explanation+label" and row.attack.__class__ in (Stacked, Always)
+            }
+            found[str(level)] = {
+                "labels": {name: float(mine[labels][k][0]) for k, name in enumerate(("auc", "tpr", "tpr5"))},
+                "attacks": added,
+            }
+        return found
+
+    def _rows(self, signals: Signals) -> Iterator[SuiteRow]:
+        """The suite's attacks that are stacked with the labels, with the labels alone."""
+        policy = Policy(patience=self.task.levels, training=0.0)
+        for row in fitting(signals, policy):
+            if not (row.baseline or (row.role == "explanation+label" and row.columns)):
+                continue
+            if not self.learned:
+                if row.columns[-1].learns and row.name != "Stacked":
+                    continue
+                row = smaller(row)
+            yield row
+            if row.name == "Stacked":
+                yield replace(row, name="Always", attack=Always(row.attack.fpr))  # type: ignore[attr-defined]
+
+    def useful(self, released: Floats) -> dict[str, float]:
+        """Agreement with the native maps of the plain query, faithfulness and signs, over all targets."""
+        t = self.task.targets
+        native = np.array(self.native.maps[:t, 0])
+        d = native.shape[2]
+        k = self.task.top(d)
+        pair = [a[:t].reshape(-1, a.shape[2]) for a in (native, released)]
+        said = utility(*pair, top_fraction=k / d)
+        lost, gained = zip(
+            *(
+                faithful(model, self.task.pool.x, self.native.labels[i], rows, k)
+                for i, (model, rows) in enumerate(zip(self.shadows.models, released[:t], strict=False))
+            ),
+            strict=True,
+        )
+        signs, top = wrong_signs(*pair, k)
+        return {
+            "overlap": said.top_overlap,
+            "rank_correlation": said.rank_correlation,
+            "cosine": said.cosine,
+            "utility": float(np.mean([said.top_overlap, said.rank_correlation, said.cosine])),
+            "deletion": float(np.mean(lost)),
+            "insertion": float(np.mean(gained)),
+            "sign_errors": signs,
+            "sign_errors_top": top,
+        }
+
+    def measure(self, release: Release, asked: Asked | None = None) -> dict[str, Any]:
+        """Everything about a release; `asked`: of other models than the audited ones."""
+        maps = {level: (asked or self.native).average(release, level) for level in self.task.levels}
+        return {"levels": self.judged(maps), **self.useful(maps[1])}
+
+
+def smaller(row: SuiteRow) -> SuiteRow:
+    """The row with a third of the trees, each worth as much more, and without attacks on whole maps."""
+    attack = row.attack
+    if isinstance(attack, Boosted):
+        attack = replace(attack, trees=attack.trees // 3, rate=3 * attack.rate)
+    return replace(row, attack=attack, columns=tuple(smaller(c) for c in row.columns if not c.learns))
+
+
+def estimate(replicates: Floats) -> dict[str, float]:
+    """The value and its standard error."""
+    return {"value": float(replicates[0]), "se": float(replicates[1:].std(ddof=1))}
+
+
+def spread(maps: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(n, k) released numbers as one a feature: groups of a digit are its 16 squares."""
+    d = int(np.prod(shape))
+    if maps.shape[1] == d:
+        return maps
+    square = (torch.arange(8)[:, None] // 2 * 4 + torch.arange(8)[None] // 2).flatten()
+    return maps[:, square]
+
+
+def faithful(model: nn.Module, x: Tensor, labels: NDArray[np.int64], maps: Floats, k: int) -> tuple[float, float]:
+    """Deletion and insertion of the released top k numbers above zero, ties at random, baseline 0."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.from_numpy(np.array(maps)).double()
+    order = torch.randperm(rows.shape[1], generator=draw)
+    shuffled = rows[:, order]
+    place = shuffled.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    chosen = torch.zeros_like(rows, dtype=torch.bool)
+    chosen[:, order] = (place < k) & (shuffled > 0)
+    keep = spread(chosen.float(), tuple(x.shape[1:])).view_as(x)
+    target = torch.from_numpy(labels)[:, None]
+
+    def probability(inputs: Tensor) -> Tensor:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        with torch.no_grad():
+            p = model(inputs.to(device)).cpu()
+        return (p if are_probabilities(p) else p.softmax(1)).gather(1, target)[:, 0]
+
+    lost = probability(x) - probability(x * (1 - keep))
+    gained = probability(x * keep) - probability(torch.zeros_like(x))
+    return float(lost.mean()), float(gained.mean())
+
+
+def wrong_signs(native: Floats, released: Floats, k: int) -> tuple[float, float]:
+    """Share of released numbers but zeros whose sign is not the native one; of maps with one such in their top k."""
+    if native.shape != released.shape:
+        return float("nan"), float("nan")
+    wrong = (np.sign(native) != np.sign(released)) & (released != 0)
+    top = np.argsort(-np.abs(released), axis=1, kind="stable")[:, :k]
+    some = np.take_along_axis(wrong, top, 1).any(1).mean()
+    return float(wrong.sum() / max(int((released != 0).sum()), 1)), float(some)
+
+
+# ------------------------------------------------------------------------------------------------------- other models
+
+
+def students(task: Task, shadows: Shadows, folder: Path, device: str) -> list[tuple[nn.Module, ...]]:
+    """For every audited model one trained on public examples with the labels that it gives them."""
+    out = []
+    for i, model in enumerate(shadows.models):
+        with torch.no_grad():
+            labels = model(task.public.x.to(device)).argmax(1).cpu()
+        public = replace(task.public, y=labels, groups=None)
+        everyone = np.ones((1, len(public)), dtype=bool)
+        trained = train_shadows(public, task.train, build=task.build, membership=everyone, seed=1000 + i, device=device,
+                                cache=str(folder))  # fmt: skip
+        out.append(trained.models)
+    return out
+
+
+def public_models(task: Task, folder: Path, device: str) -> tuple[nn.Module, ...]:
+    """Trained on public examples with their true labels."""
+    everyone = np.ones((PUBLIC_MODELS, len(task.public)), dtype=bool)
+    trained = train_shadows(task.public, task.train, build=task.build, membership=everyone, seed=2000, device=device,
+                            cache=str(folder))  # fmt: skip
+    return trained.models
+
+
+# ---------------------------------------------------------------------------------------------------------- judgement
+
+
+def worst(figures: dict[str, Any], what: str) -> dict[str, Any]:
+    """Over levels and attacks: the largest value with its level and attack, and the largest upper bounds."""
+    each = [
+        (level, attack, found[what])
+        for level, at in figures["levels"].items()
+        for attack, found in at["attacks"].items()
+        if attack != "Stacked, always"
+    ]
+    level, attack, top = max(each, key=lambda e: e[2]["value"])
+    return {
+        "value": top["value"],
+        "se": top["se"],
+        "level": int(level),
+        "attack": attack,
+        "upper": max(e["value"] + ONE_SIDED * e["se"] for *_, e in each),
+    }
+
+
+def complete(figures: dict[str, Any], what: str, name: str = "Stacked on") -> dict[str, float]:
+    """Of the complete stack, at the level where it adds most."""
+    each = [
+        found[what]
+        for at in figures["levels"].values()
+        for attack, found in at["attacks"].items()
+        if attack.startswith(name)
+    ]
+    return max(each, key=lambda e: float(e["value"]))
+
+
+def judge(rows: dict[str, Any]) -> dict[str, Any]:
+    """Of each release of a cell: what it adds at most, and whether it passes."""
+    native = rows["native"]["deletion"]
+    public = rows[PUBLIC]["deletion"] if PUBLIC in rows else -np.inf
+    out = {}
+    for name, figures in rows.items():
+        tpr, auc = worst(figures, "tpr"), worst(figures, "auc")
+        holds = tpr["upper"] <= MOST_TPR and auc["upper"] <= MOST_AUC
+        faithfully = figures["deletion"] >= native - MOST_FAITHFULNESS and figures["deletion"] > public
+        out[name] = {"tpr": tpr, "auc": auc, "safe": bool(holds), "faithful": bool(faithfully),
+                     "passes": bool(holds and faithfully)}  # fmt: skip
+    return out
+
+
+def front(rows: dict[str, Any], judged: dict[str, Any]) -> list[str]:
+    """Releases that no other one beats or equals in all of: what they add (TPR), U, deletion and insertion."""
+    def figures(name: str) -> Floats:
+        r = rows[name]
+        return np.array([-max(judged[name]["tpr"]["value"], 0.0), r["utility"], r["deletion"], r["insertion"]])
+
+    named = [n for n in rows if n not in ("random map", PUBLIC, STUDENT)]
+    return [
+        n
+        for n in named
+        if not any((figures(o) >= figures(n)).all() and (figures(o) > figures(n)).any() for o in named if o != n)
+    ]
+
+
+def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any]:
+    """All explainers of a task: {explainer: {release: figures}}, and what the models learned."""
+    progress = Progress(f"{task.name}: ")
+    store = options.cache / "models"
+    shadows = train_shadows(task.pool, task.train, build=task.build, models=task.models, device=options.device,
+                            cache=None if task.build is None else str(store), progress=progress)  # fmt: skip
+    said = predictions(task, shadows, progress)
+    labels = said.values["label"].astype(np.int64)
+    right = labels == task.pool.y.numpy()
+    member = shadows.membership
+    learned = {"members": float(right[member].mean()), "non_members": float(right[~member].mean())}
+    print(f"{task.name}: {len(task.pool)} examples, right on {learned['members']:.1%} of members,"
+          f" {learned['non_members']:.1%} of others", flush=True)  # fmt: skip
+    public = public_models(task, store, options.device)
+    pupils = students(task, shadows, store, options.device) if task.students else None
+    cells = {}
+    for explainer in task.explainers:
+        progress.prefix = f"{task.name} {explainer}: "
+        native = ask(task, [(m,) for m in shadows.models], labels, explainer, options.cache, progress)
+        cell = Cell(task, explainer, shadows, said, native, 50 if size == "quick" else 400, size == "full")
+        table_of = releases(task, explainer, native.maps.shape[3])
+        if size == "small" and explainer != task.explainers[0]:
+            table_of = {n: r for n, r in table_of.items() if r.everywhere}
+        if size == "quick":
+            table_of = {n: table_of[n] for n in ("native", "random map", "TopKSet(k=4, fraction=.1)")}
+        rows: dict[str, Any] = {}
+        key = [task.name, explainer, size, len(task.pool), task.models, task.targets, list(task.levels)]
+        for name, release in table_of.items():
+            rows[name] = parts.get([*key, name], lambda release=release: cell.measure(release))
+            show(task, explainer, name, rows)
+        others = {PUBLIC: [public] * task.models} | ({STUDENT: pupils} if pupils else {})
+        for name, models in others.items():
+
+            def make(models: Any = models) -> dict[str, Any]:
+                asked = ask(task, models, labels, explainer, options.cache, progress)
+                return cell.measure(table_of["native"], asked)
+
+            rows[name] = parts.get([*key, name], make)
+            show(task, explainer, name, rows)
+        judged = judge(rows)
+        best = front(rows, judged)
+        cells[explainer] = {
+            "kind": NATIVE[explainer][0],
+            "features": int(native.maps.shape[3]),
+            "releases": {n: rows[n] | {"judged": judged[n], "front": n in best} for n in rows},
+        }
+        print(f"{task.name} {explainer}: pass: {', '.join(n for n in rows if judged[n]['passes'])}", flush=True)
+        print(f"{task.name} {explainer}: front: {', '.join(best)}", flush=True)
+    return {"accuracy": learned, "examples": len(task.pool), "models": task.models, "targets": task.targets,
+            "levels": list(task.levels), "dither": task.dither.to_dict(), "resamples": 50 if size == "quick" else 400,
+            "cells": cells}  # fmt: skip
+
+
+def show(task: Task, explainer: str, name: str, rows: dict[str, Any]) -> None:
+    """One line of the table, as soon as it is there."""
+    r = rows[name]
+    tpr, auc, stack = worst(r, "tpr"), worst(r, "auc"), complete(r, "tpr")
+    always = complete(r, "tpr", "Stacked, always")
+    print(
+        f"{task.name:8} {explainer:14} {name:32} {100 * tpr['value']:+5.1f} +-{196 * tpr['se']:4.1f} up"
+        f" {100 * tpr['upper']:5.1f} | auc {auc['value']:+.3f} up {auc['upper']:+.3f} | stack"
+        f" {100 * stack['value']:+5.1f} always {100 * always['value']:+5.1f} | o {r['overlap']:.2f} r"
+        f" {r['rank_correlation']:.2f} c {r['cosine']:.2f} | del {r['deletion']:.3f} ins {r['insertion']:.3f} | sign"
+        f" {r['sign_errors']:.2f} {r['sign_errors_top']:.2f} | {tpr['attack'][:40]}@{tpr['level']}",
+        flush=True,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite."""
+    p = parser("releases", __doc__)
+    p.add_argument("--task", choices=(*TASKS, "all"), default="all")
+    p.add_argument("--full", action="store_true", help="all models, targets and levels, and attacks on whole maps")
+    p.add_argument("--device", default="cpu", help="where networks are trained and asked")
+    options = p.parse_args(argv)
+    warnings.filterwarnings("ignore", module="captum")
+    size = "quick" if options.quick else "full" if options.full else "small"
+    parts = Parts(options.cache / "releases", __package__, *CODE)
+    out = destination(options)
+    head = {"suite": "releases", "quick": options.quick, "full": options.full}
+    results = earlier(out, options.quick)
+    for name in TASKS if options.task == "all" else (options.task,):
+        start = time.perf_counter()
+        task = TASKS[name](size, options.data)
+        found = run_task(task, size, options, parts)
+        run = provenance(time.perf_counter() - start, options.device)
+        results = {**results, name: {**found, "size": size, "data": task.source, "run": run}}
+        write_json(out, rounded(head | {"results": {n: results[n] for n in TASKS if n in results}}))
+    print(f"written to {out}")
+    sys.stdout.flush()
+    return 0
