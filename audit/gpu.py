@@ -101,6 +101,8 @@ STEPS = (
     _canaries("figure3", 20),
     Step("dp_attacks", "audit.suites.dp_attacks", ("--task", "network", *CUDA), 90,
          ("--task", "network", *CUDA, "--quick"), resumes=True, cached=True),
+    Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
+         resumes=True, cached=True),
     _canaries("text", 60),
     _canaries("scratch", 90),
 )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from safexplain.audit.attacks.suite import SUMMARY
+
 from ..benchmarks import tables as benchmark_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
@@ -13,7 +15,7 @@ from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
 from ..suites.paper_d import tables as paper_d_tables
-from ..suites.recommended.suite import BEYOND, JOINT, worst_scalars
+from ..suites.releases import tables as release_tables
 from ..suites.third_party import suite as third_party_suite
 from ..suites.verdict_errors import tables as verdict_tables
 
@@ -28,7 +30,7 @@ def highest_bound(cell: dict[str, Any]) -> dict[str, Any]:
 
 SHOWN = {
     "`LikelihoodRatio` L1": ("LikelihoodRatio on l1", True),
-    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {'+'.join(JOINT)}", False),
+    "`JointLikelihoodRatio` of five summaries": (f"JointLikelihoodRatio on {'+'.join(SUMMARY)}", False),
     "Huang et al. L1": ("LRT (Huang et al.) on l1", False),
     "`Learned` (DeepLeak)": ("Learned on attributions", False),
     "LRT of the map": ("LikelihoodRatio on attributions", False),
@@ -136,45 +138,6 @@ def third_party(found: dict[str, Any]) -> str:
             rows.append((f"{net.removesuffix('_cifar10')} {release}", *scores, *verdicts))
     ends = [f"verdict {how}, highest bound" for how in ("without training", "with references")]
     return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
-
-
-# ------------------------------------------------------------------------------------------------ recommended.json
-
-
-def recommended_selection(found: dict[str, Any]) -> str:
-    """How many cells of the selection meet each criterion."""
-    met = found["summary"]["criteria_met_in_selection"]
-    header = ("criteria met in the selection", "(a) scalars", "(b) beyond the label", "(c) overlap")
-    return markdown(header, [(name, *(m[k] for k in "abc")) for name, m in met.items()])
-
-
-def recommended_confirmation(found: dict[str, Any]) -> str:
-    """The confirmation, a row for each configuration."""
-    rows = []
-    for task, phases in found["results"].items():
-        for explainer, configurations in phases["confirmation"].items():
-            for name, figures in configurations.items():
-                rows.append((f"{task} {explainer}", name, *_confirmed(figures)))
-    header = ("task", "configuration", "worst scalar AUC", "worst scalar TPR", *BEYOND, "label", "largest excess",
-              "overlap", "cosine", "a b c")  # fmt: skip
-    return markdown(header, rows, left=2)
-
-
-def _confirmed(figures: dict[str, Any]) -> list[str]:
-    estimates, criteria, utility = figures["estimates"], figures["criteria"], figures["utility"]
-    z, (low, high) = criteria["z_of_scalars"], criteria["excess_interval"]
-    worst, most = worst_scalars(estimates)
-    others = [[estimates[f"{k} {of}"]["value"] for of in ("auc", "tpr")] for k in BEYOND]
-    return [
-        f"{worst['value']:.3f} ± {z * worst['se']:.3f}",
-        f"{most['value']:.1%} ± {z * most['se']:.1%}",
-        *(f"{a:.3f}, {t:.1%}" for a, t in others),
-        f"{estimates['label tpr']['value']:.1%}",
-        f"{criteria['strongest']} {criteria['excess']:+.1%} [{low:+.1%}, {high:+.1%}]",
-        f"{utility['top_overlap']:.3f}",
-        f"{utility['cosine']:.3f}",
-        " ".join("yes" if criteria[k] else "**no**" for k in "abc"),
-    ]
 
 
 # ------------------------------------------------------------------------------------------------- dp_attacks.json
@@ -288,8 +251,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_table: verdicts": ("attack_table", attack_verdicts),
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
-    "recommended: selection": ("recommended", recommended_selection),
-    "recommended: confirmation": ("recommended", recommended_confirmation),
     "dp_attacks: leakage": ("dp_attacks", dp_leakage),
     "dp_attacks: accounting": ("dp_attacks", dp_accounting),
     "red_team": ("red_team", red_team),
@@ -310,6 +271,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
+    **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},

@@ -5,15 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from evidence import DATA, ROOT, needs, run, twice
+from evidence import DATA, ROOT, needs, run
 from sklearn.metrics import auc as area
 
+from audit.shared import resampling
 from audit.shared import run as common
 from audit.suites.paper_a import suite as paper_a
-from audit.suites.recommended import suite as recommended
-from safexplain.audit import Population, Recipe, collect_signals, train_shadows
 from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
-from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.stats import roc, tpr_at_fpr
 
 needs_signals, needs_cifar10 = needs("paper_a_ixg_signals.npz"), needs("cifar10.npz")
@@ -112,19 +110,6 @@ def test_a_missed_target_is_named():
     assert "Boosted()" in paper_a.failures({"l1": good, "loss": loss}, worse, 1.0)[0]
 
 
-def test_scores_of_whole_maps_are_those_of_the_librarys_attack():
-    rng = np.random.default_rng(2)
-    membership = rng.random((9, 40)) < 0.5
-    membership[:, 0], membership[0, 1], membership[1:, 1] = True, True, False
-    maps = (rng.normal(size=(9, 40, 7)) - 0.5 * membership[..., None] + 100).astype(np.float32)
-    fast = recommended.whole_map_scores(maps, membership, 4, chunk=9 * 7 * 6)
-    for t in range(4):
-        others = np.arange(9) != t
-        slow = LikelihoodRatio()(maps[t], maps[others], membership[others])
-        assert fast[t] == pytest.approx(slow, rel=1e-4, abs=1e-4)
-    assert np.abs(fast).max() > 1
-
-
 @pytest.mark.parametrize("decimals", [8, 0])
 def test_weighted_rates_are_the_rates_of_repeated_examples(decimals):
     rng = np.random.default_rng(3)
@@ -132,24 +117,12 @@ def test_weighted_rates_are_the_rates_of_repeated_examples(decimals):
     signal = np.round(rng.normal(size=500) + 0.5 * member, decimals)
     weights = rng.multinomial(500, np.full(500, 1 / 500), size=5).T
     weights = np.concatenate([np.ones((500, 1)), weights], axis=1).astype(np.float32)
-    auc, tpr = recommended.resampled_rates(signal, member, weights, 0.01)
+    auc, tpr = resampling.resampled_rates(signal, member, weights, 0.01)
     for b in range(6):
         again = np.repeat(np.arange(500), weights[:, b].astype(int))
         curve = roc(signal[again], member[again])
         assert auc[b] == pytest.approx(curve.auc, abs=1e-6)
         assert tpr[b] == pytest.approx(tpr_at_fpr(curve, fpr=0.01).tpr, abs=1e-6)
-
-
-def test_scalars_of_maps_are_those_that_collect_signals_gives():
-    import torch
-
-    rng = np.random.default_rng(4)
-    pool = Population.of(rng.normal(size=(30, 5)), np.arange(30) % 3)
-    shadows = train_shadows(pool, Recipe(epochs=1), build=lambda seed: torch.nn.Linear(5, 3), models=2)
-    signals = collect_signals(shadows, pool, lambda model, x, target: x * model.weight[target], patience=(1,))
-    found = recommended.summaries(signals.attributions)
-    for name in (*recommended.JOINT, "l2", "variance"):
-        assert found[name] == pytest.approx(signals.values[name], rel=1e-5)
 
 
 def test_guessing_finds_a_little_more_than_the_false_positive_rate():
@@ -160,48 +133,6 @@ def test_guessing_finds_a_little_more_than_the_false_positive_rate():
         tprs.append(tpr_at_fpr(rng.random(600), member, fpr=0.01).tpr)
     assert np.mean(tprs) == pytest.approx(4 / 301, abs=4 * np.std(tprs) / 600**0.5)
     assert abs(np.mean(tprs) - 0.01) > 4 * np.std(tprs) / 600**0.5
-
-
-def figures(auc, tpr=0.01, overlap=0.9, **excess):
-    estimates = {f"{a} {s} auc": {"value": auc, "se": 0.005} for a, s in recommended.SCALARS}
-    estimates |= {f"{a} {s} tpr": {"value": tpr, "se": 0.001} for a, s in recommended.SCALARS}
-    estimates |= {f"{k} excess": {"value": excess.get(k.split()[0], 0.0), "se": 0.002} for k in recommended.BEYOND}
-    return {"estimates": estimates, "chance_tpr": 0.011, "utility": {"top_overlap": overlap}}
-
-
-@pytest.mark.parametrize(
-    ("given", "holds"),
-    [
-        (figures(0.505), "abc"),
-        (figures(0.52), "bc"),
-        (figures(0.48), "bc"),
-        (figures(0.5, tpr=0.02), "bc"),
-        (figures(0.5, tpr=0.005), "bc"),
-        (figures(0.5, whole=0.011), "ac"),
-        (figures(0.5, signed=0.011), "ac"),
-        (figures(0.5, joint=0.011), "ac"),
-        (figures(0.5, joint=0.009), "abc"),
-        (figures(0.5, overlap=0.849), "ab"),
-    ],
-)
-def test_each_criterion_fails_where_it_should(given, holds):
-    found = recommended.judge(given)
-    assert "".join(k for k in "abc" if found[k]) == holds
-
-
-def test_what_is_called_recommended_is_what_the_library_recommends():
-    rows = recommended.configurations(np.ones((1, 2, 2)))
-    assert rows[recommended.RECOMMENDED] == Hardening.recommended()
-    assert list(rows.values()).count(Hardening.recommended()) == 1
-
-
-def test_selection_and_confirmation_share_no_example():
-    task = recommended.digits(quick=False)
-    first, second = (task.population(s) for s in (recommended.SELECTION, recommended.CONFIRMATION))
-    assert len(first) == len(second) == 600
-    order = np.random.default_rng(0).permutation(1797)
-    assert not set(order[:600]) & set(order[600:1200])
-    assert first.digest() != second.digest()
 
 
 def test_missing_data_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
@@ -301,21 +232,6 @@ def test_a_quick_run_does_not_overwrite_committed_results(tmp_path):
     options = common.parser("paper_a", "").parse_args(["--quick", "--cache", str(tmp_path)])
     assert common.destination(options).parent == tmp_path
     assert common.destination(common.parser("paper_a", "").parse_args([])).parent == ROOT / "audit" / "results"
-
-
-def test_one_task_keeps_the_other_tasks_results_about_the_same_hardening_only(tmp_path):
-    head, out = {"hardening": {"clip": "a"}, "quick": False}, tmp_path / "out.json"
-    assert recommended.earlier(out, head) == {}
-    common.write_json(out, {**head, "results": {"digits": 1}})
-    assert recommended.earlier(out, head) == {"digits": 1}
-    assert recommended.earlier(out, head | {"hardening": {"clip": "b"}}) == {}
-
-
-@pytest.mark.slow
-def test_recommended_runs_and_resumes(tmp_path):
-    both = twice("audit.suites.recommended", tmp_path, "--task", "digits")
-    first, again = (found["results"]["digits"] for found in both)
-    assert all(first[phase] == again[phase] for phase in ("selection", "confirmation"))
 
 
 @pytest.mark.slow

@@ -56,8 +56,8 @@ from safexplain.explain.wrap import HARDENED
 from safexplain.verdict.judgement import AuditResult
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, rates, written
-from ...shared.run import Parts, Progress, destination, load, parser, provenance, rounded, table, write_json
 from ...shared.resampling import interval, resampled_rates
+from ...shared.run import Parts, Progress, destination, load, parser, provenance, rounded, table, write_json
 
 Bools = NDArray[np.bool_]
 Array = NDArray[np.float64]

@@ -50,6 +50,7 @@ from safexplain.audit.splits import Splits
 from safexplain.dp.accounting.calibration import noise_multiplier
 
 from ...shared.cells import FPRS, auc, failed, found_by, rates, written
+from ...shared.resampling import resampled_rates
 from ...shared.run import (
     Parts,
     Progress,
@@ -63,7 +64,6 @@ from ...shared.run import (
     write_json,
 )
 from ..attack_table.suite import HUANG, estimate
-from ...shared.resampling import resampled_rates
 from . import heads as dp_heads
 from . import networks as dp_networks
 from .heads import DELTA, Released, Size

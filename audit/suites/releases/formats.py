@@ -86,9 +86,9 @@ def nested(*shares: float) -> Rows:
     """How many of several nested sets of the largest positive values a feature is in."""
 
     def rows(native: Tensor) -> Tensor:
-        return sum(
-            (TopKSet(fraction=share)(native.clone()) for share in shares), torch.zeros_like(native)
-        ) / len(shares)
+        return sum((TopKSet(fraction=share)(native.clone()) for share in shares), torch.zeros_like(native)) / len(
+            shares
+        )
 
     return rows
 
@@ -128,8 +128,12 @@ def releases(task: Task, explainer: str, d: int) -> dict[str, Release]:
         Release("random map", lambda rows: rows, randomises=random_maps),
         Release("unit norm", clipped(UnitNorm()), everywhere=False),
         Release("0.1's default", lambda rows: rows, lambda k: 0.3 / float(np.sqrt(k)), filled_ranks),
-        Release("DeepLeak's default", lambda rows: ThresholdMask(1e-3)(RangeClip(-1, 1)(rows), None), lambda k: 0.01,
-                everywhere=False),
+        Release(
+            "DeepLeak's default",
+            lambda rows: ThresholdMask(1e-3)(RangeClip(-1, 1)(rows), None),
+            lambda k: 0.01,
+            everywhere=False,
+        ),
         Release("rank norm 1.45, balanced", clipped(weibull)),
         Release("the same, grid .89 RMS", on_grid(weibull, 0.89 / float(np.sqrt(d))), everywhere=False),
         *(Release(f"Levels({n})", clipped(Levels(n)), everywhere=n in (1, 3)) for n in (1, 2, 3, 5)),
@@ -153,5 +157,3 @@ def releases(task: Task, explainer: str, d: int) -> dict[str, Release]:
     if d == task.features and d > 40:
         table.append(Release("pooled squares, unit norm", pooled(task.shape), everywhere=False))
     return {r.name: r for r in table}
-
-

@@ -18,12 +18,13 @@ and judged by the attacks of an audit (`safexplain.audit.attacks`), each stacked
     wrong sign  share of the released numbers that are not zero and have not their native sign; and of the maps in which
                 that holds for one of the top features
 
-Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets; attacks that are
-trained on whole maps (`Learned`), and all 150 trees of `Boosted` instead of 50, run with `--full`. A release passes where, at every level of patience, what it adds is
-at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and where its deletion is at most .02 below
-the native one and above that of the public models. "Public models" explain the class that the audited model predicts
-by five models which never saw the pool; a "student" learned the audited model's labels on public examples: neither
-knows more than the labels do, whatever an attack finds in it.
+Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets. Attacks that are
+trained on whole maps (`Learned`) run with `--full`, which also grows all 150 trees of `Boosted` instead of 50. A
+release passes where, at every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their
+upper 95 % bounds, and where its deletion is at most .02 below the native one and above that of the public models.
+"Public models" explain the class that the audited model predicts by five models which never saw the pool; a "student"
+learned the audited model's labels on public examples: neither knows more than the labels do, whatever an attack finds
+in it.
 
 Releases with noise are asked once with it, and often without: that is what averaging leaves. Null of the method: maps
 that are random, in the first rows of every table.
@@ -37,9 +38,9 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain.audit import Policy, Recipe, Shadows, Signals, train_shadows, utility
+from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
-from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.attacks.suite import VIEWS, SuiteRow, fitting, values_of
 from safexplain.audit.collect import summarise
 from safexplain.audit.queries import Predictions
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
 from ...shared.resampling import interpolated_rates
-from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, table, write_json
+from ...shared.run import Parts, Progress, destination, earlier, parser, provenance, rounded, write_json
 from .formats import Release, releases
-from .tasks import NATIVE, SIZES, TASKS, Asked, Task, ask, predictions
+from .tasks import NATIVE, TASKS, Asked, Models, Task, ask, predictions
 
 Floats = NDArray[np.floating[Any]]
 
@@ -69,6 +70,7 @@ FPRS = (0.01, 0.05)
 ONE_SIDED, TWO_SIDED = 1.6449, 1.96
 MOST_TPR, MOST_AUC, MOST_FAITHFULNESS = 0.01, 0.02, 0.02
 PUBLIC_MODELS = 5
+RESAMPLES = {"quick": 50, "small": 400, "full": 1000}
 PUBLIC, STUDENT = "public models", "student of the labels"
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
 """What the stored cells depend on, beside the code here."""
@@ -130,7 +132,10 @@ class Cell:
     def judged(self, maps: dict[int, Floats]) -> dict[str, Any]:
         """{level: what each stacked attack adds to the labels}, and the labels alone."""
         signals = self.signals(maps)
-        rows = list(self._rows(signals))
+        rows = [apart(row) for row in self._rows(signals)]
+        views = {f"{view}_{name}": made(values_of(signals, name)) for name in maps_of(signals)
+                 for view, made in VIEWS.items()}  # fmt: skip
+        signals = replace(signals, values={**signals.values, **views})
         rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
         training = np.ones(len(self.task.pool), dtype=bool)
         for target in range(self.task.targets):
@@ -204,6 +209,18 @@ class Cell:
         return {"levels": self.judged(maps), **self.useful(maps[1])}
 
 
+def maps_of(signals: Signals) -> list[str]:
+    """Names of the whole maps."""
+    return [WHOLE_MAP, *(name for name in signals.values if name.startswith(f"{WHOLE_MAP}@"))]
+
+
+def apart(row: SuiteRow) -> SuiteRow:
+    """The row with its views as signals of their own, which are made once for all targets."""
+    name, colon, view = row.signal.partition(":")
+    signal = f"{view}_{name}" if colon and view in VIEWS and not row.columns else row.signal
+    return replace(row, signal=signal, columns=tuple(map(apart, row.columns)))
+
+
 def smaller(row: SuiteRow) -> SuiteRow:
     """The row with a third of the trees, each worth as much more, and without attacks on whole maps."""
     attack = row.attack
@@ -262,7 +279,7 @@ def wrong_signs(native: Floats, released: Floats, k: int) -> tuple[float, float]
 # ------------------------------------------------------------------------------------------------------- other models
 
 
-def students(task: Task, shadows: Shadows, folder: Path, device: str) -> list[tuple[nn.Module, ...]]:
+def students(task: Task, shadows: Shadows, folder: Path, device: str) -> Models:
     """For every audited model one trained on public examples with the labels that it gives them."""
     out = []
     for i, model in enumerate(shadows.models):
@@ -332,6 +349,7 @@ def judge(rows: dict[str, Any]) -> dict[str, Any]:
 
 def front(rows: dict[str, Any], judged: dict[str, Any]) -> list[str]:
     """Releases that no other one beats or equals in all of: what they add (TPR), U, deletion and insertion."""
+
     def figures(name: str) -> Floats:
         r = rows[name]
         return np.array([-max(judged[name]["tpr"]["value"], 0.0), r["utility"], r["deletion"], r["insertion"]])
@@ -357,32 +375,16 @@ def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any
     learned = {"members": float(right[member].mean()), "non_members": float(right[~member].mean())}
     print(f"{task.name}: {len(task.pool)} examples, right on {learned['members']:.1%} of members,"
           f" {learned['non_members']:.1%} of others", flush=True)  # fmt: skip
-    public = public_models(task, store, options.device)
-    pupils = students(task, shadows, store, options.device) if task.students else None
+    others: dict[str, Models] = {PUBLIC: [public_models(task, store, options.device)] * task.models}
+    if task.students:
+        others[STUDENT] = students(task, shadows, store, options.device)
     cells = {}
     for explainer in task.explainers:
         progress.prefix = f"{task.name} {explainer}: "
         native = ask(task, [(m,) for m in shadows.models], labels, explainer, options.cache, progress)
-        cell = Cell(task, explainer, shadows, said, native, 50 if size == "quick" else 400, size == "full")
-        table_of = releases(task, explainer, native.maps.shape[3])
-        if size == "small" and explainer != task.explainers[0]:
-            table_of = {n: r for n, r in table_of.items() if r.everywhere}
-        if size == "quick":
-            table_of = {n: table_of[n] for n in ("native", "random map", "TopKSet(k=4, fraction=.1)")}
-        rows: dict[str, Any] = {}
-        key = [task.name, explainer, size, len(task.pool), task.models, task.targets, list(task.levels)]
-        for name, release in table_of.items():
-            rows[name] = parts.get([*key, name], lambda release=release: cell.measure(release))
-            show(task, explainer, name, rows)
-        others = {PUBLIC: [public] * task.models} | ({STUDENT: pupils} if pupils else {})
-        for name, models in others.items():
-
-            def make(models: Any = models) -> dict[str, Any]:
-                asked = ask(task, models, labels, explainer, options.cache, progress)
-                return cell.measure(table_of["native"], asked)
-
-            rows[name] = parts.get([*key, name], make)
-            show(task, explainer, name, rows)
+        cell = Cell(task, explainer, shadows, said, native, RESAMPLES[size], size == "full")
+        asked = partial(ask, task, labels=labels, explainer=explainer, cache=options.cache, progress=progress)
+        rows = dict(run_cell(cell, size, parts, {n: partial(asked, models) for n, models in others.items()}))
         judged = judge(rows)
         best = front(rows, judged)
         cells[explainer] = {
@@ -393,13 +395,32 @@ def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any
         print(f"{task.name} {explainer}: pass: {', '.join(n for n in rows if judged[n]['passes'])}", flush=True)
         print(f"{task.name} {explainer}: front: {', '.join(best)}", flush=True)
     return {"accuracy": learned, "examples": len(task.pool), "models": task.models, "targets": task.targets,
-            "levels": list(task.levels), "dither": task.dither.to_dict(), "resamples": 50 if size == "quick" else 400,
+            "levels": list(task.levels), "dither": task.dither.to_dict(), "resamples": RESAMPLES[size],
             "cells": cells}  # fmt: skip
 
 
-def show(task: Task, explainer: str, name: str, rows: dict[str, Any]) -> None:
-    """One line of the table, as soon as it is there."""
-    r = rows[name]
+def run_cell(
+    cell: Cell, size: str, parts: Parts, others: dict[str, Callable[[], Asked]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every release and its figures, stored and shown as soon as they are there; `others`: maps of other models."""
+    task, explainer = cell.task, cell.explainer
+    chosen = releases(task, explainer, cell.native.maps.shape[3])
+    if size == "quick":
+        chosen = {n: chosen[n] for n in ("native", "random map", "TopKSet(k=4, fraction=.1)")}
+    if size == "small" and explainer != task.explainers[0]:
+        chosen = {n: r for n, r in chosen.items() if r.everywhere}
+    made: dict[str, Callable[[], dict[str, Any]]] = {n: partial(cell.measure, r) for n, r in chosen.items()}
+    for name, ask_them in others.items():
+        made[name] = lambda ask_them=ask_them: cell.measure(chosen["native"], ask_them())  # type: ignore[misc]
+    key = [task.name, explainer, size, len(task.pool), task.models, task.targets, list(task.levels)]
+    for name, make in made.items():
+        figures = parts.get([*key, name], make)
+        show(task, explainer, name, figures)
+        yield name, figures
+
+
+def show(task: Task, explainer: str, name: str, r: dict[str, Any]) -> None:
+    """One line of the table."""
     tpr, auc, stack = worst(r, "tpr"), worst(r, "auc"), complete(r, "tpr")
     always = complete(r, "tpr", "Stacked, always")
     print(

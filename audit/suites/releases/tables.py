@@ -53,8 +53,8 @@ def of_task(task: str) -> Callable[[dict[str, Any]], str]:
             return "*There is no result yet.*"
         right, levels = part["accuracy"], part["levels"]
         text = [
-            f"{part['examples']:,} examples, {part['models']} models right on {right['members']:.1%} of their members and"
-            f" {right['non_members']:.1%} of the others, {part['targets']} of them targets; asked"
+            f"{part['examples']:,} examples, {part['models']} models right on {right['members']:.1%} of their members"
+            f" and {right['non_members']:.1%} of the others, {part['targets']} of them targets; asked"
             f" {' and '.join(map(str, levels))} times."
         ]
         header = ("release", "adds, points", "at most", "AUC adds", "at most", "always", "overlap", "U", "deletion",

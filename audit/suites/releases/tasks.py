@@ -7,7 +7,7 @@ products of one gradient, which is kept; perturbation and weights are computed f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from ...shared.run import Progress, load
 Floats = NDArray[np.floating[Any]]
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(model, x (b, ...), class (b,)) -> (b, d) native maps."""
+Models = Sequence[tuple[nn.Module, ...]]
+"""For every audited model, the models that are explained in its place."""
 
 BATCH = 200
 
@@ -92,7 +94,7 @@ def mlp(inputs: int, hidden: int, classes: int) -> Callable[[int], nn.Module]:
 
 
 def cnn(classes: int) -> Callable[[int], nn.Module]:
-    """A small CNN for 3 x 32 x 32."""
+    """A small CNN for 3 x 32 x 32 or 3 x 16 x 16."""
 
     def block(i: int, o: int, stride: int) -> list[nn.Module]:
         return [nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
@@ -123,9 +125,10 @@ def digits(size: str, folder: Path) -> Task:
     )  # fmt: skip
 
 
-def _images(arrays: dict[str, Any], rows: Any, mean: float, deviation: float) -> Floats:
+def _images(arrays: dict[str, Any], rows: Any, mean: float, deviation: float, size: str) -> Floats:
+    """(n, 3, 32, 32), or, but for full runs, (n, 3, 16, 16): means of 2 x 2 pixels."""
     x: Floats = (arrays["x_train"][rows].transpose(0, 3, 1, 2) / 255.0 - mean) / deviation
-    return x
+    return x if size == "full" else x.reshape(len(x), 3, 16, 2, 16, 2).mean((3, 5))
 
 
 def cifar10(size: str, folder: Path) -> Task:
@@ -135,8 +138,8 @@ def cifar10(size: str, folder: Path) -> Task:
     rows, public = slice(4000, 4000 + n), slice(0, n)
     recipe = Recipe(lr=2e-3, epochs=1 if size == "quick" else 30, batch_size=64, schedule="cosine")
     return Task(
-        "cifar10", Population.of(_images(arrays, rows, 0.47, 0.25), arrays["y_train"][rows]),
-        Population.of(_images(arrays, public, 0.47, 0.25), arrays["y_train"][public]), recipe, cnn(10),
+        "cifar10", Population.of(_images(arrays, rows, 0.47, 0.25, size), arrays["y_train"][rows]),
+        Population.of(_images(arrays, public, 0.47, 0.25, size), arrays["y_train"][public]), recipe, cnn(10),
         ("InputXGradient", "Saliency"), models, targets, levels, Dither("additive", 0.1), source, students=False,
     )  # fmt: skip
 
@@ -152,7 +155,8 @@ def gtsrb(size: str, folder: Path) -> Task:
         rows = [draw.permutation(np.flatnonzero(arrays["track_train"] == track))[:2] for track in chosen]
         parts.append(np.concatenate(rows))
     pool, public = (
-        Population.of(_images(arrays, r, 0.33, 0.27), arrays["y_train"][r], arrays["track_train"][r]) for r in parts
+        Population.of(_images(arrays, r, 0.33, 0.27, size), arrays["y_train"][r], arrays["track_train"][r])
+        for r in parts
     )
     recipe = Recipe(lr=2e-3, epochs=1 if size == "quick" else 30, batch_size=64, schedule="cosine")
     return Task(
@@ -195,8 +199,8 @@ def heloc_trees(size: str, folder: Path) -> Task:
 
 SIZES: dict[str, dict[str, tuple[int, int, int, tuple[int, ...]]]] = {
     "digits": {"quick": (100, 8, 2, (1, 3)), "small": (600, 33, 4, (1, 40)), "full": (600, 65, 17, (1, 5, 40, 200))},
-    "cifar10": {"quick": (60, 6, 1, (1, 2)), "small": (1000, 17, 3, (1, 12)), "full": (1600, 33, 9, (1, 5, 40))},
-    "gtsrb": {"quick": (60, 6, 1, (1, 2)), "small": (800, 17, 3, (1, 8)), "full": (1200, 33, 9, (1, 5, 40))},
+    "cifar10": {"quick": (60, 6, 1, (1, 2)), "small": (1600, 17, 4, (1, 12)), "full": (1600, 33, 9, (1, 5, 40))},
+    "gtsrb": {"quick": (60, 6, 1, (1, 2)), "small": (1200, 17, 4, (1, 12)), "full": (1300, 33, 9, (1, 5, 40))},
     "heloc": {"quick": (80, 6, 1, (1, 3)), "small": (1000, 25, 4, (1, 40)), "full": (2000, 65, 17, (1, 5, 40, 200))},
     "heloc_trees": {"quick": (80, 6, 1, (1, 2)), "small": (600, 17, 4, (1, 8)), "full": (2000, 33, 9, (1, 5, 40))},
 }
@@ -319,6 +323,7 @@ class Asked:
 
         Args:
             release: (native rows (n, d), model, query) -> what is released.
+            level: how often is asked.
         """
         out: list[Floats] = []
         for i in range(len(self.maps)):
@@ -336,13 +341,22 @@ def predictions(task: Task, shadows: Shadows, progress: Progress) -> Predictions
 
 
 def ask(
-    task: Task, models: Any, labels: NDArray[np.int64], explainer: str, cache: Path, progress: Progress
+    task: Task,
+    models: Sequence[tuple[nn.Module, ...]],
+    labels: NDArray[np.int64],
+    explainer: str,
+    cache: Path,
+    progress: Progress,
 ) -> Asked:
     """Native maps of all queries, kept in a file; `models` may be others than those whose labels are explained.
 
     Args:
-        models: one a row of `labels`, or a tuple of several whose maps are averaged.
+        task: of the models.
+        models: for each row of `labels` those that explain it; maps of several are averaged.
         labels: (m, n) what is explained.
+        explainer: a name in `NATIVE`.
+        cache: folder of the files.
+        progress: told after each row.
     """
     explain = NATIVE[explainer][1]
     h = hashlib.sha256(Path(__file__).read_bytes())
