@@ -72,11 +72,6 @@ class Scorer:
         known: Scorer | None = None,
         progress: Progress = silent,
     ) -> None:
-        if known is not None and (known.target, known._seed) != (target, seed):
-            raise InputError(
-                f"known: expected a scorer of target {target} with seed {seed}, got one of {known.target} with"
-                f" {known._seed}"
-            )
         self.rows = tuple(rows)
         self.target = target
         self._signals = signals
@@ -94,15 +89,25 @@ class Scorer:
         self._of_target: dict[SuiteRow, Array] = {}
         self._joined = {column for row in rows for column in _columns(row)}
         if known is not None:
-            for mine, theirs in (
-                (self._fitted, known._fitted),
-                (self._of_players, known._of_players),
-                (self._of_target, known._of_target),
-            ):
-                mine.update({row: found for row, found in theirs.items() if not _explains(row)})  # type: ignore[attr-defined]
+            self._take_over(known)
         for i, row in enumerate(self.rows):
             self._prepare(row)
             progress("fitting attacks", i + 1, len(self.rows))
+
+    def _take_over(self, known: Scorer) -> None:
+        """What another scorer found without an explanation.
+
+        Raises:
+            InputError: it is about another target or seed.
+        """
+        if (known.target, known._seed) != (self.target, self._seed):
+            raise InputError(
+                f"known: expected a scorer of target {self.target} with seed {self._seed}, got one of {known.target}"
+                f" with {known._seed}"
+            )
+        self._fitted |= {row: found for row, found in known._fitted.items() if not _explains(row)}
+        self._of_players |= {row: found for row, found in known._of_players.items() if not _explains(row)}
+        self._of_target |= {row: found for row, found in known._of_target.items() if not _explains(row)}
 
     def scores(self, read: int) -> list[Array]:
         """(n,) scores of every row, higher says "member", of what one model released.
