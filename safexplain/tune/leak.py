@@ -50,11 +50,14 @@ Bools = NDArray[np.bool_]
 class Leakage:
     """What the best attack adds to the label.
 
+    An attack counts where it is seen to add something on models that play the target (as `Stacked` decides it); that of
+    all scores together counts in any case, so that a small leak is told from none.
+
     Args:
         excess: mean over targets and over `FPRS` of its TPR less that of the label; at least 0, for nobody has to use
             an explanation.
-        error: standard error of that, by resampling examples and targets together; where no attack adds anything, that
-            of all attacks stacked, which tells how much could have gone unseen.
+        error: standard error of that, by resampling examples and targets together; also where the excess is 0, where
+            it tells how much could have gone unseen.
         attack: its name and signal; "" where none adds anything.
         targets: models that were attacked.
     """
@@ -71,7 +74,6 @@ class _Found(NamedTuple):
     name: str
     scores: Array
     baseline: Array
-    adds: bool
 
 
 class LeakMeter:
@@ -133,16 +135,16 @@ class LeakMeter:
             targets: models that are attacked, of `self.targets`.
         """
         found = self._attacks(values, maps, targets)
-        adding = [one for one in found if one.adds]
-        best = max(adding, key=lambda one: self._mean(one, targets), default=None)
-        if best is not None and (mean := self._mean(best, targets)) > 0:
-            return Leakage(mean, self._error(best, targets), best.name, len(targets))
-        return Leakage(0.0, self._error(found[-1], targets) if found else 0.0, "", len(targets))
+        if not found:
+            return Leakage(0.0, 0.0, "", len(targets))
+        best = max(found, key=lambda one: self._mean(one, targets))
+        mean, error = self._mean(best, targets), self._error(best, targets)
+        return Leakage(max(mean, 0.0), error, best.name if mean > 0 else "", len(targets))
 
     def _attacks(
         self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]
     ) -> list[_Found]:
-        """The attacks that add something on models that play the target, and last all of them stacked regardless."""
+        """The attacks that add something on models that play the target, and all scores stacked in any case."""
         signals = Signals(self.membership, {**self._known, **values}, maps, {})
         rows = [
             row
@@ -153,16 +155,15 @@ class LeakMeter:
         columns: dict[SuiteRow, Array] = {}
         playing, found, baseline = len(self.players), [], None
         for row in rows:
-            scores, adds = self._stack(row, signals, columns, reads)
+            everything = row is rows[-1] and not row.baseline
+            scores, adds = self._stack(row, signals, columns, reads, always=everything)
             if row.baseline:
                 baseline = scores[playing:]
             elif adds:
-                found.append((f"{row.name} on {row.title_signal}", scores[playing:], True))
+                found.append((f"{row.name} on {row.title_signal}", scores[playing:]))
         if baseline is None:
             raise InputError("the labels of the models are not known, and a leak is what is added to them")
-        if not rows[-1].baseline:
-            found.append(("", self._stack(rows[-1], signals, columns, reads, always=True)[0][playing:], False))
-        return [_Found(name, scores, baseline, adds) for name, scores, adds in found]
+        return [_Found(name, scores, baseline) for name, scores in found]
 
     def _stack(
         self,
