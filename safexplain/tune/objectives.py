@@ -62,8 +62,7 @@ class Objectives:
         Raises:
             InputError: the explainer refuses the options, or gives maps of another shape.
         """
-        few = self._few()
-        return self.kept_of(self.natives.release(self.natives.maps(options), hardening, few))
+        return self.kept_of(self.natives.release(self.natives.maps(options), hardening, self.few))
 
     def kept_of(self, released: Sequence[Tensor]) -> Kept:
         """The same of released maps of the first models."""
@@ -91,7 +90,6 @@ class Objectives:
         kept: Kept,
         *,
         hopeless: Callable[[float, float], bool] = lambda utility, leak: False,
-        plain: bool = True,
         name: str = "",
     ) -> Point:
         """The point of a release: its leak by few targets, by more where it may be on the front, and faithfulness.
@@ -104,15 +102,18 @@ class Objectives:
             options: of the explainers.
             kept: as `kept` gives it.
             hopeless: whether another point dominates one of this utility that leaks at least so much.
-            plain: one explainer, whose options the point gives without its name.
             name: of the point.
         """
         natives = self.natives.maps(options)
         views = [hardening] if hardening.noise is None else [hardening.without_noise(), hardening]
         released = [self.natives.release(natives, view) for view in views]
         leak = self.leak_of(released, lambda leak: hopeless(kept.utility, leak))
-        only = dict(next(iter(options.values()), {})) if plain else {n: dict(o) for n, o in options.items() if o}
-        return self.point(number, hardening, only, kept, leak, released[-1], name)
+        return self.point(number, hardening, self.plain_options(options), kept, leak, released[-1], name)
+
+    def plain_options(self, options: Options) -> dict[str, Any]:
+        """As a point has them: without the name of the explainer, where there is one."""
+        named = {name: dict(of) for name, of in options.items() if of}
+        return named if len(self.natives.methods) > 1 else next(iter(named.values()), {})
 
     def leak_of(self, views: Sequence[Sequence[Tensor]], hopeless: Callable[[float], bool]) -> Leakage:
         """The larger leak of several views of the same release, of few targets where these show that it is hopeless."""
@@ -157,7 +158,8 @@ class Objectives:
             name=name,
         )
 
-    def _few(self) -> range:
+    @property
+    def few(self) -> range:
         """The models on whose maps utility is measured."""
         m, n = self.natives.labels.shape
         return range(min(m, max(1, ROWS // n)))

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,12 @@ from safexplain.audit.run import (
 )
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError, MissingExtraError, SafexplainError
+from safexplain.explain.surrogate import PublicExplainer
+from safexplain.explain.wrap import Catalogued
 from safexplain.hardening.hardening import Hardening
+from safexplain.outputs import Probability
 from safexplain.tune.leak import FEWEST_REFERENCES, LeakMeter
-from safexplain.tune.natives import Natives
+from safexplain.tune.natives import AFTER, Natives
 from safexplain.tune.objectives import Objectives, Options
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FORMATS, Space, check_space, options_of, sizes_of
@@ -175,6 +179,7 @@ def tune(
     )
     setting = _Setting(pool, methods_of(explainer, arguments), output, space, policy, options.batch_size, seed)
     search = _Search.of(setting, optuna, place, progress)
+    reference = _public(setting, search.objectives, public_models)
     interrupted = False
     try:
         search.run(trials)
@@ -186,7 +191,7 @@ def tune(
             f"none of {found.trials} trials could be measured"
             + (f"; the last one: {found.failures[-1]}" if found.failures else "")
         )
-    tuned = _conclude(setting, search, found, place, interrupted, public_models)
+    tuned = _conclude(setting, search, found, place, interrupted, reference)
     if interrupted or tuned.chosen is None:
         return tuned
     chosen = tuned.chosen
@@ -208,6 +213,9 @@ def tune(
         return replace(tuned, study=_noted(tuned.study, NOT_CONFIRMED, interrupted=True))
     return replace(tuned, confirmed=confirmed)
 
+
+PUBLIC = "public models"
+"""Name of the point that explains by models of public data only."""
 
 NOT_CONFIRMED = "The search was interrupted: the chosen point was not confirmed, so that nothing is proven about it."
 
@@ -401,7 +409,11 @@ class _Search:
     ) -> tuple[Any, list[float] | None, dict[str, Any]]:
         """State of the trial, its values, and what is noted of it."""
         states = self.optuna.trial.TrialState
+        plain = self.objectives.plain_options(options)
+        same = next((p for p in points if p.hardening == hardening and p.options == plain), None)
         try:
+            if same is not None:  # measured already
+                return self._measured(replace(same, number=number, name=name), points)
             kept = self.objectives.kept(hardening, options)
             if not name and _hopeless(points, kept.utility, 0.0):
                 return states.PRUNED, None, {"number": number, "pruned": kept.utility}
@@ -411,16 +423,18 @@ class _Search:
                 options,
                 kept,
                 hopeless=(lambda utility, leak: False) if name else (lambda u, leak: _hopeless(points, u, leak)),
-                plain=self.setting.plain,
                 name=name,
             )
         except SafexplainError as error:
             if name == "native":
                 raise
             return states.FAIL, None, {"number": number, "failed": str(error)}
+        return self._measured(point, points)
+
+    def _measured(self, point: Point, points: list[Point]) -> tuple[Any, list[float], dict[str, Any]]:
         points.append(point)
-        noted = {"number": number, "point": json.dumps(point.to_dict(), allow_nan=False)}
-        return states.COMPLETE, [point.leak, point.utility], noted
+        noted = {"number": point.number, "point": json.dumps(point.to_dict(), allow_nan=False)}
+        return self.optuna.trial.TrialState.COMPLETE, [point.leak, point.utility], noted
 
     def _distribution(self, kind: tuple[Any, ...]) -> Any:
         distributions = self.optuna.distributions
@@ -457,7 +471,7 @@ def _conclude(
     found: _Found,
     folder: Path | None,
     interrupted: bool,
-    public_models: Sequence[nn.Module],
+    public: Point | None,
 ) -> Tuned:
     """The front, the chosen point and the summary of the study."""
     front = front_of(found.points)
@@ -468,6 +482,8 @@ def _conclude(
     theirs = [p for p in found.points if p.name == DEEPLEAKS or (setting.space == "deepleak" and not p.name)]
     if (best := choose(front_of(theirs), allowance)[0]) is not None:
         reference["DeepLeak's best"] = best
+    if public is not None:
+        reference[PUBLIC] = public
     content = {
         "setting": setting.identity(),
         "points": [point.to_dict() for point in found.points],
@@ -498,8 +514,35 @@ def _conclude(
         notes=tuple(notes),
         interrupted=interrupted,
     )
-    shown = {p.number: p for p in (*reference.values(), *front)}
+    shown = {p.number: p for p in (*reference.values(), *front) if p is not public}
     return Tuned(front, chosen, None, study, within, _examples(setting, search, shown))
+
+
+def _public(setting: _Setting, objectives: Objectives, public_models: Sequence[nn.Module]) -> Point | None:
+    """What models of public data say about the class that each model predicts; None without such models."""
+    if not public_models:
+        return None
+    natives, released = objectives.natives, []
+    x, labels = natives.x, natives.labels
+    examples = torch.arange(len(x)).expand(labels.shape)
+    pairs, at = torch.stack([examples, labels]).flatten(1).unique(dim=1, return_inverse=True)
+    for method in setting.methods:
+        make = method.make if isinstance(method.make, Catalogued) else partial(method.make, hardening=Hardening.none())
+        explaining = [
+            Probability(m) if setting.output == "probability" and not gives_probabilities(m, x[:LOOKED_AT]) else m
+            for m in public_models
+        ]
+        explainer = PublicExplainer(setting.pool.shadows.models[0], explaining, make)
+        arguments = {name: value for name, value in method.arguments.items() if name not in AFTER}
+        place = next((p.device for p in public_models[0].parameters()), x.device)
+        maps = [
+            explainer.attribute(x[example].to(place), target=label.to(place), **arguments).float().cpu()
+            for example, label in zip(*(torch.split(part, setting.batch_size) for part in pairs), strict=True)
+        ]
+        released.append(torch.cat(maps)[at].view(*labels.shape, *maps[0].shape[1:]))
+    kept = objectives.kept_of([maps[: len(objectives.few)] for maps in released])
+    leak = objectives.leak_of([released], lambda leak: False)
+    return objectives.point(-1, Hardening.none(), {}, kept, leak, released, PUBLIC)
 
 
 def _examples(setting: _Setting, search: _Search, points: Mapping[int, Point]) -> Examples:
