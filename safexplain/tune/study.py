@@ -525,7 +525,7 @@ def _public(setting: _Setting, objectives: Objectives, public_models: Sequence[n
     natives, released = objectives.natives, []
     x, labels = natives.x, natives.labels
     examples = torch.arange(len(x)).expand(labels.shape)
-    pairs, at = torch.stack([examples, labels]).flatten(1).unique(dim=1, return_inverse=True)
+    pairs, at = torch.unique(torch.stack([examples, labels]).flatten(1), dim=1, return_inverse=True)
     for method in setting.methods:
         make = method.make if isinstance(method.make, Catalogued) else partial(method.make, hardening=Hardening.none())
         explaining = [
