@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum import model_checks
+from safexplain.explain.captum import completeness, model_checks
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.certified import Pinned, load_certified
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
@@ -196,7 +196,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _empty(self, bound: inspect.BoundArguments) -> Any:
         """Maps of no examples, in the shapes that the layer gives two examples of zeros."""
         bound.arguments.update({name: _two_for_none(value) for name, value in bound.arguments.items()})
-        native = self._run_native(bound)
+        native = self._run_native(bound, looks=False)
         nothing = [t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,))]
         return tuple(nothing) if isinstance(native, tuple) else nothing[0]
 
@@ -242,7 +242,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
 
-    def _run_native(self, bound: inspect.BoundArguments) -> Any:
+    def _run_native(self, bound: inspect.BoundArguments, *, looks: bool = True) -> Any:
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext():
             bound.arguments["inputs"] = self._private(bound.arguments["inputs"])
@@ -250,7 +250,10 @@ class Hardened(Attribution):  # type: ignore[misc]
             with self._lend() as explainer:
                 self._check_first_call(explainer, _flat(bound))
                 with _reasons(self._row.name):
-                    return getattr(explainer, self._entry)(*args, **kwargs)
+                    native = getattr(explainer, self._entry)(*args, **kwargs)
+                if looks:
+                    completeness.look_at(explainer, self.forward_func, self._row.name, native, _flat(bound))
+                return native
 
     def _lend(self) -> AbstractContextManager[Attribution]:
         own = ("hardening", "_pinned", "_model_digest")

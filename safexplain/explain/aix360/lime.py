@@ -24,6 +24,7 @@ from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
+from safexplain.native_maps import watch
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "private_copy", "seeded"]
 
@@ -137,6 +138,8 @@ class _HardenedLime(HardenedAIX360):
         query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": digest}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
+            weights = torch.tensor([[float(weight) for _, weight in raw.local_exp[label]]], dtype=torch.float64)
+            watch().add(predict, self._name, (weights,))
             own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
             released.local_exp[int(label)] = self._harden(raw.local_exp[label], own, query)
             released.intercept[int(label)] = np.nan

@@ -14,13 +14,14 @@ import torch
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.explain.alibi.library import ONE_AT_A_TIME, draw_from, load_alibi, private_copy
-from safexplain.explain.alibi.release import Query, query_tensors, release, selection
+from safexplain.explain.alibi.release import Query, maps_of, query_tensors, release, selection
 from safexplain.explain.alibi.rules import ROWS, Rules, in_alibi, kind_of
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise, as_hashed, query_seeds, resolve_key
+from safexplain.native_maps import watch
 
 __all__ = ["HardenedAlibi", "anchor_hardening", "is_alibi", "new_generator"]
 
@@ -88,6 +89,8 @@ class HardenedAlibi:
         query = self._query(kind, rules, bound.arguments)
         with ONE_AT_A_TIME if rules.alone else nullcontext(), draw_from(None if quiet else self._generator(query)):
             explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
+        for maps in maps_of(explanation, rules, query.batch):
+            watch().add(attrgetter(rules.predictor)(self._explainer), kind, (maps,), inputs=query.inputs)
         return release(explanation, rules, self.hardening, query, bound.arguments)
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:

@@ -23,7 +23,7 @@ from safexplain.errors import RefusedError
 from safexplain.explain.alibi.rules import META, Leave, Rules
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["Query", "query_tensors", "release", "selection"]
+__all__ = ["Query", "maps_of", "query_tensors", "release", "selection"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,14 @@ def release(native: Any, rules: Rules, hardening: Hardening, query: Query, optio
         )
     explanation = import_module("alibi.api.interfaces").Explanation
     return explanation(meta=_meta(native.meta, rules), data=released)
+
+
+def maps_of(native: Any, rules: Rules, batch: int) -> Iterator[Tensor]:
+    """The native numbers of fields with a map for each example, (batch, ...) each."""
+    for name, leave in rules.fields.items():
+        if rules.per_row and leave is Leave.HARDENED and name in native.data:
+            for leaf in _leaves(native.data[name], rules.parts):
+                yield torch.from_numpy(leaf.reshape(batch, leaf.size // max(batch, 1)))
 
 
 def _fractions(values: Mapping[str, Any], hardening: Hardening, query: Query) -> dict[str, Any]:

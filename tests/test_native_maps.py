@@ -1,0 +1,247 @@
+"""Native maps that cannot be right: found, counted, logged once, and the client gets what it got before."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain import Hardening, harden
+from safexplain.explain.wrap import HARDENED
+from safexplain.native_maps import COMPARISONS, FINDINGS, Watch, collecting, watch
+from safexplain.outputs import Probability
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(8, 6, generator=GENERATOR)
+MAPS = torch.randn(8, 6, generator=GENERATOR)
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
+
+
+def found(*maps, **more):
+    told, model = Watch(logs=False), network()
+    told.add(model, "Saliency", maps, **more)
+    return {f.kind: (f.maps, f.of) for f in told.findings(model)}
+
+
+def broken(change):
+    """A native explainer that gives something else than it should."""
+
+    class Broken(captum.attr.Saliency):
+        def attribute(self, inputs, target=None, abs=True, additional_forward_args=None):
+            return change(super().attribute(inputs, target=target, abs=abs))
+
+    return Broken
+
+
+def some(where, value):
+    maps = MAPS.clone()
+    maps[where] = value
+    return maps
+
+
+WRONG = {
+    "not finite": some((slice(0, 5), 2), torch.nan),
+    "zero": some(slice(0, 5), 0.0),
+    "constant": some(slice(0, 5), -2.5),
+    "huge": MAPS * 1e11,
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_each_kind_is_found_and_counted(kind):
+    expected = 8 if kind == "huge" else 5
+    assert found(WRONG[kind]) == {kind: (expected, 8)}
+    assert found(WRONG[kind].reshape(8, 1, 2, 3)) == {kind: (expected, 8)}
+    assert found(WRONG[kind].to(torch.float64)) == {kind: (expected, 8)}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_any_number_that_is_not_finite_is_one(bad):
+    assert found(some((3, 4), bad)) == {"not finite": (1, 8)}
+    assert found(some((slice(None), slice(None)), bad)) == {"not finite": (8, 8)}
+
+
+def test_right_maps_of_any_form_are_no_finding():
+    for maps in (MAPS, MAPS.abs(), -MAPS.abs(), MAPS * 1e-30, MAPS * 1e4, MAPS.relu(), MAPS.half(), MAPS.bfloat16()):
+        assert found(maps) == {}
+    assert found(MAPS[:0]) == found() == {}
+    assert found(torch.ones(8, 1)) == {}  # one feature is all there is
+    assert found(torch.ones(8, 3), grouped=True) == {}  # one group of features is all there is
+    assert found(torch.zeros(8, 6, dtype=torch.int64)) == {}
+
+
+def test_a_map_of_several_tensors_is_one_map():
+    assert found(MAPS, torch.zeros(8, 4)) == {}
+    assert found(torch.zeros(8, 2), torch.zeros(8, 4)) == {"zero": (8, 8)}
+    assert found(torch.ones(8, 1), -torch.ones(8, 1)) == {}
+    assert found(MAPS, some((0, 0), torch.nan)) == {"not finite": (1, 8)}
+
+
+def test_maps_that_inputs_explain_are_right():
+    zero = torch.zeros(8, 6)
+    assert found(zero, inputs=(torch.zeros(8, 6),)) == {}
+    assert found(zero, inputs=(X,), baselines=X) == {}
+    assert found(zero, inputs=(torch.full((8, 6), 0.5),), baselines=0.5) == {}
+    assert found(zero, inputs=(X,), baselines=torch.zeros(1, 6)) == {"zero": (8, 8)}
+    assert found(some(0, torch.nan), inputs=(some(0, torch.nan),)) == {}
+    assert found(some(0, torch.nan), inputs=(some(1, torch.nan),)) == {"not finite": (1, 8)}
+
+
+def test_single_maps_of_zeros_are_right():
+    few = torch.randn(40, 6, generator=GENERATOR)
+    few[:3] = 0
+    assert found(few) == {}
+    few[:5] = 0
+    assert found(few) == {"zero": (5, 40)}
+
+
+def test_large_is_what_neither_outputs_nor_units_explain():
+    large = MAPS * 1e8
+    assert "huge" in found(large, inputs=(X,), outputs=lambda: torch.ones(8))
+    assert found(large, inputs=(X,), outputs=lambda: torch.full((8,), 1e9)) == {}  # a price
+    assert found(large, inputs=(X * 1e-9,), outputs=lambda: torch.ones(8)) == {}  # metres, of what is nanometres long
+    assert found(large, inputs=(X,), outputs=lambda: torch.full((8,), 30.0), squared=True) == {}
+
+
+def test_outputs_are_asked_for_large_numbers_only_and_not_for_ever():
+    asked = []
+
+    def outputs():
+        asked.append(1)
+        return torch.full((8,), 1e9)
+
+    told, model = Watch(logs=False), network()
+    told.add(model, "IG", (MAPS,), outputs=outputs)
+    assert not asked
+    for _ in range(COMPARISONS + 5):
+        told.add(model, "IG", (MAPS * 1e8,), outputs=outputs)
+    assert len(asked) == COMPARISONS
+    assert told.findings(model) == ()
+
+
+def test_a_look_never_raises():
+    def outputs():
+        raise RuntimeError("out of memory")
+
+    assert found(MAPS * 1e8, outputs=outputs) == {}
+    assert found("no map") == {}
+
+
+# ------------------------------------------------------------------------------------------------------ the log
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, logger="safexplain")
+    return caplog
+
+
+def test_a_finding_is_logged_once_and_again_when_there_are_ten_times_as_many(log):
+    told, model = Watch(), network()
+    for _ in range(40):
+        told.add(model, "Saliency", (WRONG["huge"],))
+    assert [(r.name, r.levelname) for r in log.records] == [("safexplain.native_maps", "WARNING")] * 2
+    assert [r.getMessage().split(" native")[0] for r in log.records] == ["Sequential: 8 of 8", "Sequential: 80 of 80"]
+
+
+def test_each_model_method_and_finding_is_logged_by_itself(log):
+    told, one, other = Watch(), network(), network()
+    for model in (one, Probability(one), one.forward, lambda x: one(x), other):
+        for method in ("Saliency", "IG"):
+            for kind in ("huge", "not finite"):
+                told.add(model, method, (WRONG[kind],))
+    assert len(log.records) == 2 * 2 * 2
+
+
+def test_a_function_without_a_module_goes_by_its_name(log):
+    told = Watch()
+    for _ in range(3):
+        told.add(np.tanh, "IG", (WRONG["huge"],))
+    assert len(log.records) == 1
+
+
+@pytest.mark.parametrize("kind", [k for k in FINDINGS if k != "incomplete"])
+def test_planted_errors_are_logged_and_the_client_gets_the_same(kind, log, recwarn):
+    wrong, model = WRONG[kind], network()
+    explainer = harden(broken(lambda maps: wrong.clone())(model))
+    before = Hardening.recommended()(wrong, inputs=X, target=1) if explainer.hardening.noise is None else None
+    released = explainer.attribute(X, target=1)
+    assert isinstance(released, torch.Tensor)
+    assert bool(released.isfinite().all())
+    assert before is None or torch.equal(released, before)
+    (record,) = (r for r in log.records if r.levelno >= logging.WARNING)
+    assert "Sequential" in record.getMessage()
+    assert FINDINGS[kind][0] in record.getMessage()
+    explainer.attribute(X, target=1)
+    assert len([r for r in log.records if r.levelno >= logging.WARNING]) == 1
+    assert not [w for w in recwarn if "native" in str(w.message)]
+
+
+def test_the_log_holds_no_number_of_a_map_or_an_input(log):
+    x = torch.full((8, 6), 7.654321)
+    huge = harden(broken(lambda maps: MAPS * 1.234567e11)(network()))
+    huge.attribute(x, target=1)
+    text = " ".join(r.getMessage() for r in log.records)
+    assert text
+    assert "1.23" not in text
+    assert "7.65" not in text
+    assert "e+" not in text
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_right_explainers_are_not_logged(log):
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    for name in ("IG", "Saliency", "InputXGradient", "GuidedBackprop", "DeepLift", "FeatureAblation", "KernelShap"):
+        options = {"feature_mask": torch.arange(6)[None]} if name in ("FeatureAblation", "KernelShap") else {}
+        HARDENED[name](model, hardening=Hardening.none()).attribute(X, target=1, **options)
+    assert [r.getMessage() for r in log.records] == []
+
+
+def test_exceptions_are_the_native_ones_and_an_empty_batch_tells_nothing(log):
+    def fails(maps):
+        raise ZeroDivisionError("native")
+
+    with pytest.raises(ZeroDivisionError, match="native"):
+        harden(broken(fails)(network())).attribute(X, target=1)
+    harden(captum.attr.Saliency(network())).attribute(X[:0], target=1)
+    assert log.records == []
+
+
+def test_what_an_audit_collects_is_not_logged(log):
+    model = network()
+    with collecting() as told:
+        harden(broken(lambda maps: maps * 1e12)(model)).attribute(X, target=1)
+    assert [f.kind for f in told.findings(model)] == ["huge"]
+    assert told.findings(network()) == ()
+    assert log.records == []
+    assert watch() is not told
+
+
+def test_threads_count_together():
+    told, model = Watch(logs=False), network()
+    threads = [
+        threading.Thread(target=lambda: [told.add(model, "IG", (WRONG["zero"],)) for _ in range(50)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(f.maps, f.of) for f in told.findings(model)] == [(5 * 200, 8 * 200)]
+
+
+def test_findings_are_plain_json():
+    told, model = Watch(logs=False), network()
+    told.add(model, "LRP", (WRONG["huge"],))
+    (finding,) = told.findings(model)
+    assert finding.to_dict() == {"kind": "huge", "method": "LRP", "maps": 8, "of": 8}
+    assert str(finding).startswith("8 of 8 native LRP maps are over a million times as large")
