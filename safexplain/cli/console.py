@@ -42,6 +42,12 @@ Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models a
 class Interrupted(Exception):
     """Ctrl-C in the middle of a run that can be taken up."""
 
+    @classmethod
+    def of(cls, folder: Path, kept: str) -> Interrupted:
+        """Says what is kept in the folder, and how the run is taken up."""
+        how = f"the same command with --run-dir {folder} --resume goes on from there"
+        return cls(f"interrupted; {kept} are kept: {how}")
+
 
 @contextmanager
 def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
@@ -49,8 +55,7 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = f"the same command with --run-dir {folder} --resume goes on from there"
-        raise Interrupted(f"interrupted; {kept} are kept: {how}") from None
+        raise Interrupted.of(folder, kept) from None
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:

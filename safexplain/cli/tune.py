@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch import nn
 
-from safexplain.cli.console import WORDS, result_table, show_files, show_verdict
+from safexplain.audit.signals import hash_examples
+from safexplain.cli.console import WORDS, Interrupted, result_table, show_files, show_verdict
 from safexplain.cli.question import Question, asks
+from safexplain.errors import InputError
+from safexplain.loading.data.load import load_records
 from safexplain.tune import Tuned, tune
 from safexplain.tune.page import Row, as_python, chosen_words, table_rows
+from safexplain.tune.space import check_space
 
 SHOWN = 8
 """Points of the front in the printed table, spread over it; `front.html` has all of them."""
+
+
+PUBLIC_MODELS = 3
+"""Models trained on public examples; what they say is averaged."""
+
+KEPT = "finished models and trials"
+"""What an interruption leaves in the run directory."""
 
 
 @asks
@@ -26,14 +41,56 @@ def tune_command(
     question: Question,
     space: Annotated[str, typer.Option(help="What is tried: default, or deepleak for DeepLeak's own.")] = "default",
     trials: Annotated[int, typer.Option(min=1, help="Releases to try.")] = 100,
+    public: Annotated[
+        Path | None, typer.Option(help="Public examples (x, y): what models of these alone say is compared with.")
+    ] = None,
 ) -> int:
     """Search for the release that tells least and keeps most, and audit the one that is chosen."""
-    with question.begun("finished models and trials") as run:
-        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder)
+    check_space(space)
+    with question.begun(KEPT) as run:
+        others = () if public is None else public_models(public, run.arguments)
+        found = tune(**run.arguments, space=space, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:
             found = replace(found, examples=replace(found.examples, features=run.features))
         found.save(run.folder)
-    return show_tuned(found, run.folder, question.json_, question.quiet)
+    code = show_tuned(found, run.folder, question.json_, question.quiet)
+    if found.study.interrupted:
+        raise Interrupted.of(run.folder, KEPT)
+    return code
+
+
+def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
+    """Models trained on public examples by the recipe of the search.
+
+    Args:
+        path: of the examples, as `load_records` takes them.
+        arguments: of the search.
+
+    Raises:
+        InputError: they cannot be read, are no examples of the same kind, or are in the data of the search; or no
+            model can be trained.
+    """
+    x, y, _ = load_records(path)
+    population, build, recipe = (arguments[name] for name in ("population", "build", "recipe"))
+    if build is None:
+        raise InputError("--public: an untrained model cannot be made of this file; give a state_dict with --arch")
+    if x.shape[1:] != tuple(population.x.shape[1:]):
+        raise InputError(f"--public: expected examples of shape {tuple(population.x.shape[1:])}, got {x.shape[1:]}")
+    own = hash_examples(population.x.cpu().numpy())
+    if shared := int(np.isin(hash_examples(x), own).sum()):
+        raise InputError(
+            f"--public: {shared} of {len(x)} examples are in the data too; public examples are known to everybody and"
+            " in nobody's training set, so leave these out"
+        )
+    trained = []
+    for i in range(PUBLIC_MODELS):
+        arguments["progress"]("training public models", i, PUBLIC_MODELS)
+        seed = int(np.random.SeedSequence([arguments["seed"], i]).generate_state(1)[0])
+        fresh = build(seed).to(arguments["device"])
+        generator = torch.Generator().manual_seed(seed)
+        trained.append(recipe.train(fresh, torch.from_numpy(x), torch.from_numpy(y), generator))
+    arguments["progress"]("training public models", PUBLIC_MODELS, PUBLIC_MODELS)
+    return trained
 
 
 def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
@@ -87,7 +144,7 @@ def release_table(found: Tuned) -> Table:
     )
     table = result_table(title, ("released",), numbers)
     rows = table_rows(study, found.front, found.chosen)
-    fixed = [row for row in rows if row.chosen or row.point.number in {p.number for p in study.reference.values()}]
+    fixed = [row for row in rows if row.chosen or row.compared]
     rest = [row for row in rows if row not in fixed]
     for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
         table.add_row(*_cells(row), style="bold" if row.chosen else None)

@@ -74,13 +74,14 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: a point and how it is called."""
+    """A line of the table: a point, how it is called and written, and what it is in this search."""
 
     point: Point
     name: str
     says: str
     chosen: bool
     on_front: bool
+    compared: bool
 
     @property
     def leak(self) -> str:
@@ -117,9 +118,9 @@ def bounds(point: Point) -> tuple[float, float]:
     return max(0.0, point.leak - NORMAL * point.leak_error), point.upper
 
 
-def name_of(point: Point) -> str:
-    """How a point is called: by its name, or its trial."""
-    return point.name or f"trial {point.number}"
+def name_of(point: Point, role: str = "") -> str:
+    """How a point is called: by its name, by what it is compared as, or by its trial."""
+    return point.name or role or f"trial {point.number}"
 
 
 def as_python(hardening: Hardening, options: Mapping[str, Any] | None = None) -> str:
@@ -195,27 +196,29 @@ def _against_public(study: Study, chosen: Point) -> tuple[str, ...]:
 
 def table_rows(study: Study, front: tuple[Point, ...], chosen: Point | None) -> list[Row]:
     """What the search is compared with, then the front from the most useful release on, the chosen one first."""
-    references = list(study.reference.values())
+    roles = {p.number: role for role, p in study.reference.items()}
     on_front = {p.number for p in front}
-    seen = {p.number for p in references}
-    rest = [p for p in reversed(front) if p.number not in seen]
-    if chosen is not None and chosen.number not in seen:
+    rest = [p for p in reversed(front) if p.number not in roles]
+    if chosen is not None and chosen.number not in roles:
         rest = [chosen, *(p for p in rest if p.number != chosen.number)]
     return [
         Row(
             p,
-            name_of(p),
+            name_of(p, roles.get(p.number, "")),
             "explanations of models of public data" if p.number < 0 else as_python(p.hardening, p.options),
             chosen is not None and p.number == chosen.number,
             p.number in on_front,
+            p.number in roles,
         )
-        for p in [*references, *rest]
+        for p in [*study.reference.values(), *rest]
     ]
 
 
 def named_points(study: Study, chosen: Point | None) -> list[tuple[str, Point, bool]]:
     """What plot and pictures name: the points of comparison and the chosen one, which may be one of them."""
-    out = [(name, p, chosen is not None and p.number == chosen.number) for name, p in study.reference.items()]
+    out = [
+        (name_of(p, role), p, chosen is not None and p.number == chosen.number) for role, p in study.reference.items()
+    ]
     if chosen is not None and not any(mark for *_, mark in out):
         out.append((f"chosen ({name_of(chosen)})", chosen, True))
     return [(f"{name} (chosen)" if mark and not name.startswith("chosen") else name, p, mark) for name, p, mark in out]

@@ -192,6 +192,8 @@ def tune(
             + (f"; the last one: {found.failures[-1]}" if found.failures else "")
         )
     tuned = _conclude(setting, search, found, place, interrupted, reference)
+    says = f"{'+'.join(method.name for method in setting.methods)} of the predicted {output}"
+    tuned = replace(tuned, study=replace(tuned.study, title=options.title, explainer=says))
     if interrupted or tuned.chosen is None:
         return tuned
     chosen = tuned.chosen
