@@ -1,0 +1,236 @@
+"""`safexplain tune` as a stranger uses it: files in, a searched and audited release out, errors in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from safexplain import HardenedIG, Hardening
+from safexplain.audit import Recipe
+from safexplain.audit.references.training import train_one
+from safexplain.cli import _run, tune
+from safexplain.loading.models.load import load_model
+from safexplain.tune import Point, Study, Tuned
+from safexplain.verdict.evidence import EXIT_CODES
+
+pytest.importorskip("optuna")
+
+ROOT = Path(__file__).parents[2]
+RECIPE = Recipe(lr=3e-3, epochs=30, batch_size=32)
+COMMAND = ("tune", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--policy", "policy.toml",
+           "--explainer", "InputXGradient", "--references", 6)  # fmt: skip
+"""With a policy under which attacks are few and quick."""
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an overfitted digits network, its data and recipe, and public digits."""
+    folder = tmp_path_factory.mktemp("case")
+    digits = load_digits()
+    x, y = (digits.images[:, None] / 16).astype(np.float32), digits.target
+    member = np.random.default_rng(0).random(300) < 0.5
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    own, labels = torch.from_numpy(x[:300][member]), torch.from_numpy(y[:300][member])
+    net = train_one(RECIPE, net, own, labels, torch.Generator().manual_seed(0))
+    np.savez(folder / "data.npz", x=x[:300], y=y[:300], member=member)
+    np.savez(folder / "public.npz", x=x[300:500], y=y[300:500])
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
+    torch.export.save(program, folder / "model.pt2")
+    (folder / "recipe.toml").write_text(RECIPE.to_toml())
+    (folder / "policy.toml").write_text('patience = [1]\nsuite = ["Threshold", "LikelihoodRatio", "Stacked"]\n')
+    return folder
+
+
+@pytest.fixture
+def cli(case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in the case's folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(case)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = _run([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def searched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
+    """Exit code, printed object and run directory of a search of 12 trials."""
+    run = tmp_path_factory.mktemp("searched") / "run"
+    arguments = [*COMMAND, "--public", "public.npz", "--trials", 12, "--run-dir", run, "--json"]
+    printed, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(errors):
+        patch.chdir(case)
+        patch.setenv("SAFEXPLAIN_USES", str(run.parent / "uses.sqlite"))
+        code = _run([str(a) for a in arguments])
+    assert errors.getvalue() == ""
+    return code, json.loads(printed.getvalue()), run
+
+
+def test_one_json_object_is_printed_and_the_exit_code_is_the_confirmations(
+    searched: tuple[int, dict[str, Any], Path],
+) -> None:
+    code, content, run = searched
+    assert {"front", "chosen", "confirmed", "trials"} <= content.keys()
+    assert content["trials"] == 12
+    assert code == EXIT_CODES[content["confirmed"]["verdict"]]
+    assert content["chosen"]["number"] in [point["number"] for point in content["front"]]
+    assert {"native", "recommended", "public models"} <= content["reference"].keys()
+    for point in (*content["front"], *content["reference"].values()):
+        assert Point.from_dict(point).to_dict() == point
+    assert content["run_dir"] == str(run)
+
+
+def test_the_files_of_a_search_are_in_the_run_directory(searched: tuple[int, dict[str, Any], Path]) -> None:
+    _, content, run = searched
+    assert {"front.html", "front.json", "hardening.json", "report.html", "certificate.json", "signals.npz"} <= set(
+        content["files"].values()
+    )
+    assert [name for name in content["files"].values() if not (run / name).is_file()] == []
+    kept = json.loads((run / "front.json").read_text())
+    assert kept == {name: value for name, value in content.items() if name in kept}
+    said = json.loads((run / "certificate.json").read_text())["predicate"]
+    assert said["search"]["trials"] == 12
+    assert said["search"]["digest"] == content["digest"]
+    assert said["hardening"] == content["chosen"]["hardening"]
+    assert "model.pt2" in (run / "front.html").read_text()
+
+
+def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(
+    searched: tuple[int, dict[str, Any], Path], cli: Cli, tmp_path: Path
+) -> None:
+    _, content, run = searched
+    chosen = Hardening.from_json((run / "hardening.json").read_text())
+    assert chosen.to_dict() == content["chosen"]["hardening"]
+    x = torch.rand(2, 1, 8, 8)
+    released = HardenedIG(load_model("model.pt2").model, hardening=chosen).attribute(x, target=0, n_steps=2)
+    assert released.shape == x.shape
+    given = [a for a in COMMAND[1:] if a not in (6,)]
+    code, out, error = cli("audit", *given, 0, "--hardening", run / "hardening.json", "--run-dir", tmp_path, "--json")
+    assert code in (1, 3), error
+    assert json.loads(out)["references"] == 0
+    audited = json.loads((tmp_path / "certificate.json").read_text())["predicate"]
+    assert audited["hardening"] == content["chosen"]["hardening"]
+
+
+def test_a_finished_search_is_taken_up_without_another_trial(
+    searched: tuple[int, dict[str, Any], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, content, run = searched
+    models = {path: path.stat().st_mtime_ns for path in run.glob("models/*")}
+    assert models
+    monkeypatch.setenv("SAFEXPLAIN_USES", str(run.parent / "uses.sqlite"))
+    again, out, error = cli(*COMMAND, "--public", "public.npz", "--trials", 12, "--run-dir", run, "--resume")
+    assert (again, error) == (code, "")
+    text = " ".join(out.split())
+    for said in ("12 releases tried", "native", "recommended", "public models", "chosen", "leak", "utility", "signs"):
+        assert said in text
+    assert str(run / "front.html") in text
+    kept = json.loads((run / "front.json").read_text())
+    assert (kept["digest"], kept["front"]) == (content["digest"], content["front"])
+    assert {path: path.stat().st_mtime_ns for path in run.glob("models/*")} == models
+    assert cli(*COMMAND, "--trials", 12, "--run-dir", run)[0] == 2  # without --resume it is somebody's
+
+
+BAD = {
+    "unknown space": ((*COMMAND, "--space", "infinite"), "deepleak"),
+    "no trials": ((*COMMAND, "--trials", 0), "trials"),
+    "missing model": (("tune", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
+    "no data": (("tune", "model.pt2"), "--data"),
+    "too few references": ((*COMMAND[:-1], 2), "at least 4"),
+    "resume of nothing": ((*COMMAND, "--resume"), "--run-dir"),
+    "public data that is not there": ((*COMMAND, "--public", "nope.npz"), "nope.npz"),
+    "public data that is not public": ((*COMMAND, "--public", "data.npz"), "300 of 300"),
+    "an option of audit": ((*COMMAND, "--hardening", "none"), "hardening"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str, tmp_path: Path) -> None:
+    arguments, said = BAD[name]
+    more = () if "--resume" in arguments else ("--run-dir", tmp_path / "run")
+    code, out, error = cli(*arguments, *more)
+    lines = [line for line in error.splitlines() if line.strip() and "left" not in line]
+    assert (code, out) == (2, "")
+    assert len(lines) == 1, error
+    assert lines[0].startswith("safexplain: ")
+    assert said in lines[0]
+
+
+def test_without_optuna_it_is_said_how_to_install_it(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, _, error = cli(*COMMAND, "--trials", 12, "--run-dir", tmp_path / "run")
+    assert code == 2
+    assert "safexplain[tune]" in error
+    assert error.count("\n") == 1
+
+
+def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(
+    searched: tuple[int, dict[str, Any], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, content, _ = searched
+    front = tuple(Point.from_dict(point) for point in content["front"])
+    plain = {f.name: content[f.name] for f in fields(Study)}
+    points = tuple(Point.from_dict(point) for point in plain["points"])
+    reference = {name: Point.from_dict(point) for name, point in plain["reference"].items()}
+    study = Study(**{**plain, "points": points, "reference": reference, "notes": (), "interrupted": True})
+    found = Tuned(front, front[0], None, study)
+    monkeypatch.setattr(tune, "tune", lambda *args, **options: found)
+    for style in ("--json", "--quiet", ""):
+        run = tmp_path / f"run{style}"
+        code, out, error = cli(*COMMAND, "--run-dir", run, *([style] if style else []))
+        assert code == 130
+        assert f"--run-dir {run} --resume" in error
+        assert out if style != "--quiet" else "INCONCLUSIVE" in out
+        assert (run / "front.html").is_file()
+        assert not (run / "certificate.json").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_trials_and_resume_goes_on(case: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SAFEXPLAIN_USES": str(tmp_path / "uses.sqlite")}
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        arguments = [*map(str, COMMAND), "--trials", "40", "--run-dir", str(run), "--quiet", *more]
+        code = f"{heard}; from safexplain.cli import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], cwd=case, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    process = start()
+    deadline = time.monotonic() + 240
+    while not list(run.glob("study*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 130, error
+    assert "--resume" in error
+    assert "Traceback" not in error
+    process = start("--resume")
+    _, error = process.communicate(timeout=400)
+    assert process.returncode in (0, 1, 3), error
+    assert json.loads((run / "front.json").read_text())["trials"] == 40
