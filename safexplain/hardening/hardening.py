@@ -159,6 +159,15 @@ class Hardening:
         order of section IV-B); `audit/suites/paper_d` shows what it leaves to attacks."""
         return cls(clip=RangeClip(-1.0, 1.0), mask=ThresholdMask(1e-3), noise=GaussianNoise(0.01, key=key))
 
+    @classmethod
+    def ranked(cls, key: bytes | None = None) -> Hardening:
+        """Ranks with keyed noise: for curves and weights, of which a set of the largest numbers would say nothing.
+
+        What keeps its order and its signs but for the noise keeps part of the leak too, and a patient client averages
+        the noise away: `audit/suites/releases` has the figures, for maps.
+        """
+        return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
+
     @property
     def is_none(self) -> bool:
         """True when values pass through unchanged."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,8 +36,8 @@ class HardenedAIX360:
     _native: Any
     _entry: ClassVar[str]
 
-    def __init__(self, hardening: Hardening | None) -> None:
-        self.hardening = hardening_or_default(hardening)
+    def __init__(self, hardening: Hardening | None, default: Callable[[], Hardening] = Hardening.recommended) -> None:
+        self.hardening = hardening_or_default(hardening, default)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={self.hardening!r})"

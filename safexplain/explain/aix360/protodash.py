@@ -43,7 +43,7 @@ class HardenedProtoDash(HardenedAIX360):
     Args:
         public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
             are. A copy is kept, as `public`; numbers that are not floating point become float64.
-        hardening: of the weights of one answer; None for `Hardening.recommended()`.
+        hardening: of the weights of one answer; None for `Hardening.ranked()`.
         progress: whether a call shows a spinner on standard error where that is a terminal.
 
     Attributes:
@@ -56,7 +56,7 @@ class HardenedProtoDash(HardenedAIX360):
     _entry = "explain"
 
     def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: bool = True) -> None:
-        super().__init__(hardening)
+        super().__init__(hardening, Hardening.ranked)
         if not isinstance(progress, bool):
             raise ConfigurationError(f"progress must be True or False, got {progress!r}")
         self.public = _rows("public", public).copy()

@@ -86,7 +86,8 @@ def harden_alibi(
 
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
-        hardening: None for `anchor_hardening()` with an anchor explainer, else for `Hardening.recommended()`.
+        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended()` for values of each
+            row, and `Hardening.ranked()` for curves and importances over all rows.
         model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
 
     Raises:

@@ -109,9 +109,10 @@ class HardenedAlibi:
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         if not is_alibi(native):
             raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
-        anchors = ROWS[kind_of(native)].anchors
-        hardening = hardening_or_default(hardening, anchor_hardening if anchors else Hardening.recommended)
-        _check(hardening, anchors)
+        rules = ROWS[kind_of(native)]
+        default = Hardening.recommended if rules.per_row else Hardening.ranked
+        hardening = hardening_or_default(hardening, anchor_hardening if rules.anchors else default)
+        _check(hardening, rules.anchors)
         load_alibi()
         check_mode(vars(native))
         self._explainer, self.hardening, self._model_digest = native, hardening, checked_digest(model_digest)

@@ -91,9 +91,9 @@ def test_the_weights_of_an_answer_are_hardened_as_one_explanation(kernel):
     assert not np.allclose(released, W)
 
 
-def test_the_recommended_hardening_is_the_default(monkeypatch):
+def test_ranks_with_noise_are_the_default(monkeypatch):
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "0" * 64)
-    assert HardenedProtoDash(PUBLIC).hardening == Hardening.recommended()
+    assert HardenedProtoDash(PUBLIC).hardening == Hardening.ranked()
     plain = HardenedProtoDash(PUBLIC, hardening=RAW).explain(ASKED, m=4)[0]
     assert not np.allclose(HardenedProtoDash(PUBLIC).explain(ASKED, m=4)[0], plain)
 
@@ -212,7 +212,7 @@ def test_whoever_asks_about_a_record_learns_its_membership_natively_and_nothing_
     assert roc_auc_score(member, leaking) > 0.98
     given_back = [(members[plain.explain(x[None], members, 2, optimizer="osqp")[1]] == x).all(1).any() for x in queries]
     assert given_back[1:] == [bool(inside) for inside in member[1:]]  # ProtoDash never chooses the first row of Y
-    hardened = HardenedProtoDash(public, hardening=Hardening.recommended(KEY))
+    hardened = HardenedProtoDash(public, hardening=Hardening.ranked(KEY))
     safe = largest(lambda x: hardened.explain(x, m=2, optimizer="osqp"))
     assert abs(roc_auc_score(member, safe) - 0.5) < auc_bound(80) < 0.2
 
