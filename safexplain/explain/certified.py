@@ -24,7 +24,6 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
-from safexplain.hardening.clips import RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
 from safexplain.outputs import Probability, are_probabilities
@@ -236,16 +235,14 @@ def _check_options(signature: inspect.Signature, row: Row, options: Mapping[str,
 
 
 def _keyed(hardening: Hardening, key_file: str | Path | None) -> Hardening:
-    """With the service's own key, where the hardening draws random numbers."""
-    if hardening.noise is None and not isinstance(hardening.clip, UnitNorm | RankNorm):
+    """With the service's own key, where the hardening has noise."""
+    if hardening.noise is None:
         return hardening
     if key_file is not None:
         try:
             key = Path(key_file).read_bytes().strip()
         except OSError as error:
             raise InputError(f"the noise key {key_file} cannot be read: {error.strerror or error}") from None
-        if hardening.noise is None:
-            raise RefusedError(f"a hardening without noise carries no key; put it into {KEY_VARIABLE}")
         return hardening.with_key(_strong(key, f"the noise key in {key_file}"))
     if not (key_text := os.environ.get(KEY_VARIABLE)):
         raise RefusedError(
