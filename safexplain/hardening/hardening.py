@@ -388,4 +388,6 @@ def _rounded(rows: Tensor, step: float) -> Tensor:
     """Multiples of `step`; numbers so large that their quotient overflows are multiples of it already."""
     step = min(step, torch.finfo(rows.dtype).max)
     out = (rows / step).round_().mul_(step)
+    if bool(out.sum().isfinite()):
+        return out
     return torch.where(out.isfinite(), out, rows)

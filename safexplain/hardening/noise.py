@@ -273,7 +273,9 @@ def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | N
     t = t.reshape(len(t), math.prod(t.shape[1:])).cpu()
     exact = None if t.is_floating_point() else t.to(torch.int64).numpy()
     single = t.to(torch.float32)
-    return torch.where(single.isnan(), torch.nan, single).numpy(), exact
+    if bool((nan := single.isnan()).any()):
+        single = torch.where(nan, torch.nan, single)
+    return single.numpy(), exact
 
 
 def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
@@ -308,16 +310,17 @@ def fill_zeros(rows: Tensor, seeds: list[bytes], *, whole_rows_only: bool) -> Te
         whole_rows_only: True gives rows of zeros a random direction. False puts numbers smaller than all others where
             one is zero, of random signs, or of the sign that all others share; sizes then count by their ranks only.
     """
-    zero = rows == 0
+    zero, d = rows == 0, rows.shape[1]
     if whole_rows_only:
-        return torch.where(zero.all(1, keepdim=True), keyed_normal(seeds, rows.shape[1], b"direction", rows), rows)
-    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        return torch.where(zero.all(1, keepdim=True), keyed_normal(seeds, d, b"direction", rows), rows)
+    low, high = torch.aminmax(rows, dim=1, keepdim=True)
     smallest = torch.where(zero, torch.inf, rows.abs()).amin(1, keepdim=True)
     smallest = torch.where(smallest.isfinite(), smallest, 1.0)
     tiny = (smallest < torch.finfo(rows.dtype).tiny * 2.0**40) & zero.any(1, keepdim=True)
-    grown = torch.where(tiny, 2.0**80, 1.0).to(rows.dtype)
-    size = smallest * grown / 16  # smaller ones would vanish; only ranks matter here
-    drawn = (_words(seeds, rows.shape[1], b"direction") | 1).to(rows.device).to(rows.dtype).mul_(2.0**-31)
-    single = (low < 0) != (high > 0)
-    drawn = torch.where(single, drawn.abs().copysign_(low + high), drawn).mul_(size)
-    return torch.where(zero, drawn, rows.mul_(grown))
+    if bool(tiny.any()):  # smaller ones would vanish; only ranks matter here
+        grown = torch.where(tiny, 2.0**80, 1.0).to(rows.dtype)
+        rows, smallest = rows * grown, smallest * grown
+    single = (low < 0) != (high > 0)  # a sign, which zeros must share
+    words = _words(seeds, d, b"direction").to(rows.device)
+    drawn = words.bitwise_and_(torch.where(single, 2**31 - 1, -1).int()).bitwise_or_(1).to(rows.dtype)
+    return torch.where(zero, drawn.mul_(smallest * torch.where(single & (low < 0), -(2.0**-35), 2.0**-35)), rows)
