@@ -1,7 +1,8 @@
 """`safexplain verify` and `safexplain sign`: what a deployment asks of a certificate before it goes on.
 
-Exit codes of verify: 0 intact, of this very file, and certified; 1 anything else that the certificate or the model is
-to blame for, in one line; 2 wrong usage.
+A certificate is by audit, or by construction; which one is the first thing that is said. Exit codes of verify: 0
+intact, of this very file, and certified (or by construction); 1 anything else that the certificate or the model is to
+blame for, in one line; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from safexplain._digest import file_sha256
 from safexplain.cli.console import Json
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.hardening.hardening import Hardening
-from safexplain.verdict.certificate.read import Certificate, load_certificate
+from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
+from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import BASELINES
@@ -32,22 +34,33 @@ SIGNATURES = {
 }
 """What a reader must know about the signature."""
 
+BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could find"
+BY_CONSTRUCTION = "by construction: no audit was run, no attack judged; it rests on the assumptions below"
+
 
 def verify_command(
     certificate: Annotated[Path, typer.Argument(help="certificate.json, signed or not.")],
-    model: Annotated[Path, typer.Option(help="The model file that is to be deployed.")],
+    model: Annotated[
+        Path | None, typer.Option(help="The model file that is to be deployed; must be given for an audit's.")
+    ] = None,
     public_key: Annotated[Path | None, typer.Option(help="ed25519, PEM: the certificate must be signed.")] = None,
     any_verdict: Annotated[bool, typer.Option(help="Accept leak and inconclusive too.")] = False,
     json_: Json = False,
 ) -> int:
-    """Check that a certificate is intact, about this very model file, and says certified."""
+    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
     try:
-        found = load_certificate(certificate, public_key=public_key)
-        _check_file(found, model, certificate)
-        if found.verdict != "certified" and not any_verdict:
+        found = load_any(certificate, public_key=public_key)
+        if model is not None:
+            _check_file(found, model, certificate)
+        elif isinstance(found, Certificate):
+            raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
+        if isinstance(found, GuaranteeCertificate):
+            lines, more = _lines_of_guarantee(found), _content_of_guarantee(found)
+        elif found.verdict != "certified" and not any_verdict:
             raise CertificateError(f"{certificate}: the verdict is {found.verdict}. {found.judgement.sentence}")
-        lines = _lines(found)
-        content = {"verified": True, "signature": found.signature, **_content(found)}
+        else:
+            lines, more = _lines(found), _content(found)
+        content = {"verified": True, "kind": found.kind, "signature": found.signature, **more}
     except CertificateError as error:
         reason = _printable(str(error))
         if json_:
@@ -58,7 +71,7 @@ def verify_command(
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
     else:
-        typer.echo(f"{certificate} is intact and about {model}.")
+        typer.echo(f"{certificate} is intact{'' if model is None else f' and about {model}'}.")
         for name, text in lines.items():
             for i, line in enumerate(text if isinstance(text, list) else [text]):
                 typer.echo(f"{'' if i else name.replace('_', ' '):<20}{_printable(str(line))}")
@@ -66,20 +79,20 @@ def verify_command(
 
 
 def sign_command(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json of an audit.")],
+    certificate: Annotated[Path, typer.Argument(help="certificate.json, of an audit or by construction.")],
     key: Annotated[Path, typer.Option(help="ed25519 private key, PEM without a password.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: in place of the certificate.")] = None,
 ) -> int:
     """Check a certificate and put it into a signed envelope (DSSE)."""
-    found = load_certificate(certificate)
+    found = load_any(certificate)
     if found.signature != "none":
-        raise CertificateError(f"{certificate} is signed already; sign the certificate that the audit wrote")
+        raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
     path = write_json(out or certificate, sign_certificate(found.statement, key))
     typer.echo(f"{path} is signed.")
     return 0
 
 
-def _check_file(certificate: Certificate, model: Path, path: Path) -> None:
+def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
     """The file's SHA-256 is a subject's."""
     try:
         digest = file_sha256(model)
@@ -146,6 +159,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     policy_limit = f"{judgement.limit:{sign}.1%}"
     grouped = "" if judgement.grouped is None else f" (groups of {judgement.grouped:,} examples)"
     return {
+        "kind": BY_AUDIT,
         "verdict": judgement.verdict,
         "signed": SIGNATURES[certificate.signature],
         "model": ", ".join(certificate.subject),
@@ -172,6 +186,34 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         f" torch {certificate.environment['torch']}",
         "notes": list(certificate.notes) or ["none"],
         "limits": [f"{headline} {says}" for headline, says in certificate.limits] or ["none stated"],
+    }
+
+
+def _content_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, Any]:
+    """What holds by construction, for programs."""
+    predicate = certificate.statement["predicate"]
+    return {
+        **{name: predicate[name] for name in ("guarantee", "measured", "environment", "notes")},
+        "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
+    }
+
+
+def _lines_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, str | list[str]]:
+    """What holds by construction, by name, for people."""
+    stated, measured = certificate.guarantee, certificate.measured
+    return {
+        "kind": BY_CONSTRUCTION,
+        "signed": SIGNATURES[certificate.signature],
+        "model": ", ".join(certificate.subject),
+        "explainer": f"{stated.method} of {stated.explaining}",
+        "explaining_models": list(stated.models),
+        **({"public_inputs": f"{stated.labels_asked:,}, {stated.public_inputs}"} if stated.labels_asked else {}),
+        "says": list(stated.says),
+        "assumes": list(stated.assumes),
+        "does_not_say": list(stated.does_not_say),
+        **({"measured": "nothing"} if measured is None else measured.rows()),
+        "made_with": f"safexplain {certificate.environment['safexplain']}, torch {certificate.environment['torch']}",
+        "notes": list(certificate.notes) or ["none"],
     }
 
 

@@ -113,17 +113,17 @@ class Guarantee:
     @property
     def sentence(self) -> str:
         """The guarantee in one sentence."""
-        models = (
-            f"a student of the labels of {self.labels_asked:,} public inputs"
-            if self.source == "student"
-            else f"{len(self.models)} models of public data"
-            if len(self.models) > 1
-            else "a model of public data"
-        )
         return (
-            f"By construction: {self.method} of {models} tells nothing about the private training records that the"
-            " labels do not tell; nothing was audited, and it rests on its assumptions."
+            f"By construction: {self.method} of {self.explaining} tells nothing about the private training records that"
+            " the labels do not tell; nothing was audited, and it rests on its assumptions."
         )
+
+    @property
+    def explaining(self) -> str:
+        """Which models explain, in words."""
+        if self.source == "student":
+            return f"a student of the labels of {self.labels_asked:,} public inputs"
+        return f"{len(self.models)} models of public data" if len(self.models) > 1 else "a model of public data"
 
     @property
     def says(self) -> tuple[str, ...]:
