@@ -103,7 +103,7 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
         raise CertificateError(f"{path} names no model file (no sha256): it is about models that were never stored")
     if digest not in known:
         raise CertificateError(
-            f"{model} is not the audited file: {path} is about {', '.join(certificate.subject)} with SHA-256"
+            f"{model} is not the certificate's file: {path} is about {', '.join(certificate.subject)} with SHA-256"
             f" {', '.join(sorted(d[:16] for d in known))}..., and this file's is {digest[:16]}..."
         )
 

@@ -188,11 +188,13 @@ def check_file(subject: Mapping[str, Mapping[str, str]], digest: bytes, file: st
         raise InputError(f"the model file {file} cannot be read: {error.strerror or error}") from None
     named = sorted({d["sha256"] for d in subject.values() if d[MODEL_DIGEST] == digest.hex() and "sha256" in d})
     if not named:
-        raise CertificateError(f"{path} names no SHA-256 of the model's file: leave out file=, or audit from a file")
+        raise CertificateError(
+            f"{path} names no SHA-256 of the model's file: leave out file=, or make the certificate from the file"
+        )
     if found not in named:
         raise CertificateError(
-            f"{file} is another file than the audited one: expected the SHA-256 {', '.join(named)}, got {found};"
-            " load the audited file"
+            f"{file} is another file than the certificate's: expected the SHA-256 {', '.join(named)}, got {found};"
+            " load that file"
         )
 
 

@@ -23,7 +23,9 @@ from safexplain.audit.report.words import limits
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
+from safexplain.verdict.certificate.by_construction import guarantee_statement
 from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
 
 LEAK = 2.5
@@ -144,7 +146,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "of an older version": (of_an_older_version, "explanation-audit:v2' (audit again with this version)"),
     "truncated": (truncated, "not the JSON of a certificate"),
     "no JSON": (lambda f: (f / "certificate.json").write_text("certified!"), "not the JSON of a certificate"),
-    "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the audited file"),
+    "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the certificate's file"),
     "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
     "of a leak": (
         lambda f: certificate(f / "certificate.json", f / "model.pt", audited(LEAK)),
@@ -212,6 +214,75 @@ def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli: Cli,
     _, out, _ = cli("verify", "certificate.json", "--model", "model.pt")
     assert "\x1b" not in out
     assert "a [2Jb verdict   leak" in out
+
+
+# --- certificates by construction ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guaranteed(cli: Cli, tmp_path: Path) -> Path:
+    """A certificate by construction, about the model file."""
+    sha = hashlib.sha256((tmp_path / "model.pt").read_bytes()).hexdigest()
+    content = guarantee_statement(
+        subject={"model.pt": {"sha256": sha, "safexplainModelDigest": "cd" * 32}},
+        guarantee=Guarantee("student", "IntegratedGradients", ("ab" * 32,), "ef" * 32, 597),
+        measured=Measured(200, 0.95, 0.1, Estimate(0.9, 0.85, 0.93)),
+        environment={"safexplain": "0.1.0", "torch": "2.5"},
+    )
+    return write_json(tmp_path / "guarantee.json", content)
+
+
+@pytest.mark.parametrize("model", [(), ("--model", "model.pt")])
+def test_what_holds_by_construction_says_so_and_what_it_rests_on(
+    cli: Cli, guaranteed: Path, model: tuple[str, ...]
+) -> None:
+    code, out, err = cli("verify", guaranteed.name, *model)
+    assert (code, err) == (0, "")
+    for said in (
+        f"guarantee.json is intact{' and about model.pt' if model else ''}.",
+        "by construction: no audit was run, no attack judged; it rests on the assumptions below",
+        "IntegratedGradients of a student of the labels of 597 public inputs",
+        "The label of each explained query is released anyway",
+        "The labels of the public inputs may be asked for",
+        "What the labels themselves tell",
+        "90.0% [85.0%, 93.0%] of 200 inputs",
+        "not signed",
+        "ab" * 32,
+    ):
+        assert said in out, said
+    assert "certified" not in out
+    content = json.loads(cli("verify", guaranteed.name, *model, "--json")[1])
+    assert (content["verified"], content["kind"]) == (True, "by construction")
+    assert content["guarantee"]["labels_asked"] == 597
+    assert "verdict" not in content
+
+
+def test_an_audits_certificate_says_that_it_is_by_audit(cli: Cli) -> None:
+    _, out, _ = cli("verify", "certificate.json", "--model", "model.pt")
+    assert "by audit: attacks were run" in out
+    content = json.loads(cli("verify", "certificate.json", "--model", "model.pt", "--json")[1])
+    assert content["kind"] == "by audit"
+
+
+def test_a_guarantee_about_another_file_or_with_other_words_is_refused(
+    cli: Cli, guaranteed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.pt").write_bytes(b"other weights")
+    code, _, err = cli("verify", guaranteed.name, "--model", "other.pt")
+    assert (code, "other.pt is not the" in err) == (1, True)
+    guaranteed.write_text(guaranteed.read_text().replace("The label of each", "No label of any"))
+    code, _, err = cli("verify", guaranteed.name)
+    assert (code, "its words were changed" in err) == (1, True)
+
+
+def test_a_guarantee_is_signed_and_verified_with_its_key(cli: Cli, guaranteed: Path, tmp_path: Path) -> None:
+    keys(tmp_path, "own")
+    keys(tmp_path, "other")
+    assert cli("verify", guaranteed.name, "--public-key", "own.pub")[0] == 1
+    assert cli("sign", guaranteed.name, "--key", "own.pem")[0] == 0
+    assert "signed, but not checked" in cli("verify", guaranteed.name)[1]
+    assert "signed with the private key" in cli("verify", guaranteed.name, "--public-key", "own.pub")[1]
+    assert cli("verify", guaranteed.name, "--public-key", "other.pub")[0] == 1
 
 
 # --- signatures ----------------------------------------------------------------------------------------------------

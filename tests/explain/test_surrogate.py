@@ -1,0 +1,697 @@
+"""Explanations by other models tell of the private model what its labels tell, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+from explain_nets import Gate, image_net, images, quiet
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from safexplain import HardenedGradCAM, HardenedIG, HardenedOcclusion, Hardening, Probability, model_digest
+from safexplain._digest import file_sha256
+from safexplain.audit import Population, Recipe, collect_signals, train_shadows
+from safexplain.audit.attacks import LikelihoodRatio
+from safexplain.errors import (
+    CertificateError,
+    ConfigurationError,
+    ConfigurationTypeError,
+    InputError,
+    OpaqueModelWarning,
+    RefusedError,
+    SafexplainError,
+    TrainingModeWarning,
+)
+from safexplain.explain.surrogate import PublicExplainer, StudentExplainer
+from safexplain.faithfulness import faithfulness
+from safexplain.hardening.clips import UnitNorm
+from safexplain.verdict.certificate.by_construction import load_guarantee
+from safexplain.verdict.guarantee import Guarantee
+from safexplain.verdict.stats import clopper_pearson, roc
+
+pytestmark = quiet
+
+IXG = captum.attr.InputXGradient
+EXPLAINERS: dict[str, Any] = {
+    "native": captum.attr.IntegratedGradients,
+    "with hooks": captum.attr.GuidedBackprop,
+    "a function": lambda m: captum.attr.NoiseTunnel(captum.attr.Saliency(m)),
+    "hardened": HardenedIG,
+    "of the catalog": HardenedOcclusion.catalogued(),
+}
+
+
+class Own:
+    """An explainer that nobody knows, which hooks the model, counts who is inside and gives a gradient."""
+
+    inside = most = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def attribute(self, x: Tensor, target: Any) -> Tensor:
+        Own.inside += 1
+        Own.most = max(Own.most, Own.inside)
+        x.requires_grad_()
+        chosen = self.model(x).gather(1, torch.as_tensor(target).expand(len(x))[:, None])
+        (gradient,) = torch.autograd.grad(chosen.sum(), x)
+        Own.inside -= 1
+        return gradient
+
+
+def net(seed: int, d: int = 8, classes: int = 3, width: int = 16) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(d, width), nn.ReLU(), nn.Linear(width, classes)).eval()
+
+
+def rows(n: int = 12, seed: int = 0, d: int = 8) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+class Lookup(nn.Module):
+    """Another model with the labels of a first one: its scores are other numbers altogether."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        super().__init__()
+        self.labels = lambda x: model(x).argmax(1)
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        g = torch.Generator().manual_seed(self.seed)
+        scores = torch.rand(len(x), 3, generator=g)
+        return scores.scatter(1, self.labels(x)[:, None], 2.0 + torch.rand(len(x), 1, generator=g))
+
+
+PRIVATE, PUBLIC, X = net(0), tuple(net(i) for i in (1, 2, 3)), rows()
+LABELS = PRIVATE(X).argmax(1)
+
+
+def student(model: Any = PRIVATE, x: Any = None, recipe: Any = None, explainer: Any = IXG, **more: Any) -> Any:
+    public = rows(80, 9) if x is None else x
+    recipe = recipe or Recipe(epochs=4, lr=0.01, batch_size=16)
+    return StudentExplainer(model, public, lambda seed: net(seed % 1000), recipe, explainer, **more)
+
+
+# --- the promise -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPLAINERS)
+def test_another_private_model_with_the_same_labels_changes_nothing_bit_for_bit(name: str) -> None:
+    found = []
+    for private in (PRIVATE, Lookup(PRIVATE, 1), Lookup(PRIVATE, 2), lambda x: PRIVATE(x).argmax(1)):
+        explainer = PublicExplainer(private, PUBLIC, EXPLAINERS[name])
+        torch.manual_seed(5)
+        found.append(explainer.attribute(X))
+    assert all(torch.equal(f, found[0]) for f in found)
+
+
+def test_the_students_weights_and_maps_follow_from_the_labels_alone() -> None:
+    found = [student(private) for private in (PRIVATE, Lookup(PRIVATE, 1), lambda x: PRIVATE(x).argmax(1))]
+    digests = {model_digest(one.student) for one in found}
+    assert len(digests) == 1
+    assert all(torch.equal(one.attribute(X), found[0].attribute(X)) for one in found)
+    with torch.no_grad():
+        sharper = net(0)
+        sharper[2].weight *= 7
+        sharper[2].bias *= 7
+    assert torch.equal(student(sharper).attribute(X), found[0].attribute(X))
+
+
+def test_other_labels_give_another_student() -> None:
+    assert model_digest(student(net(77)).student) != model_digest(student().student)
+
+
+def test_a_given_target_is_explained_as_given_and_the_private_model_is_not_asked() -> None:
+    def never(x: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    explainer = PublicExplainer(never, PUBLIC, IXG)
+    for target in (1, [1] * len(X), torch.ones(len(X), dtype=torch.long)):
+        expected = PublicExplainer(lambda x: torch.ones(len(x), dtype=torch.long), PUBLIC, IXG).attribute(X)
+        assert torch.equal(explainer.attribute(X, target=target), expected)
+        assert torch.equal(explainer.attribute(X, target), expected)
+
+
+def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradient() -> None:
+    asked = []
+
+    def label(x: Tensor) -> Tensor:
+        asked.append((len(x), x.requires_grad, torch.is_grad_enabled()))
+        return PRIVATE(x).argmax(1)
+
+    PublicExplainer(label, PUBLIC, captum.attr.IntegratedGradients).attribute(X, n_steps=7)
+    assert asked == [(len(X), False, False)]
+
+
+@pytest.mark.parametrize("answer", [{"soft": True}, {"labels": PRIVATE(rows(80, 9)).softmax(1)}, {"labels": "soft"}])
+def test_soft_labels_are_refused_with_the_measured_reason(answer: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match=r"repeats its teacher.*2\.8 to 4\.4 points"):
+        student(**answer)
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[Any, Population, Tensor, Tensor, list[nn.Module]]:
+    """Models of halves of 400 digits, and models of 900 others, which are public."""
+    digits = load_digits()
+    x, y = digits.data / 16, digits.target
+    private = Population.of(x[:400], y[:400])
+    recipe = Recipe(lr=0.01, epochs=60, batch_size=50)
+    build = lambda seed: nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))  # noqa: E731
+    shadows = train_shadows(private, recipe, build=build, models=17)
+    public = Population.of(x[400:1300], y[400:1300])
+    others = train_shadows(public, Recipe(lr=0.01, epochs=10), build=build, models=3, seed=1)
+    return shadows, private, public.x, public.y, list(others.models)
+
+
+def found_in(world: Any, explain: Any) -> float:
+    """AUC of the likelihood ratio on the norms of maps, mean of three targets."""
+    shadows, private, *_ = world
+    signals = collect_signals(shadows, private, explain, targets=(0, 1, 2), patience=(1,))
+    norms, areas = signals.values["l1"], []
+    for t in range(3):
+        others = [i for i in range(len(norms)) if i != t]
+        scores = LikelihoodRatio()(norms[t], norms[others], signals.membership[others])
+        areas.append(roc(scores, signals.membership[t]).auc)
+    return float(np.mean(areas))
+
+
+def test_an_attack_finds_members_in_native_maps_and_in_these_no_more_than_in_any_function_of_the_label(
+    world: Any,
+) -> None:
+    *_, publics = world
+    numbers = torch.rand(10, 64, generator=torch.Generator().manual_seed(0))
+    native = found_in(world, lambda m, x, t: IXG(Probability(m)).attribute(x.clone().requires_grad_(), target=t))
+    public = found_in(world, lambda m, x, t: PublicExplainer(m, [Probability(p) for p in publics], IXG).attribute(x))
+    of_label = found_in(world, lambda m, x, t: x * numbers[m(x).argmax(1)])
+    assert native > 0.62
+    assert abs(public - of_label) < 0.03
+
+
+# --- maps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPLAINERS)
+@pytest.mark.parametrize("public", [PUBLIC, PUBLIC[0], [PUBLIC[0]], nn.ModuleList(PUBLIC)])
+def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode_and_of_nothing(
+    name: str, public: Any
+) -> None:
+    explainer = PublicExplainer(PRIVATE, public, EXPLAINERS[name])
+    x = X.clone().requires_grad_()
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        served = explainer.attribute(rows())
+    torch.manual_seed(0)
+    maps = explainer.attribute(x)
+    assert torch.equal(maps, served)
+    assert (maps.shape, maps.dtype, maps.requires_grad, maps.grad_fn) == (x.shape, x.dtype, False, None)
+    assert x.grad is None
+    assert explainer.attribute(X[:0]).shape == (0, 8)
+    assert explainer.attribute(X[:0], target=1).shape == (0, 8)
+
+
+def test_one_public_models_map_is_its_native_map() -> None:
+    native = captum.attr.IntegratedGradients(PUBLIC[0]).attribute(X, target=LABELS, n_steps=9)
+    explainer = PublicExplainer(PRIVATE, PUBLIC[0], captum.attr.IntegratedGradients)
+    assert torch.equal(explainer.attribute(X, n_steps=9), native)
+
+
+def test_of_several_public_models_it_is_the_mean_of_maps_of_unit_norm() -> None:
+    expected = torch.zeros(len(X), 8)
+    for model in PUBLIC:
+        for i in range(len(X)):
+            x = X[i : i + 1].clone().requires_grad_()
+            row = IXG(model).attribute(x, target=int(LABELS[i]))[0].detach()
+            expected[i] += row / row.norm() / 3
+    assert torch.allclose(PublicExplainer(PRIVATE, PUBLIC, IXG).attribute(X), expected, atol=1e-6)
+
+
+def test_a_map_of_zeros_stays_one_and_nan_and_infinity_are_zeros() -> None:
+    class Broken(nn.Module):
+        def __init__(self, numbers: list[float]) -> None:
+            super().__init__()
+            self.register_buffer("numbers", torch.tensor(numbers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([(x * self.numbers).sum(1), x[:, 0]], 1)
+
+    bad, none = Broken([3.0, torch.nan, torch.inf, 4.0]), Broken([0.0, 0.0, 0.0, 0.0])
+    x, first = torch.ones(2, 4), lambda x: torch.zeros(len(x), dtype=torch.long)
+    assert PublicExplainer(first, bad, IXG).attribute(x).tolist() == [[3, 0, 0, 4]] * 2
+    assert PublicExplainer(first, none, IXG).attribute(x).tolist() == [[0, 0, 0, 0]] * 2
+    found = PublicExplainer(first, [bad, none], IXG).attribute(x)
+    assert torch.allclose(found, torch.tensor([[0.3, 0, 0, 0.4]] * 2))
+
+
+class Two(nn.Module):
+    """Of two inputs and a number."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.net = net(seed, 10)
+
+    def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.net(torch.cat([a, scale * b], 1))
+        return out
+
+
+def test_several_inputs_have_a_map_each_of_one_norm_together() -> None:
+    a, b = rows(6), rows(6, 1)[:, :2]
+    explainer = PublicExplainer(Two(0).eval(), [Two(1).eval(), Two(2).eval()], IXG)
+    maps = explainer.attribute((a, b), additional_forward_args=2.0)
+    assert [m.shape for m in maps] == [a.shape, b.shape]
+    labels = Two(0).eval()(a, b, 2.0).argmax(1)
+    expected = 0
+    for model in explainer.public_models:
+        one = IXG(model).attribute(
+            (a.clone().requires_grad_(), b.clone().requires_grad_()), target=labels, additional_forward_args=2.0
+        )
+        expected = expected + UnitNorm()(torch.cat(one, 1).detach()) / 2
+    assert torch.allclose(torch.cat(maps, 1), expected, atol=1e-6)
+    assert isinstance(explainer.attribute((a[:0], b[:0])), tuple)
+
+
+def test_maps_of_images_and_of_layers() -> None:
+    x, private, publics = images(3), image_net(0), [image_net(1), image_net(2)]
+    assert PublicExplainer(private, publics, HardenedOcclusion.catalogued()).attribute(x).shape == x.shape
+    assert PublicExplainer(private, publics, HardenedGradCAM.catalogued()).attribute(x).dim() == 4
+    assert PublicExplainer(private, publics, HardenedIG).attribute(x.double().float(), n_steps=3).shape == x.shape
+
+
+def test_a_hardening_of_ones_own_is_used_where_a_function_chooses_it() -> None:
+    explainer = PublicExplainer(PRIVATE, PUBLIC[0], lambda m: HardenedIG(m, hardening=Hardening(clip=UnitNorm())))
+    assert torch.allclose(explainer.attribute(X).norm(dim=1), torch.ones(len(X)))
+
+
+# --- models in training mode, threads --------------------------------------------------------------------------------
+
+
+def test_models_in_training_mode_get_a_warning_each_once_and_keep_their_statistics() -> None:
+    private, public = image_net(0).train(), image_net(1).train()
+    before = [t.clone() for m in (private, public) for t in m.state_dict().values()]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        explainer = PublicExplainer(private, public, IXG)
+        explainer.attribute(images(4))
+        PublicExplainer(private, public, Own).attribute(images(4))
+    told = [w for w in seen if w.category is TrainingModeWarning]
+    assert len(told) == 2
+    assert {w.filename for w in told} == {__file__}
+    assert private.training
+    assert public.training
+    after = [t for m in (private, public) for t in m.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_threads_get_the_answers_that_one_gets_and_predictions_beside_them_are_right() -> None:
+    explainer = PublicExplainer(image_net(0), [image_net(1), image_net(2)], captum.attr.GuidedBackprop)
+    expected = explainer.attribute(images())
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: explainer.attribute(images()), range(24)))
+    assert all(torch.allclose(answer, expected, atol=1e-6) for answer in answers)
+
+    public = nn.Sequential(*image_net(1), Gate()).eval()
+    gated = PublicExplainer(image_net(0), public, captum.attr.GuidedBackprop)
+    x = images().requires_grad_()
+    gradient = torch.autograd.grad(image_net(1)(x)[:, 1].sum(), x)[0]
+    Gate.entered.clear()
+    Gate.passed.clear()
+    thread = threading.Thread(target=lambda: gated.attribute(images(), target=1), name="explainer")
+    thread.start()
+    assert Gate.entered.wait(20)
+    meanwhile = torch.autograd.grad(public(x)[:, 1].sum(), x)[0]
+    Gate.passed.set()
+    thread.join()
+    assert torch.equal(meanwhile, gradient)
+
+
+def test_calls_of_an_unknown_explainer_take_turns() -> None:
+    Own.inside = Own.most = 0
+    explainer = PublicExplainer(PRIVATE, PUBLIC[0], Own)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: explainer.attribute(X), range(32)))
+    assert Own.most == 1
+    assert all(torch.equal(a, answers[0]) for a in answers)
+    native = captum.attr.Saliency(PUBLIC[0]).attribute(X.clone().requires_grad_(), target=LABELS, abs=False)
+    assert torch.allclose(answers[0], native)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def copied(model: nn.Module) -> nn.Module:
+    other = net(0)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        PRIVATE,
+        Probability(PRIVATE),
+        nn.Sequential(PRIVATE, nn.Softmax(1)),
+        copied(PRIVATE),
+        nn.DataParallel(copied(PRIVATE)),
+        [PUBLIC[0], PRIVATE],
+    ],
+)
+def test_the_private_model_is_no_public_one(public: Any) -> None:
+    with pytest.raises(RefusedError, match="is the private model, or holds it"):
+        PublicExplainer(PRIVATE, public, IXG)
+    with pytest.raises(RefusedError, match="is the private model, or holds it"):
+        PublicExplainer(lambda x: PRIVATE(x).argmax(1), PRIVATE, IXG)
+
+
+def test_models_may_share_a_public_backbone() -> None:
+    backbone = nn.Linear(8, 16)
+    private, public = nn.Sequential(backbone, nn.Linear(16, 3)), nn.Sequential(backbone, nn.Linear(16, 3))
+    assert PublicExplainer(private.eval(), public.eval(), IXG).attribute(X).shape == X.shape
+
+
+def test_an_explainer_of_the_private_model_is_refused() -> None:
+    with pytest.raises(RefusedError, match="explainer holds the private model"):
+        PublicExplainer(PRIVATE, PUBLIC, lambda m: IXG(PRIVATE))
+    with pytest.raises(RefusedError, match="explainer holds the private model"):
+        PublicExplainer(PRIVATE, PUBLIC, lambda m: Own(PRIVATE))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((PRIVATE, [], IXG), ConfigurationError, "at least one model"),
+        ((PRIVATE, None, IXG), ConfigurationTypeError, "torch modules, got NoneType"),
+        ((PRIVATE, [PUBLIC[0], lambda x: x], IXG), ConfigurationTypeError, "torch modules, got function"),
+        ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
+        ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "give its class"),
+        ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
+        ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "to have attribute"),
+    ],
+)
+def test_what_cannot_be_used_is_said(arguments: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        PublicExplainer(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda x: torch.zeros(len(x)), r"got a tensor of torch.float32 of shape \(12,\) for 12 inputs"),
+        (lambda x: torch.zeros(len(x), 1), "of a single output make two"),
+        (lambda x: torch.zeros(3, dtype=torch.long), "for 12 inputs"),
+        (lambda x: "yes", "got str"),
+        (lambda x: torch.full((len(x),), 3), "predicts class 3, and the public models know classes 0 to 2"),
+        (lambda x: torch.full((len(x),), -1), "predicts class"),
+    ],
+)
+def test_answers_that_are_no_labels_are_said(answer: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PublicExplainer(answer, PUBLIC, IXG).attribute(X)
+
+
+def test_labels_may_be_numpy_arrays_booleans_or_scores() -> None:
+    expected = PublicExplainer(PRIVATE, PUBLIC, IXG).attribute(X)
+    assert torch.equal(PublicExplainer(lambda x: LABELS.numpy(), PUBLIC, IXG).attribute(X), expected)
+    assert torch.equal(PublicExplainer(lambda x: PRIVATE(x).detach().numpy(), PUBLIC, IXG).attribute(X), expected)
+    positive = PublicExplainer(lambda x: x[:, 0] > 0, PUBLIC, IXG).attribute(X)
+    assert torch.equal(positive, PublicExplainer(lambda x: (x[:, 0] > 0).long(), PUBLIC, IXG).attribute(X))
+
+
+def test_public_models_of_other_classes_or_shapes_are_said() -> None:
+    with pytest.raises(InputError, match="public models of the same classes"):
+        PublicExplainer(PRIVATE, [PUBLIC[0], net(5, classes=4)], IXG).attribute(X)
+    with pytest.raises(InputError, match="must be a tensor"):
+        PublicExplainer(PRIVATE, PUBLIC, IXG).attribute([1.0])
+
+
+def test_convergence_deltas_and_other_things_that_are_no_maps_do_not_leave() -> None:
+    explainer = PublicExplainer(PRIVATE, PUBLIC, captum.attr.IntegratedGradients)
+    with pytest.raises(RefusedError, match="delta"):
+        explainer.attribute(X, return_convergence_delta=True)
+
+    class Odd(Own):
+        def attribute(self, x: Tensor, target: Any) -> Any:
+            return super().attribute(x, target), target
+
+    with pytest.raises(RefusedError, match="1 maps of 12 examples were expected"):
+        PublicExplainer(PRIVATE, PUBLIC, Odd).attribute(X)
+
+
+# --- students --------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_learns_the_labels_of_its_teacher() -> None:
+    told: list[tuple[str, float, float]] = []
+    recipe = Recipe(epochs=40, lr=0.02, batch_size=32)
+    explainer = student(x=rows(1000, 4), recipe=recipe, progress=lambda *a: told.append(a[:3]))
+    assert explainer.measure(rows(200, 3)).agreement.value > 0.9
+    assert not explainer.student.training
+    assert told[0][0] == "asking for labels"
+    assert told[-1] == ("training the student", 1.0, 1.0)
+
+
+def test_equal_seeds_give_equal_students_and_the_callers_random_numbers_stay() -> None:
+    state = torch.random.get_rng_state()
+    one, again, other = student(seed=3), student(seed=3), student(seed=4)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert model_digest(one.student) == model_digest(again.student)
+    assert model_digest(one.student) != model_digest(other.student)
+
+
+def test_answers_that_were_asked_before_are_taken() -> None:
+    labels = PRIVATE(rows(80, 9)).argmax(1)
+
+    def never(x: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    for given in (labels, labels.numpy(), labels.int()):
+        assert model_digest(student(never, labels=given).student) == model_digest(student().student)
+
+
+def test_students_may_be_trained_by_any_function_and_made_under_inference_mode() -> None:
+    seen: dict[str, Any] = {}
+
+    def train(x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
+        seen.update(x=x, y=y, draw=torch.rand(1, generator=generator), free=torch.rand(1))
+        return net(8).train()
+
+    with torch.inference_mode():
+        explainer = StudentExplainer(PRIVATE, rows(80, 9).numpy(), None, train, IXG)
+        assert explainer.attribute(X).shape == X.shape
+    assert torch.equal(seen["x"], rows(80, 9))
+    assert torch.equal(seen["y"], PRIVATE(rows(80, 9)).argmax(1))
+    assert not explainer.student.training
+    first = dict(seen)
+    StudentExplainer(PRIVATE, rows(80, 9), None, train, IXG)
+    assert torch.equal(first["draw"], seen["draw"])
+    assert torch.equal(first["free"], seen["free"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"x": rows(1)}, InputError, "at least 2"),
+        ({"x": torch.zeros(5)}, InputError, r"inputs \(n, ...\)"),
+        ({"x": torch.zeros(9, 8)}, InputError, "all 9 public inputs get the label"),
+        ({"labels": torch.zeros(3, dtype=torch.long)}, InputError, r"expected \(80,\)"),
+        ({"labels": -torch.ones(80, dtype=torch.long)}, InputError, "from 0 on"),
+        ({"labels": torch.arange(80) % 4}, InputError, "3 outputs, and the model predicts class 3"),
+        ({"recipe": "adam"}, ConfigurationTypeError, "safexplain.audit.Recipe or a function"),
+        (
+            {"recipe": Recipe},
+            ConfigurationTypeError,
+            r"train\(x, y, generator\), got type",
+        ),
+        ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
+        ({"recipe": lambda x, y, g: PRIVATE}, RefusedError, "the student is the private model"),
+        ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is the private model, a copy"),
+        ({"seed": -1}, ConfigurationError, "seed"),
+        ({"batch_size": 0}, ConfigurationError, "batch_size"),
+        ({"model": 3}, ConfigurationTypeError, "module or a function"),
+    ],
+)
+def test_what_no_student_learns_from_is_said(arguments: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        student(**arguments)
+
+
+def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
+    with pytest.raises(ConfigurationTypeError, match="give build"):
+        StudentExplainer(PRIVATE, rows(80), None, Recipe(epochs=1), IXG)
+    with pytest.raises(RefusedError, match="build an untrained one"):
+        StudentExplainer(PRIVATE, rows(80), lambda seed: copied(PRIVATE), Recipe(epochs=1), IXG)
+    with pytest.raises(InputError, match="diverged"):
+        student(recipe=Recipe(optimizer="sgd", lr=1e30, epochs=2))
+
+
+# --- what they are worth ---------------------------------------------------------------------------------------------
+
+
+def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
+    x, private = rows(60, 2), Probability(PRIVATE)
+    explainer = PublicExplainer(private, [Probability(p) for p in PUBLIC], IXG)
+    measured = explainer.measure(x, fraction=0.25, batch_size=17, seed=3)
+    labels = PRIVATE(x).argmax(1)
+    together = torch.stack([p(x).softmax(1) for p in PUBLIC]).mean(0).argmax(1)
+    agree = int((together == labels).sum())
+    assert (measured.examples, measured.agreement.value) == (60, agree / 60)
+    assert (measured.agreement.low, measured.agreement.high) == clopper_pearson(agree, 60)
+    native = IXG(private).attribute(x.clone().requires_grad_(), target=labels).detach()
+    ours = faithfulness(private, x, labels, explainer.attribute(x), fraction=0.25, seed=3)
+    theirs = faithfulness(private, x, labels, native, fraction=0.25, seed=3)
+    for found, values in (
+        (measured.deletion, ours.deletion),
+        (measured.insertion, ours.insertion),
+        (measured.native_deletion, theirs.deletion),
+        (measured.native_insertion, theirs.insertion),
+        (measured.deletion_difference, ours.deletion - theirs.deletion),
+    ):
+        assert found is not None
+        assert found.value == pytest.approx(values.mean(), abs=1e-5)
+        assert found.low < found.value < found.high
+    given = explainer.measure(x, fraction=0.25, batch_size=60, seed=3, native=native)
+    assert given.native_deletion == measured.native_deletion
+
+
+def test_of_a_label_api_the_agreement_is_measured_alone() -> None:
+    measured = PublicExplainer(lambda x: PRIVATE(x).argmax(1), PUBLIC, IXG).measure(X)
+    assert measured.deletion is measured.native_deletion is measured.deletion_difference is None
+    assert set(measured.rows()) == {"agreement"}
+    with torch.inference_mode():
+        assert PublicExplainer(PRIVATE, PUBLIC, IXG).measure(rows(3)).examples == 3
+
+
+def test_the_interval_of_agreement_covers_the_share_of_many() -> None:
+    explainer = PublicExplainer(PRIVATE, PUBLIC[0], IXG)
+    everyone = rows(200_000, 5)
+    with torch.no_grad():
+        truth = float((PUBLIC[0](everyone).argmax(1) == PRIVATE(everyone).argmax(1)).float().mean())
+    api = PublicExplainer(lambda x: PRIVATE(x).argmax(1), PUBLIC[0], IXG)
+    found = [api.measure(everyone[i * 50 : i * 50 + 50]).agreement for i in range(300)]
+    covered = np.mean([e.low <= truth <= e.high for e in found])
+    assert covered >= 0.93
+    assert np.mean([e.low <= truth + 0.2 <= e.high for e in found]) < 0.3
+    assert explainer.guarantee.kind == "by construction"
+
+
+@pytest.mark.parametrize("x", [X[:0], torch.zeros(3), "x"])
+def test_nothing_is_measured_on_nothing(x: Any) -> None:
+    with pytest.raises(InputError, match="expected examples"):
+        PublicExplainer(PRIVATE, PUBLIC, IXG).measure(x)
+
+
+# --- guarantee and certificate ---------------------------------------------------------------------------------------
+
+
+def test_the_guarantee_names_the_models_and_is_frozen() -> None:
+    stated = PublicExplainer(PRIVATE, PUBLIC, HardenedIG).guarantee
+    assert stated == Guarantee("public models", "IntegratedGradients", tuple(model_digest(p).hex() for p in PUBLIC))
+    assert stated.kind == stated.to_dict()["kind"] == "by construction"
+    with pytest.raises(AttributeError):
+        stated.method = "other"  # type: ignore[misc]
+    taught = student().guarantee
+    assert (taught.source, taught.labels_asked, len(taught.public_inputs)) == ("student", 80, 64)
+    assert taught.public_inputs != student(x=rows(80, 10)).guarantee.public_inputs
+    assert Guarantee.from_dict(json.loads(json.dumps(taught.to_dict()))) == taught
+
+
+def test_a_certificate_loads_the_explainer_that_it_is_about(tmp_path: Path) -> None:
+    made = PublicExplainer(PRIVATE, PUBLIC, IXG)
+    weights = tmp_path / "model.pt"
+    torch.save(PRIVATE.state_dict(), weights)
+    path = made.certificate(tmp_path / "g.json", name="credit", file=weights, measured=made.measure(X), notes=["small"])
+    found = load_guarantee(path)
+    assert (found.guarantee, found.measured, found.notes) == (made.guarantee, made.measure(X), ("small",))
+    assert found.subject == {
+        "credit": {"safexplainModelDigest": model_digest(PRIVATE).hex(), "sha256": file_sha256(weights)}
+    }
+    again = PublicExplainer.from_certificate(copied(PRIVATE), PUBLIC, path, captum.attr.InputXGradient, file=weights)
+    assert torch.equal(again.attribute(X), made.attribute(X))
+    assert again.guarantee == made.guarantee
+
+
+def test_a_student_is_trained_once_saved_and_served(tmp_path: Path) -> None:
+    made = student()
+    torch.save(made.student.state_dict(), tmp_path / "student.pt")
+    path = made.certificate(tmp_path / "g.json")
+    loaded = net(5)
+    loaded.load_state_dict(torch.load(tmp_path / "student.pt", weights_only=True))
+    served = StudentExplainer.from_certificate(PRIVATE, loaded, path, IXG)
+    assert torch.equal(served.attribute(X), made.attribute(X))
+    assert served.student is loaded
+    with pytest.raises(CertificateError, match="is about a student: use StudentExplainer"):
+        PublicExplainer.from_certificate(PRIVATE, loaded, path, IXG)
+
+
+def test_other_models_explainers_and_files_are_refused(tmp_path: Path) -> None:
+    made = PublicExplainer(PRIVATE, PUBLIC, IXG)
+    weights = tmp_path / "model.pt"
+    torch.save(PRIVATE.state_dict(), weights)
+    path, load = made.certificate(tmp_path / "g.json"), PublicExplainer.from_certificate
+    with pytest.raises(CertificateError, match="is about another model"):
+        load(net(9), PUBLIC, path, IXG)
+    with pytest.raises(CertificateError, match="other explaining models"):
+        load(PRIVATE, [*PUBLIC[:2], net(9)], path, IXG)
+    with pytest.raises(CertificateError, match="other explaining models"):
+        load(PRIVATE, PUBLIC[:2], path, IXG)
+    with pytest.raises(CertificateError, match="is about InputXGradient, got IntegratedGradients"):
+        load(PRIVATE, PUBLIC, path, HardenedIG)
+    with pytest.raises(CertificateError, match="names no SHA-256"):
+        load(PRIVATE, PUBLIC, path, IXG, file=weights)
+    with pytest.raises(CertificateError, match="use PublicExplainer"):
+        StudentExplainer.from_certificate(PRIVATE, PUBLIC, path, IXG)
+    with pytest.raises(CertificateError, match=r"by construction.*PublicExplainer\.from_certificate"):
+        HardenedIG.from_certificate(PRIVATE, path)
+    with pytest.raises(InputError, match="training mode"):
+        load(PRIVATE, [*PUBLIC[:2], net(3).train()], path, IXG)
+    with pytest.raises(InputError, match="training mode"):
+        load(net(0).train(), PUBLIC, path, IXG)
+
+
+def test_a_loaded_explainer_refuses_models_that_change(tmp_path: Path) -> None:
+    for changing in (0, 1):
+        models = [net(0), net(1)]
+        path = PublicExplainer(models[0], models[1], IXG).certificate(tmp_path / "g.json")
+        explainer = PublicExplainer.from_certificate(models[0], models[1], path, IXG)
+        explainer.attribute(X)
+        with torch.no_grad():
+            models[changing][0].weight += 1
+        with pytest.raises(RefusedError, match="no longer the one"):
+            explainer.attribute(X)
+
+
+def test_a_model_in_which_nothing_is_seen_is_named_by_its_owner(tmp_path: Path) -> None:
+    def api(x: Tensor) -> Tensor:
+        return (x[:, 0] > 0).long()
+
+    class Client:
+        def __call__(self, x: Tensor) -> Tensor:
+            return api(x)
+
+    explainer = PublicExplainer(Client(), PUBLIC, IXG)
+    with pytest.warns(OpaqueModelWarning), pytest.raises(RefusedError, match="give model_digest="):
+        explainer.certificate(tmp_path / "g.json")
+    named = {"model_digest": b"credit scoring model, version 17"}
+    path = PublicExplainer(Client(), PUBLIC, IXG, **named).certificate(tmp_path / "g.json")
+    assert PublicExplainer.from_certificate(Client(), PUBLIC, path, IXG, **named).attribute(X).shape == X.shape
+    with pytest.raises(SafexplainError, match="another model"):
+        PublicExplainer.from_certificate(Client(), PUBLIC, path, IXG, model_digest=b"some other model....")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    private, publics = copied(PRIVATE).cuda(), [net(i).cuda() for i in (1, 2)]
+    maps = PublicExplainer(private, publics, IXG).attribute(X.cuda())
+    assert maps.is_cuda
+    assert torch.allclose(maps.cpu(), PublicExplainer(PRIVATE, PUBLIC[:2], IXG).attribute(X), atol=1e-5)
+    taught = student(private)
+    assert next(taught.student.parameters()).is_cuda
+    assert taught.measure(X.cuda()).examples == len(X)
