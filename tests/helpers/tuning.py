@@ -14,9 +14,15 @@ from safexplain.audit.run import AuditOptions
 from safexplain.tune import tune
 
 RECIPE = Recipe(lr=3e-3, epochs=20)
-EXAMPLES, MODELS = 240, 11
+EXAMPLES, MODELS, TRIALS = 200, 10, 11
 POLICY = Policy(
-    selection=0.5, training=0.1, patience=(1, 2), suite=("Threshold", "LikelihoodRatio"), uncounted=True, references=8
+    max_tpr=0.2,
+    selection=0.5,
+    training=0.1,
+    patience=(1, 2),
+    suite=("Threshold", "LikelihoodRatio"),
+    uncounted=True,
+    references=8,
 )
 
 
@@ -61,7 +67,7 @@ def telling() -> type[Telling]:
     return type("Telling", (Telling,), {"members": members})
 
 
-def search(explainer, trials=11, **changes):
+def search(explainer, trials=TRIALS, **changes):
     """`tune` in this world."""
     population, shadows = world()
     given = {

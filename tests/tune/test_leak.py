@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.suite import fitting, values_of
@@ -15,7 +16,7 @@ from safexplain.errors import InputError
 from safexplain.tune.leak import FPRS, LeakMeter, leave_one_out, rates, resampled_rates
 from safexplain.verdict.policy import Policy
 
-M, N, D = 13, 150, 8
+M, N, D = 11, 100, 6
 RNG = np.random.default_rng(0)
 MEMBER = RNG.random((M, N)) < 0.5
 
@@ -29,8 +30,6 @@ def known(telling: float = 0.1) -> dict[str, np.ndarray]:
 
 def released(shift: float, seed: int = 2) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Maps whose first number tells members."""
-    import torch
-
     maps = np.random.default_rng(seed).normal(size=(M, N, D)).astype(np.float32)
     maps[..., 0] += shift * MEMBER
     values = summarise(torch.from_numpy(maps).flatten(0, 1))
@@ -139,10 +138,10 @@ def test_the_more_a_map_tells_the_larger_the_leak(meter: LeakMeter) -> None:
 def test_what_the_label_tells_is_no_leak() -> None:
     telling = {"label": np.where(RNG.random((M, N)) < 0.9, ~MEMBER, MEMBER).astype(float)}
     labels = np.stack([telling["label"]] * D, axis=-1).astype(np.float32) + 1
-    import torch
-
     values = {n: v.reshape(M, N).numpy() for n, v in summarise(torch.from_numpy(labels).flatten(0, 1)).items()}
-    assert LeakMeter(MEMBER, telling, Policy()).excess(values, labels, [0]).excess < 0.02
+    meter = LeakMeter(MEMBER, telling, Policy())
+    found = meter.excess(values, labels, meter.targets)
+    assert found.excess < max(0.02, 2 * found.error)
 
 
 def test_rates_are_those_of_the_slow_version_and_of_repeated_examples() -> None:
