@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from safexplain.hardening import (
         GaussianNoise,
         Hardening,
+        Levels,
         NormClip,
         RangeClip,
         RankNorm,
@@ -68,6 +69,7 @@ __all__ = [
     "HardenedSmoothGrad",
     "HardenedVarGrad",
     "Hardening",
+    "Levels",
     "NormClip",
     "Probability",
     "RangeClip",

@@ -4,6 +4,4 @@
 -> LoadedModel, whose fresh networks come from architectures, or from weights (drawn anew)
 """
 
-from safexplain.loading.models.load import load_model
-
-__all__ = ["load_model"]
+from safexplain.loading.models.load import load_model as load_model
