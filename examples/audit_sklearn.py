@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from safexplain import HardenedOcclusion, Hardening
 from safexplain.audit import Policy, Population, certify, collect_signals, train_shadows
 
-HARDENING = Hardening.recommended(key=bytes(32))  # a key that everybody knows will do for an audit
+HARDENING = Hardening.recommended()
 POLICY = Policy(fpr=0.05, max_tpr=0.15, patience=(1, 5))  # an attacker who asks up to five times about each example
 ONE_BY_ONE = {"sliding_window_shapes": (1,), "perturbations_per_eval": 30}
 

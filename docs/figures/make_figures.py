@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +23,6 @@ from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
 from safexplain import (
-    GaussianNoise,
     HardenedInputXGradient,
     Hardening,
     Probability,
@@ -45,7 +43,7 @@ from safexplain.verdict.stats import auc_interval
 KEY = bytes(32)
 POLICY = replace(DEMO, patience=(1,))
 """The figures show what is told to whoever asks once."""
-RECOMMENDED = Hardening.recommended(key=KEY)
+RECOMMENDED, RANKED = Hardening.recommended(), Hardening.ranked(KEY)
 SCHEMES = {
     "light": {"text": "#24292f", "grid": "#d0d7de", "back": "white"},
     "dark": {"text": "#d7dae0", "grid": "#4b505c", "back": "#1e2129"},
@@ -123,8 +121,8 @@ def steps(run: Run) -> plt.Figure:
         "clip\nRangeClip": Hardening(clip=clip),
         "clip\nRankNorm": Hardening(clip=rank),
         "+ mask\nThresholdMask": Hardening(clip=rank, mask=ThresholdMask(Relative(1.0))),
-        "+ noise\nrecommended": RECOMMENDED,
-        "+ much noise\nRelative(1.0)": Hardening(clip=rank, noise=GaussianNoise(Relative(1.0), KEY)),
+        "+ noise\nRelative(0.3)": RANKED,
+        "recommended\n": RECOMMENDED,
     }
     figure, axes = plt.subplots(1, 1 + len(shown), figsize=(9, 1.85), layout="constrained")
     axes[0].imshow(x[0, 0], cmap="gray_r")
@@ -157,7 +155,7 @@ def averaging(run: Run) -> plt.Figure:
         total, errors[name] = torch.zeros_like(clean), []
         for asked in range(1, counts[-1] + 1):
             key = KEY if keyed else asked.to_bytes(32, "big")
-            hardening = Hardening.recommended(key=key)
+            hardening = Hardening.ranked(key)
             total += HardenedInputXGradient(model, hardening=hardening).attribute(x, target=target)
             if asked in counts:
                 errors[name].append(float((total / asked - clean)[some].pow(2).mean().sqrt()))
@@ -197,13 +195,13 @@ def roc(run: Run) -> plt.Figure:
 
 def alternatives(run: Run) -> plt.Figure:
     """What each attack still finds under several hardenings."""
-    noise = RECOMMENDED.noise
     shown = {
         "native": Hardening.none(),
         "UnitNorm": Hardening(clip=UnitNorm()),
-        "UnitNorm\n+ noise": Hardening(clip=UnitNorm(), noise=noise),
+        "UnitNorm\n+ noise": Hardening(clip=UnitNorm(), noise=RANKED.noise),
         "RankNorm": Hardening(clip=RankNorm()),
-        "RankNorm\n+ noise": RECOMMENDED,
+        "RankNorm\n+ noise": RANKED,
+        "recommended": RECOMMENDED,
     }
     wanted = {"l1": ("L1 norm", ORANGE), "variance": ("variance", BLUE), "attributions": ("whole map", GREEN)}
     figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
@@ -272,7 +270,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", help="folder of finished models")
     options = parser.parse_args(arguments)
     mpl.use("Agg")
-    os.environ["SAFEXPLAIN_NOISE_KEY"] = KEY.hex()  # for the zeros under a RankNorm without noise
     numbers = options.out / "figures.json"
     run = Run(options.cache, json.loads(numbers.read_text()) if numbers.is_file() else {})
     for make, kind in FIGURES:

@@ -52,7 +52,7 @@ give a folder by --data or the environment variable SAFEXPLAIN_DATA, with
 PACKAGES = ("safexplain", "torch", "captum", "numpy", "scikit-image", "scikit-learn")
 IMAGE, NET = 594, "resnet20_cifar10"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-HARDENING = Hardening.recommended(key=bytes(range(32)))
+HARDENING = Hardening.recommended()
 MAGNITUDES = mpl.colors.LinearSegmentedColormap.from_list("magnitudes", ["#f7f7f7", "#c2a5cf", "#762a83", "#2a0a3f"])
 
 

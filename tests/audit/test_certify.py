@@ -597,7 +597,7 @@ def test_the_native_explanation_of_an_overfitted_network_leaks(digits, overfitte
 
 
 def test_the_recommended_hardening_takes_the_leak_from_its_norm(digits, overfitted):
-    found = attacked(overfitted, digits, Hardening.recommended(b"a secret of thirty-two bytes...."))
+    found = attacked(overfitted, digits, Hardening.recommended())
     for attack in ("LikelihoodRatio", "Threshold"):
         for signal in ("l1", "l2", "variance"):
             low, high = auc_interval(found[attack, signal].curve, 0.99)

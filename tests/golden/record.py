@@ -36,6 +36,7 @@ import safexplain
 from safexplain import (
     GaussianNoise,
     Hardening,
+    Levels,
     NormClip,
     Probability,
     RangeClip,
@@ -43,6 +44,7 @@ from safexplain import (
     Relative,
     ThresholdMask,
     TopKMask,
+    TopKSet,
     UnitNorm,
     audit,
     dp,
@@ -160,7 +162,10 @@ def digest(array: np.ndarray) -> str:
 NOISE, TENTH = GaussianNoise(0.05, key=KEY), GaussianNoise(Relative(0.1), key=KEY)
 HARDENINGS: dict[str, Hardening] = {
     "none": Hardening.none(),
-    "recommended": Hardening.recommended(KEY),
+    "recommended": Hardening.recommended(),
+    "ranked": Hardening.ranked(KEY),
+    "set": Hardening(clip=TopKSet(k=3)),
+    "levels": Hardening(clip=Levels(3)),
     "range": Hardening(clip=RangeClip(-0.5, 0.75)),
     "norm": Hardening(clip=NormClip(0.9)),
     "unit": Hardening(clip=UnitNorm()),
@@ -265,7 +270,8 @@ def _explained() -> dict[str, Any]:
     forms = {
         "plain": Hardening.none(),
         "noised": Hardening(clip=UnitNorm(), noise=GaussianNoise(Relative(0.5), key=KEY)),
-        "recommended": Hardening.recommended(KEY),
+        "recommended": Hardening.recommended(),
+        "ranked": Hardening.ranked(KEY),
     }
     found: dict[str, Any] = {}
     for name, (make, of, options) in calls.items():
@@ -407,7 +413,7 @@ def audits() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, made, policy in (
         ("native", Hardening.none(), STRICT),
-        ("hardened", Hardening.recommended(KEY), LENIENT),
+        ("hardened", Hardening.recommended(), LENIENT),
     ):
         signals = audit.collect_signals(
             shadows,

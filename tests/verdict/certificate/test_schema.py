@@ -12,6 +12,7 @@ from certificates import CERTIFIED, JUDGEMENTS, SCHEMA, audited, changed, made
 
 from safexplain.hardening.amounts import Relative
 from safexplain.hardening.clips import NormClip, RankNorm
+from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
@@ -38,9 +39,12 @@ def test_certificates_fit(judgement: Judgement) -> None:
     "hardening",
     [
         Hardening.none(),
-        Hardening.recommended(b"a secret of thirty-two bytes...."),
+        Hardening.ranked(b"a secret of thirty-two bytes...."),
         Hardening(clip=NormClip(1.0), mask=ThresholdMask(Relative(0.1)), noise=GaussianNoise(0.1), grid=0.5),
         Hardening(clip=RankNorm(), mask=TopKMask(0.5)),
+        Hardening.recommended(),
+        Hardening(clip=TopKSet(k=4)),
+        Hardening(clip=Levels(3)),
     ],
     ids=repr,
 )
