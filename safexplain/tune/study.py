@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._files import whole_file
@@ -179,7 +179,7 @@ def tune(
     )
     setting = _Setting(pool, methods_of(explainer, arguments), output, space, policy, options.batch_size, seed)
     search = _Search.of(setting, optuna, place, progress)
-    reference = _public(setting, search.objectives, public_models)
+    reference, answers = _public(setting, search.objectives, public_models)
     interrupted = False
     try:
         search.run(trials)
@@ -191,7 +191,7 @@ def tune(
             f"none of {found.trials} trials could be measured"
             + (f"; the last one: {found.failures[-1]}" if found.failures else "")
         )
-    tuned = _conclude(setting, search, found, place, interrupted, reference)
+    tuned = _conclude(setting, search, found, place, interrupted, reference, answers)
     says = f"{'+'.join(method.name for method in setting.methods)} of the predicted {output}"
     tuned = replace(tuned, study=replace(tuned.study, title=options.title, explainer=says))
     if interrupted or tuned.chosen is None:
@@ -474,8 +474,9 @@ def _conclude(
     folder: Path | None,
     interrupted: bool,
     public: Point | None,
+    answers: Tensor | None,
 ) -> Tuned:
-    """The front, the chosen point and the summary of the study."""
+    """The front, the chosen point and the summary of the study; `answers` are those of the public models."""
     front = front_of(found.points)
     allowance = setting.policy.tolerated_excess
     chosen, within = choose(front, allowance)
@@ -517,13 +518,17 @@ def _conclude(
         interrupted=interrupted,
     )
     shown = {p.number: p for p in (*reference.values(), *front) if p is not public}
-    return Tuned(front, chosen, None, study, within, _examples(setting, search, shown))
+    return Tuned(front, chosen, None, study, within, _examples(setting, search, shown, answers))
 
 
-def _public(setting: _Setting, objectives: Objectives, public_models: Sequence[nn.Module]) -> Point | None:
-    """What models of public data say about the class that each model predicts; None without such models."""
+def _public(
+    setting: _Setting, objectives: Objectives, public_models: Sequence[nn.Module]
+) -> tuple[Point | None, Tensor | None]:
+    """What models of public data say about the class that each model predicts, and their maps (n, ...) for the class
+    that the audited model predicts; None without such models.
+    """
     if not public_models:
-        return None
+        return None, None
     natives, released = objectives.natives, []
     x, labels = natives.x, natives.labels
     examples = torch.arange(len(x)).expand(labels.shape)
@@ -544,10 +549,10 @@ def _public(setting: _Setting, objectives: Objectives, public_models: Sequence[n
         released.append(torch.cat(maps)[at].view(*labels.shape, *maps[0].shape[1:]))
     kept = objectives.kept_of([maps[: len(objectives.few)] for maps in released])
     leak = objectives.leak_of([released], lambda leak: False)
-    return objectives.point(-1, Hardening.none(), {}, kept, leak, released, PUBLIC)
+    return objectives.point(-1, Hardening.none(), {}, kept, leak, released, PUBLIC), released[0][0]
 
 
-def _examples(setting: _Setting, search: _Search, points: Mapping[int, Point]) -> Examples:
+def _examples(setting: _Setting, search: _Search, points: Mapping[int, Point], public: Tensor | None) -> Examples:
     """A few examples with what each point releases about them."""
     natives, member = search.objectives.natives, setting.pool.shadows.membership[0, setting.rows]
     sides = [np.flatnonzero(side)[: SHOWN // 2] for side in (member, ~member)]
@@ -557,6 +562,8 @@ def _examples(setting: _Setting, search: _Search, points: Mapping[int, Point]) -
         options = {setting.methods[0].name: point.options} if setting.plain else point.options
         released = natives.release(natives.maps(options), point.hardening, [0])[0][0]
         maps[number] = released[torch.from_numpy(at)].numpy()
+    if public is not None:
+        maps[-1] = public[torch.from_numpy(at)].numpy()
     inputs = natives.x[torch.from_numpy(at)].numpy()
     return Examples(inputs, natives.labels[0].numpy()[at], member[at], maps)
 

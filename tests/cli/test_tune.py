@@ -113,7 +113,10 @@ def test_the_files_of_a_search_are_in_the_run_directory(searched: tuple[int, dic
     assert said["search"]["trials"] == 12
     assert said["search"]["digest"] == content["digest"]
     assert said["hardening"] == content["chosen"]["hardening"]
-    assert "model.pt2" in (run / "front.html").read_text()
+    page = (run / "front.html").read_text()
+    assert "model.pt2" in page
+    for name in ("native", "recommended", "public models"):
+        assert f'alt="{name} explanation: predicted ' in page  # the same examples under each
 
 
 def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(
