@@ -412,6 +412,7 @@ def audit_pools(
         "subject": subject,
         "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": dict(arguments or {})},
         "hardening": hardening.to_dict(),
+        "noise_stream": getattr(hardening.noise, "stream", None),
         "audit": judged.result.to_dict(),
         "utility": judged.utility.to_dict() if judged.utility else None,
         "materials": materials,

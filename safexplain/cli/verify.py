@@ -126,6 +126,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "native": certificate.native,
         "limits": [{"headline": headline, "says": says} for headline, says in certificate.limits],
         **{name: predicate[name] for name in ("explainer", "hardening", "environment", "notes")},
+        "noise_stream": certificate.noise_stream,
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
         "search": certificate.search,

@@ -151,6 +151,12 @@ def load_certified(
         hardening = Hardening.from_json(certificate.hardening)
     except ConfigurationError as error:
         raise CertificateError(f"{path}: hardening: {error}") from None
+    if hardening.noise is not None and certificate.noise_stream not in (None, hardening.noise.stream):
+        raise CertificateError(
+            f"{path} was made with the noise stream {certificate.noise_stream:.60}, and this version makes"
+            f" {hardening.noise.stream}: other noise for the same query, so that a client of both could average it"
+            " away. Serve with the version that audited, or audit again"
+        )
     forward = Probability(model) if certificate.softmax else model
     explainer = kind(*_constructor(row, forward, layer, arguments), hardening=_keyed(hardening, key_file))
     _check_options(explainer._signature, row, options, path)

@@ -92,6 +92,11 @@ class GaussianNoise:
         keep_amount(self, "std")
         check_key(self.key)
 
+    @property
+    def stream(self) -> str:
+        """Which noise stream this version makes; certificates name it."""
+        return STREAM
+
 
 def check_key(key: bytes | None) -> None:
     """Raise unless `key` is None or non-empty bytes; warn when it is short enough to be guessed.

@@ -23,7 +23,7 @@ from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, find_row
 from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
-from safexplain.hardening.noise import KEY_VARIABLE
+from safexplain.hardening.noise import KEY_VARIABLE, STREAM
 from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Evidence
@@ -43,14 +43,15 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def certificate(path: Path, model: nn.Module, **changes: Any) -> Path:
     """A certificate about a model, with a hardening that has noise unless told otherwise."""
     named = changes.pop("named", {})
-    references = changes.pop("references", 16)
+    references, hardening = changes.pop("references", 16), changes.pop("hardening", Hardening.ranked())
     judgement = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, references, CONTROLS, uses=1)
     explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
     environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
     content = statement(
         subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
         explainer=explainer,
-        hardening=changes.pop("hardening", Hardening.ranked()).to_dict(),
+        hardening=hardening.to_dict(),
+        noise_stream=changes.pop("noise_stream", STREAM if hardening.noise else None),
         audit=judgement.to_dict(),
         utility=None,
         materials={},
@@ -229,6 +230,17 @@ def test_a_certificate_of_something_else_is_refused(tmp_path: Path, changes: dic
         return
     with pytest.raises(CertificateError, match=said):
         HardenedIG.from_certificate(model, path)
+
+
+def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path) -> None:
+    model = image_net()
+    with pytest.raises(CertificateError, match="noise stream shake256-v2, and this version makes aes256ctr"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream="shake256-v2"))
+    HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream=None))
+    set_only = Hardening.recommended()
+    HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=set_only))
+    with pytest.raises(CertificateError, match="noise_stream: expected the name of a noise stream beside"):
+        HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=set_only, noise_stream=STREAM))
 
 
 def test_a_leak_is_not_served(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class Certificate:
         softmax: whether `Probability` was put over the model.
         options: arguments of the explanation, as the command line took them.
         hardening: as `Hardening.to_dict`.
+        noise_stream: how its noise is made; None: it has none, or the audit did not say.
         judgement: policy, counts and controls, and with them verdict and bounds.
         utility: agreement with the native explanation, or None.
         materials: name -> digest of data, signals, recipe and configuration.
@@ -93,6 +94,7 @@ class Certificate:
     softmax: bool
     options: Mapping[str, Any]
     hardening: Mapping[str, Any]
+    noise_stream: str | None
     judgement: Judgement
     utility: Mapping[str, float] | None
     materials: Mapping[str, str]
@@ -206,7 +208,7 @@ def _hint(content: Mapping[str, Any]) -> str:
 
 def _read(content: Mapping[str, Any], signature: Signature) -> Certificate:
     predicate = predicate_of(
-        content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional={"privacy", "canaries", "search"}
+        content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional={"noise_stream", "privacy", "canaries", "search"}
     )
     judgement = recount(predicate["audit"])
     if predicate["verdict"] != judgement.verdict:
@@ -226,6 +228,7 @@ def _read(content: Mapping[str, Any], signature: Signature) -> Certificate:
         softmax=explainer.get("softmax", explainer["output"] == "probability"),
         options={name: tuple(v) if isinstance(v, list) else v for name, v in explainer["options"].items()},
         hardening=hardening,
+        noise_stream=_noise_stream_of(predicate),
         judgement=judgement,
         utility=_utility_of(predicate["utility"]),
         materials=materials,
@@ -313,6 +316,18 @@ def _limits_of(predicate: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     ):
         raise CertificateError(f"limits: expected a list of headlines and sentences, got {limits!r:.80}")
     return tuple((one["headline"], one["says"]) for one in limits)
+
+
+def _noise_stream_of(predicate: Mapping[str, Any]) -> str | None:
+    """A name, where there is noise; None where none is given."""
+    if "noise_stream" not in predicate:
+        return None
+    named = predicate["noise_stream"]
+    if not isinstance(named, str) or not predicate["hardening"].get("noise"):
+        raise CertificateError(
+            f"noise_stream: expected the name of a noise stream beside a hardening with noise, got {named!r:.60}"
+        )
+    return named
 
 
 def _block_of(predicate: Mapping[str, Any], name: str, read: Callable[[Any], Read]) -> Read | None:

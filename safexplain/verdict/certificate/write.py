@@ -37,6 +37,7 @@ def statement(
     explainer: Mapping[str, Any],
     hardening: Mapping[str, Any],
     audit: Mapping[str, Any],
+    noise_stream: str | None = None,
     utility: Mapping[str, float] | None,
     materials: Mapping[str, str],
     environment: Mapping[str, str],
@@ -54,6 +55,7 @@ def statement(
         explainer: method, output and options; and softmax, whether `Probability` was put over the model (missing: where
             the output is the probability).
         hardening: `Hardening.to_dict()`; it carries no key.
+        noise_stream: how the noise of the hardening is made (`GaussianNoise.stream`); None: it has none.
         audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.
         utility: `Utility.to_dict()` or None.
         materials: name -> digest of data, signals and recipe.
@@ -83,6 +85,8 @@ def statement(
             "limits": [{"headline": headline, "says": says} for headline, says in limits],
         },
     }
+    if noise_stream is not None:
+        content["predicate"]["noise_stream"] = noise_stream  # type: ignore[index]
     for name, block in (("privacy", privacy), ("canaries", canaries), ("search", search)):
         if block is not None:
             content["predicate"][name] = dict(block)  # type: ignore[index]
