@@ -23,6 +23,7 @@ from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
 from safexplain.errors import InputError
+from safexplain.native_maps import Finding
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.judgement import AuditResult
@@ -40,12 +41,14 @@ class AuditRun:
         signals: name of a configuration -> what was attacked.
         report: what report.html shows, but for what is known only once the signals are written.
         statement: arguments of `safexplain.verdict.certificate.write.statement`, likewise.
+        findings: native maps of the targets that cannot be right; the notes say so, too.
     """
 
     configurations: tuple[Configuration, ...]
     signals: Mapping[str, Signals]
     report: ReportData
     statement: Mapping[str, Any]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def judged(self) -> Configuration:
@@ -125,6 +128,7 @@ class AuditRun:
             "utility": self.utility.to_dict() if self.utility else None,
             "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
             "notes": list(self.notes),
+            "native_maps": [finding.to_dict() for finding in self.findings],
         }
 
 

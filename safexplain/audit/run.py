@@ -39,13 +39,16 @@ from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import Splits, refuse_copies
-from safexplain.audit.utility import utility
+from safexplain.audit.utility import Sample, utility_of
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.native_maps import Finding as NativeFinding
+from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
+from safexplain.verdict.release import as_written, in_words
 
 __all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools"]
 
@@ -62,6 +65,9 @@ LOOKED_AT = 64
 
 FEWEST_SPARE = 100
 """Examples a pool that certify nothing and on which it is chosen how to ask; with fewer, all are drawn from."""
+
+SAMPLED = 256
+"""Examples whose explanations are looked at before all others, for what cannot be right and for faithfulness."""
 
 LARGEST_MAPS = 2 << 30
 """Bytes of attribution maps kept in memory for the whole-map attack; above it, that attack is left out."""
@@ -376,7 +382,7 @@ def audit_pools(
     first, population = pools[0].shadows.models[0], pools[0].population
     softmax = output == "probability" and not gives_probabilities(first, population.x[:LOOKED_AT])
     methods = methods_of(explainer, arguments)
-    way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress)
+    way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
     notes, copies = list(options.notes), len(policy.patience) * (1 if hardening.is_none else 2)
     size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
     keep = size <= LARGEST_MAPS
@@ -394,12 +400,14 @@ def audit_pools(
         )
         for i, pool in enumerate(pools)
     ]
+    looked = way.look(pools, hardening)
+    notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
     signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
     name = _name_of(hardening)
     if not hardening.is_none:
         signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
-    configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening) for n, s in signals.items())
+    configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening, looked) for n, s in signals.items())
     causes, cause = way.root_cause(pools, hardening.none(), signals["native"], keep)
     judged = configurations[-1]
     subject = options.subject or {
@@ -437,7 +445,7 @@ def audit_pools(
         root_cause_sentence=cause,
         other_key=None if hardening.noise is None else True,
     )
-    return AuditRun(configurations, signals, report, said)
+    return AuditRun(configurations, signals, report, said, looked.findings)
 
 
 class Method(NamedTuple):
@@ -492,6 +500,7 @@ class _Way:
     recipe: str
     seed: int
     progress: Progress
+    compares: bool
 
     @property
     def method(self) -> str:
@@ -504,6 +513,8 @@ class _Way:
         def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
             forward = Probability(model) if self.softmax else model
             maps = [method(forward, hardening, x, target) for method in self.methods]
+            if hardening.is_none and self.compares:  # what is not released: NaN counts as it would be released, as zero
+                maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
             return maps[0] if len(maps) == 1 else maps
 
         return explain
@@ -588,8 +599,39 @@ class _Way:
             about["hardening"] = hardening.to_json()
         return {**about, "subject": model_digest(pool.shadows.models[0]).hex()}
 
+    def look(self, pools: Sequence[Pool], hardening: HardeningLike) -> _Looked:
+        """Explain a sample of the examples by each target, natively and as released."""
+        released = _keyed(hardening, self.seed, "target")
+        findings: list[NativeFinding] = []
+        samples = []
+        for i, pool in enumerate(pools):
+            model, rng = pool.shadows.models[0], np.random.default_rng([self.seed, i])
+            number = min(len(pool.population), max(1, SAMPLED // len(pools)))
+            chosen = np.sort(rng.choice(len(pool.population), number, replace=False))
+            x = pool.population.x[torch.from_numpy(chosen)]
+            x = x.to(next((p.device for p in model.parameters()), x.device))
+            sample = Sample.of(model, x, self.options.batch_size)
+            forward = Probability(model) if self.softmax else model
+            own = Watch(logs=False)
+            with collecting() as told:
+                for method in self.methods:
+                    native = sample.explained(_asking(method, forward, hardening.none()))
+                    own.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
+                    if self.compares:
+                        sample = sample.beside(native, sample.explained(_asking(method, forward, released)))
+            findings += own.findings(model)
+            findings += [f for f in told.findings(model) if f.kind == "incomplete"]
+            samples.append(sample)
+        return _Looked(tuple(samples), tuple(findings))
+
     def judge(
-        self, name: str, signals: Signals, native: Signals, inputs: NDArray[Any], hardening: HardeningLike
+        self,
+        name: str,
+        signals: Signals,
+        native: Signals,
+        inputs: NDArray[Any],
+        hardening: HardeningLike,
+        looked: _Looked,
     ) -> Configuration:
         """Attack one configuration."""
         beside = signals is native and not hardening.is_none
@@ -604,10 +646,12 @@ class _Way:
         )
         if signals is native:
             return Configuration("native", "the native explanation, as it is", result, None)
-        kept = None
+        maps = None
         if native.attributions is not None and signals.attributions is not None:
-            kept = utility(native.attributions[0], signals.attributions[0])
-        return Configuration(name, repr(hardening), result, kept)
+            maps = native.attributions[0], signals.attributions[0]
+        kept = utility_of(looked.samples, maps)
+        plain = hardening.to_dict()
+        return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
     def root_cause(
         self, pools: Sequence[Pool], none: HardeningLike, native: Signals, keep: bool
@@ -632,6 +676,18 @@ class _Way:
             progress=named(self.progress, "root cause"),
         )
         return causes, f"{cause_sentence(causes)} {which}" if causes else ""
+
+
+def _asking(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:
+    """What gives the maps of a batch for the classes."""
+    return lambda x, target: method(forward, hardening, x, target)
+
+
+class _Looked(NamedTuple):
+    """What a sample of the explanations showed."""
+
+    samples: tuple[Sample, ...]
+    findings: tuple[NativeFinding, ...]
 
 
 def _numbered(i: int, pools: Sequence[Pool]) -> str:

@@ -7,17 +7,20 @@ features that a map names carry the prediction.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats as distributions
+from torch import Tensor, nn
 
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 
-__all__ = ["Faithfulness", "Utility", "faithfulness", "utility"]
+__all__ = ["Faithfulness", "Sample", "Utility", "faithfulness", "utility", "utility_of"]
 
 FEWEST_TOP = 4
 """Released numbers of each map whose signs `sign_errors_top` looks at, at least: the reasons on a notice."""
@@ -106,6 +109,94 @@ def utility(
         sign_errors=float(wrong.sum() / max(1, np.count_nonzero(b))),
         sign_errors_top=float(np.take_along_axis(wrong, shown, axis=1).any(1).mean()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Examples of which a model is asked what the features carry that their maps name.
+
+    Args:
+        model: (batch, ...) -> (batch, classes).
+        x: (n, ...) on the model's device.
+        outputs: (n, classes) of the model.
+        batch_size: examples in one call.
+        native: of each explainer, (n, ...).
+        released: likewise.
+    """
+
+    model: nn.Module
+    x: Tensor
+    outputs: Tensor
+    batch_size: int
+    native: tuple[Tensor, ...] = ()
+    released: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, x: Tensor, batch_size: int) -> Sample:
+        """With the model's outputs."""
+        with torch.no_grad():
+            outputs = torch.cat([model(part) for part in torch.split(x, batch_size)])
+        return cls(model, x, outputs, batch_size)
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) the predicted class, which is explained."""
+        return self.outputs.argmax(1)
+
+    def explained(self, explain: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """(n, ...) the maps that `explain(x, labels)` gives."""
+        parts = zip(*(torch.split(t, self.batch_size) for t in (self.x, self.labels)), strict=True)
+        return torch.cat([explain(x, labels).detach() for x, labels in parts])
+
+    def beside(self, native: Tensor, released: Tensor) -> Sample:
+        """With the maps of one more explainer; of the native ones, NaN and infinity are zero, as in a release."""
+        return replace(
+            self,
+            native=(*self.native, native.nan_to_num(0.0, 0.0, 0.0)),
+            released=(*self.released, released),
+        )
+
+    def faithfulness(self, maps: Sequence[Tensor]) -> list[Faithfulness]:
+        """Of the maps of each explainer that are about the input; one of a layer is enlarged to the image."""
+        fitting = [fitted for each in maps if (fitted := self._fitted(each)) is not None]
+        return [faithfulness(self.model, self.x, self.labels, m, batch_size=self.batch_size) for m in fitting]
+
+    def _fitted(self, maps: Tensor) -> Tensor | None:
+        if maps[0].numel() == self.x[0].numel():
+            return maps.reshape(self.x.shape)
+        if not maps.dim() == self.x.dim() == 4 or maps.shape[1] != 1:
+            return None
+        return nn.functional.interpolate(maps, self.x.shape[2:], mode="bilinear")
+
+
+def utility_of(
+    samples: Sequence[Sample], maps: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]] | None = None
+) -> Utility | None:
+    """Utility of a release by all maps where they were kept, else by samples; faithfulness by samples.
+
+    Args:
+        samples: of one or several models, with maps.
+        maps: native and released, (n, ...).
+
+    Returns:
+        None where every native map is zero, so that there is nothing to compare with.
+    """
+    if maps is None:
+        native, released = (
+            np.concatenate([torch.cat([m.flatten(1).cpu() for m in each], 1).numpy() for each in side])
+            for side in ([s.native for s in samples], [s.released for s in samples])
+        )
+        maps = native, released
+    if not np.any(maps[0]):
+        return None
+    found = utility(*maps)
+    own = [f for s in samples for f in s.faithfulness(s.released)]
+    theirs = [f for s in samples for f in s.faithfulness(s.native)]
+    return found.with_faithfulness(_together(own), _together(theirs)) if own else found
+
+
+def _together(found: Sequence[Faithfulness]) -> Faithfulness:
+    return Faithfulness(*(np.concatenate([getattr(f, side) for f in found]) for side in ("deletion", "insertion")))
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
 from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Evidence, Verdict, code, signal_name
 from safexplain.verdict.judgement import AuditResult, Judgement
+from safexplain.verdict.release import utility_in_words
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -111,8 +112,11 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
         console.print(verdict_table(found.configurations))
         console.print()
         show_verdict(console, found.result)
-        if found.utility is not None:
-            console.print(f"Released through {found.judged.description}", highlight=False, markup=False)
+        if found.judged.says:
+            said = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
+            if found.utility is not None:
+                said += f"\nOf the explanation, {'; '.join(utility_in_words(found.utility.to_dict()))}."
+            console.print(said, highlight=False, markup=False)
         show_files(console, found.notes, folder, found.files.values())
     return found.exit_code
 

@@ -24,6 +24,7 @@ from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import BASELINES
 from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 __all__ = ["sign_command", "verify_command"]
 
@@ -130,6 +131,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
         "search": certificate.search,
+        "utility": predicate["utility"],
         "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
@@ -165,7 +167,9 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "signed": SIGNATURES[certificate.signature],
         "model": ", ".join(certificate.subject),
         "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
-        "hardening": repr(hardening),
+        "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
+        "released": in_words(hardening.to_dict()),
+        **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         "about": _about(judgement),
         "attacker": f"asks {asked} about each example; released: {policy.release}",
         "policy": f"at most {policy_limit} {measure} found at a false-positive rate of {policy.fpr:.1%},"

@@ -91,7 +91,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             path: the certificate, signed or not; it may be about several explainers that are released together.
             file: the model's file. Given, its SHA-256 must be the one in the certificate.
             key_file: file with the service's noise key, of 16 bytes or more. None: the environment variable
-                SAFEXPLAIN_NOISE_KEY.
+                SAFEXPLAIN_NOISE_KEY. Where the certified hardening has no noise, no key is asked for or read.
             public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
             layer: for methods of layers; only the one that `default_layer` gives was audited.
             **arguments: of the native constructor; only its defaults were audited.
@@ -99,8 +99,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
                 model, file or version.
-            RefusedError: there is no noise key or a weak one, or an argument makes another explainer than the audited
-                one.
+            RefusedError: there is noise and no key or a weak one, or an argument makes another explainer than the
+                audited one.
             InputError: a file cannot be read, or the model is in training mode.
         """
         certified: Self = load_certified(

@@ -21,18 +21,20 @@ import pytest
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
+from safexplain import Hardening
 from safexplain.audit.report import ReportData, figures, maps, write_report
 from safexplain.audit.report.figures import Chances
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.report.page import render
 from safexplain.audit.report.tables import Scale, adds, attack_tables, level_table, target_table
 from safexplain.audit.root_cause import Ablation
-from safexplain.audit.utility import Utility
+from safexplain.audit.utility import Faithfulness, Utility
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import power, seen_power
+from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -589,6 +591,41 @@ def test_utility_is_shown_with_its_meaning_for_hardened_configurations_only() ->
     ]
     assert [re.findall(r"-?\d\.\d\d", r) for r in rows] == [["0.87"], ["0.61"], ["-0.20"], ["0.99"]]
     assert "10% strongest features" in rows[0]
+
+
+def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None:
+    report = standard()
+    before, last = report.configurations[:-1], report.configurations[-1]
+    assert last.utility is not None
+    asked = last.utility.with_faithfulness(
+        Faithfulness(np.array([0.5]), np.array([0.25])), Faithfulness(np.array([0.75]), np.array([0.375]))
+    )
+    rows = {
+        name: re.findall(r"-?\d+\.\d+%?", row.partition("zeros have none")[2] or row)
+        for row in Page(replace(report, configurations=(*before, replace(last, utility=asked)))).rows
+        for name in ("Wrong signs", "Maps with a wrong sign", "Deletion", "Insertion")
+        if name in row
+    }
+    assert rows["Wrong signs"] == ["1.0%"]
+    assert rows["Maps with a wrong sign"][-1] == "4.0%"
+    assert rows["Deletion"] == ["0.50", "0.75"]
+    assert rows["Insertion"] == ["0.25", "0.38"]
+    assert not [row for row in Page(report).rows if "Deletion" in row or "Insertion" in row]
+
+
+def test_what_is_released_is_said_in_words() -> None:
+    report = standard()
+    said = replace(report.configurations[-1], says="the names of the 4 features that count most")
+    assert "The names of the 4 features that count most." in Page(replace(report, configurations=(said,))).text
+
+
+def test_without_noise_nothing_is_said_of_noise_or_keys() -> None:
+    report = standard()
+    written = report.configurations[-1].result
+    hardening = Hardening.recommended().to_dict()
+    quiet = Configuration("recommended", as_written(hardening), written, None, in_words(hardening))
+    text = Page(replace(report, configurations=(report.configurations[0], quiet), notes=(), other_key=None)).text
+    assert re.findall(r"(?i)\b(?:noise|noised|keys?|keyed)\b", text) == []
 
 
 def test_digests_and_the_command_are_given_in_full() -> None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import captum.attr
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from safexplain import HardenedIG, HardenedSaliency, Hardening, NormClip, TopKMask
+from safexplain import (
+    GaussianNoise,
+    HardenedIG,
+    HardenedSaliency,
+    Hardening,
+    NormClip,
+    RankNorm,
+    Relative,
+    TopKMask,
+    TopKSet,
+    harden,
+)
 from safexplain.audit import AuditOptions, Dither, Policy, Population, Recipe, Signals, audit, train_shadows
 from safexplain.audit.run import Pool, audit_pools
 from safexplain.cli import _run
@@ -20,6 +32,7 @@ from safexplain.loading.models.load import load_model
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=5, batch_size=20)
 POLICY = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio"), patience=(1, 3))
 HARDENING = Hardening(clip=NormClip(0.8), mask=TopKMask(0.5))
+NOISY = Hardening(clip=RankNorm(), noise=GaussianNoise(Relative(0.3)))
 
 
 def build(seed):
@@ -147,6 +160,60 @@ def test_an_unhardened_release_is_judged_natively(run, tmp_path):
     assert result.to_dict()["compared"] == {}
 
 
+def test_a_release_is_measured_on_the_model_and_said_in_words(run):
+    result = run(hardening=Hardening(clip=TopKSet(k=2)))
+    kept = result.utility
+    assert (kept.sign_errors, kept.sign_errors_top) == (0, 0)
+    assert None not in (kept.deletion, kept.insertion, kept.native_deletion, kept.native_insertion)
+    assert result.to_dict()["utility"] == kept.to_dict()
+    assert result.judged.says == "the names of the 2 features that count most for the class, in no order"
+    assert result.judged.description == "Hardening(clip=TopKSet(k=2, positive=True))"
+    assert result.findings == ()
+    assert result.to_dict()["native_maps"] == []
+
+
+def test_utility_is_measured_on_a_sample_where_maps_are_not_kept(run, monkeypatch):
+    kept = run().utility
+    monkeypatch.setattr("safexplain.audit.run.LARGEST_MAPS", 0)
+    assert run().utility.to_dict() == pytest.approx(kept.to_dict())  # the sample is all of these few examples
+
+
+class Broken(OwnExplainer):
+    """As LRP on a network that it has no rules for."""
+
+    def attribute(self, x, *, target, scale=1.0):
+        maps = super().attribute(x, target=target)
+        return self.hardening(torch.where(x.abs() > 2, torch.nan, 1e12 * maps) if self.hardening.is_none else x)
+
+
+def test_native_maps_that_cannot_be_right_are_in_the_notes_the_report_and_the_json(run, tmp_path, caplog):
+    result = run(explainer=Broken)
+    assert [(f.kind, f.method, f.of) for f in result.findings] == [
+        ("not finite", "Broken", 80),
+        ("huge", "Broken", 80),
+    ]
+    assert 0 < result.findings[0].maps < 80
+    said = [note for note in result.notes if "cannot be right" in note]
+    assert len(said) == 2
+    assert result.to_dict()["native_maps"][1]["kind"] == "huge"
+    assert "over a million times as large" in (result.save(tmp_path / "run") / "report.html").read_text()
+    assert not [r for r in caplog.records if r.name.startswith("safexplain")]
+    with pytest.raises(InputError, match="must be finite"):
+        run(explainer=Broken, hardening=Hardening.none())
+
+
+def test_values_that_do_not_add_up_are_noted(run):
+    class Triple(captum.attr.IntegratedGradients):
+        def attribute(self, inputs, *args, **kwargs):
+            return 3 * super().attribute(inputs, *args, **kwargs)
+
+    def tripled(model, *, hardening):
+        return harden(Triple(model), hardening)
+
+    assert [f.kind for f in run(explainer=tripled, arguments={"n_steps": 5}).findings] == ["incomplete"]
+    assert run(explainer=HardenedIG, arguments={"n_steps": 5}).findings == ()
+
+
 def test_target_and_references_answer_with_keys_of_their_own(run):
     seen = set()
 
@@ -156,12 +223,14 @@ def test_target_and_references_answer_with_keys_of_their_own(run):
             seen.add(hardening.noise and hardening.noise.key)
 
     run(explainer=Watched, hardening=Hardening.recommended())
+    assert seen == {None}  # nothing is keyed without noise
+    run(explainer=Watched, hardening=NOISY)
     assert None in seen  # natively
     assert len(seen) == 3  # patient or not
     again = set(seen)
-    run(explainer=Watched, hardening=Hardening.recommended())
+    run(explainer=Watched, hardening=NOISY)
     assert seen == again
-    run(explainer=Watched, hardening=Hardening.recommended(), seed=1)
+    run(explainer=Watched, hardening=NOISY, seed=1)
     assert len(seen) == 5
 
 
@@ -235,8 +304,8 @@ def test_every_level_of_the_policy_is_asked_and_references_have_no_noise_there(r
             if hardening.noise is not None:
                 noises.add((hardening.noise.key, hardening.noise_std(6) > 0))
 
-    result = run(explainer=Watched, hardening=Hardening.recommended())
-    assert result.signals["recommended"].levels == result.signals["native"].levels == (1, 3)
+    result = run(explainer=Watched, hardening=NOISY)
+    assert result.signals["custom"].levels == result.signals["native"].levels == (1, 3)
     assert result.signals["native"].values["kept@3"] is not None
     assert np.array_equal(*(s.values["kept@3"] for s in result.signals.values()))
     assert len({key for key, _ in noises}) == 2

@@ -29,6 +29,7 @@ class Configuration:
         description: the hardening as it would be written in Python.
         result: of the audit.
         utility: agreement with the native explanation; None for the native one.
+        says: what is released, in words.
 
     Raises:
         InputError: no attack on the explanation was run, so there is nothing to report.
@@ -38,6 +39,7 @@ class Configuration:
     description: str
     result: AuditResult
     utility: Utility | None = None
+    says: str = ""
 
     def __post_init__(self) -> None:
         if not any("explanation" in a.role for a in self.result.attacks):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from safexplain.audit.report.model import NATIVE, Configuration
+from safexplain.audit.utility import FEWEST_TOP, Utility
 from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Control, signal_name
 from safexplain.verdict.judgement import MAIN, AuditResult, Judgement
 from safexplain.verdict.policy import Policy
@@ -101,7 +102,7 @@ def _asked(result: AuditResult, other_key: bool | None) -> str:
     else:
         text = (
             f"Attacked was an attacker who asks {listed([asks(level) for level in levels])} about each example, each"
-            " time with a little random noise on it, and averages the answers."
+            " time changed a little at random, and averages the answers."
         )
     if result.missing:
         text += f" The signals say nothing of one who asks {listed([asks(level) for level in result.missing])}."
@@ -219,15 +220,33 @@ KINDS = {
 """Groups of the root-cause table."""
 
 
-def measures(top_fraction: float) -> tuple[tuple[str, str, str], ...]:
-    """Field in `Utility`, name and meaning of each measure, with the share of features that counts as top in words."""
-    top = percent(top_fraction, 3)
-    return (
+def measures(utility: Utility) -> list[tuple[str, str, str]]:
+    """Field in `Utility`, name and meaning of each measure that there is, the share of top features in words."""
+    top = percent(utility.top_fraction, 3)
+    rows = (
         ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that are still among them"),
         ("rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"),
         ("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
         ("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
+        ("sign_errors", "Wrong signs", "share of the released signs that are not the native ones; zeros have none"),
+        (
+            "sign_errors_top",
+            "Maps with a wrong sign at the top",
+            f"share of the maps of which one of the {top} strongest released features, at least {FEWEST_TOP}, has one",
+        ),
+        (
+            "deletion",
+            "Deletion",
+            f"fall of the class's probability when the {top} highest features that the map names are set to 0",
+        ),
+        ("insertion", "Insertion", "its rise when only these are kept, and all others are 0"),
     )
+    return [row for row in rows if getattr(utility, row[0]) is not None]
+
+
+def measured(field: str, value: float) -> str:
+    """A figure of a measure, errors as percentages."""
+    return percent(value) if field.startswith("sign_errors") else f"{value:.2f}"
 
 
 def percent(share: float, digits: int | None = None) -> str:
