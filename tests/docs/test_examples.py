@@ -68,6 +68,17 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert 80 <= kept <= 99
 
 
+def test_models_of_public_data_explain_a_private_one(tmp_path: Path) -> None:
+    printed = run("public_explainer", tmp_path)
+    found = {line.partition(":")[0]: line for line in printed.splitlines()}
+    deletion = {name: float(found[name].split("deletion ")[1][:5]) for name in ("public models", "student", "native")}
+    assert 0.6 < deletion["public models"] < deletion["native"]
+    assert 0.6 < deletion["student"] < deletion["native"]
+    assert "bit for bit: True" in printed
+    assert "By construction: InputXGradient of 3 models of public data" in printed
+    assert (tmp_path / "guarantee.json").exists()
+
+
 @pytest.mark.slow
 def test_anchors_stop_carrying_training_rows(tmp_path: Path) -> None:
     pytest.importorskip("alibi")
