@@ -115,7 +115,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
         if found.judged.says:
             said = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
             if found.utility is not None:
-                said += f"\nOf the explanation, {'; '.join(utility_in_words(found.utility.to_dict()))}."
+                said += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
             console.print(said, highlight=False, markup=False)
         show_files(console, found.notes, folder, found.files.values())
     return found.exit_code

@@ -29,7 +29,7 @@ def in_words(hardening: Mapping[str, Any]) -> str:
     """What becomes of an explanation, without a full stop; "" where there are slots that are not known.
 
     >>> in_words({"clip": {"kind": "TopKSet", "k": 4, "fraction": None, "positive": True}})
-    'the names of the 4 features that count most for the class, in no order'
+    'which 4 features count most for the class, all with one value'
     >>> in_words({})
     'the explanation as it is'
     """
@@ -67,10 +67,14 @@ def utility_in_words(utility: Mapping[str, float]) -> list[str]:
 
 def _top_k_set(step: Mapping[str, Any]) -> str:
     k, fraction = step.get("k"), step.get("fraction")
-    share = "" if fraction is None else f"{100 * fraction:.3g}% of the features"
-    many = share if k is None else f"{k} features" if fraction is None else f"{k} features, or {share} if that is more,"
-    for_class = "for the class" if step.get("positive", True) else "for or against the class"
-    return f"the names of the {many} that count most {for_class}, in no order"
+    share = "" if fraction is None else f"{100 * fraction:.3g}% of "
+    if k is None:
+        which = f"which {share}the features count"
+    elif fraction is None:
+        which = "which feature counts" if k == 1 else f"which {k} features count"
+    else:
+        which = f"which {k} feature{'s' if k > 1 else ''}, or {share}all if these are more, count"
+    return f"{which} most {'for' if step.get('positive', True) else 'for or against'} the class, all with one value"
 
 
 def _levels(step: Mapping[str, Any]) -> str:

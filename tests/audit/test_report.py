@@ -615,8 +615,8 @@ def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None
 
 def test_what_is_released_is_said_in_words() -> None:
     report = standard()
-    said = replace(report.configurations[-1], says="the names of the 4 features that count most")
-    assert "The names of the 4 features that count most." in Page(replace(report, configurations=(said,))).text
+    said = replace(report.configurations[-1], says="which 4 features count most")
+    assert "Which 4 features count most." in Page(replace(report, configurations=(said,))).text
 
 
 def test_without_noise_nothing_is_said_of_noise_or_keys() -> None:

@@ -21,9 +21,10 @@ from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 NOISE = GaussianNoise(0.02)
 EXAMPLES = {
-    "the names of the 4 features that count most for the class": Hardening(clip=TopKSet(k=4)),
-    "the names of the 10% of the features that count most for the": Hardening(clip=TopKSet(fraction=0.1)),
-    "the names of the 4 features, or 10% of the features if that is more, that count": Hardening.recommended(),
+    "which 4 features count most for the class, all with one value": Hardening(clip=TopKSet(k=4)),
+    "which 10% of the features count most for the class": Hardening(clip=TopKSet(fraction=0.1)),
+    "which 4 features, or 10% of all if these are more, count most for the class": Hardening.recommended(),
+    "which feature counts most": Hardening(clip=TopKSet(k=1)),
     "for or against the class": Hardening(clip=TopKSet(k=4, positive=False)),
     "in 3 steps, as many for the class as against it": Hardening(clip=Levels(3)),
     "how much features count in 1 step": Hardening(clip=Levels(1, balanced=False)),
