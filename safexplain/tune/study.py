@@ -60,7 +60,7 @@ from safexplain.verdict.policy import Policy
 SELECTION = 0.3
 """Share of the examples set aside for the search where the policy sets none aside."""
 
-FEWEST_EXAMPLES = 20
+FEWEST_EXAMPLES = 10
 """Examples of the selection split below which nothing is searched."""
 
 SHOWN = 6
@@ -148,6 +148,7 @@ def tune(
     """
     check_space(space)
     check_whole("trials", trials, 1)
+    check_whole("seed", seed, 0)
     optuna = _optuna()
     number = references if shadows is None else len(shadows.models)
     if number < FEWEST_REFERENCES or (shadows is None and recipe is None):
@@ -428,7 +429,7 @@ class _Search:
                 name=name,
             )
         except SafexplainError as error:
-            if name == "native":
+            if name == "native" or isinstance(error, MissingExtraError):
                 raise
             return states.FAIL, None, {"number": number, "failed": str(error)}
         return self._measured(point, points)

@@ -1,0 +1,187 @@
+"""What an explanation adds to the label, against a slow version, and where it is known how much that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.suite import fitting, values_of
+from safexplain.audit.collect import summarise
+from safexplain.audit.signals import Signals
+from safexplain.errors import InputError
+from safexplain.tune.leak import FPRS, LeakMeter, leave_one_out, rates, resampled_rates
+from safexplain.verdict.policy import Policy
+
+M, N, D = 11, 100, 6
+RNG = np.random.default_rng(0)
+MEMBER = RNG.random((M, N)) < 0.5
+
+
+def known(telling: float = 0.1) -> dict[str, np.ndarray]:
+    """Labels that members get a little more often."""
+    rng = np.random.default_rng(1)
+    right = rng.random((M, N)) < np.where(MEMBER, 0.7 + telling, 0.7)
+    return {"label": np.where(right, 0.0, 1.0 + (rng.random((M, N)) < 0.5))}
+
+
+def released(shift: float, seed: int = 2) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Maps whose first number tells members."""
+    maps = np.random.default_rng(seed).normal(size=(M, N, D)).astype(np.float32)
+    maps[..., 0] += shift * MEMBER
+    values = summarise(torch.from_numpy(maps).flatten(0, 1))
+    return {name: v.reshape(M, N).numpy() for name, v in values.items()}, maps
+
+
+def slow_rates(scores: np.ndarray, member: np.ndarray) -> float:
+    """Mean TPR at the rates: go down the thresholds one by one, and by a straight line between two of them."""
+    found = []
+    for fpr in FPRS:
+        before = (0.0, 0.0)
+        for threshold in sorted(set(scores), reverse=True):
+            now = ((scores[~member] >= threshold).mean(), (scores[member] >= threshold).mean())
+            if now[0] > fpr:
+                share = (fpr - before[0]) / (now[0] - before[0])
+                found.append(before[1] + share * (now[1] - before[1]))
+                break
+            before = now
+    return float(np.mean(found))
+
+
+def slow_scores(row, signals: Signals, read: int) -> np.ndarray:
+    """By a plain call of the attack, with all other models as references."""
+    others = np.arange(M) != read
+    values = values_of(signals, row.signal)
+    return row.attack(values[read], values[others], MEMBER[others])
+
+
+def slow_excess(meter: LeakMeter, values: dict, maps: np.ndarray, targets: list[int]) -> float:
+    """Each attack that is no tree and no classifier, stacked with the label: fit on the players, and go by target."""
+    signals = Signals(MEMBER, {**known(), **values}, maps, {})
+    rows = fitting(signals, Policy(patience=(1,)))
+
+    def columns(row):
+        kept = []
+        for column in row.columns:
+            if isinstance(column.attack, Boosted) or column.learns:
+                continue
+            if column.columns:
+                kept.append({read: stacked(column)[0][read] for read in [*meter.players, *targets]})
+            else:
+                kept.append({read: slow_scores(column, signals, read) for read in [*meter.players, *targets]})
+        return kept
+
+    def stacked(row, always=False):
+        kept = columns(row)
+        features = {read: np.stack([column[read] for column in kept], axis=-1) for read in kept[0]}
+        players = np.stack([features[read] for read in meter.players])
+        fitted = row.attack.fit(players, MEMBER[meter.players], always=always)
+        return {read: fitted.scores(of) for read, of in features.items()}, fitted.adds
+
+    base, _ = stacked(next(row for row in rows if row.baseline))
+    best = 0.0
+    for row in rows:
+        if row.baseline or row.role != "explanation+label" or len(columns(row)) < 2:
+            continue
+        scores, adds = stacked(row, always=row.name == "Stacked")
+        if adds:
+            excess = [slow_rates(scores[t], MEMBER[t]) - slow_rates(base[t], MEMBER[t]) for t in targets]
+            best = max(best, float(np.mean(excess)))
+    return best
+
+
+@pytest.fixture(scope="module")
+def meter() -> LeakMeter:
+    return LeakMeter(MEMBER, known(), Policy(), seed=4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_the_leak_is_that_of_the_slow_version(meter: LeakMeter, shift: float) -> None:
+    values, maps = released(shift)
+    targets = meter.targets[:3]
+    assert meter.excess(values, maps, targets).excess == pytest.approx(slow_excess(meter, values, maps, targets))
+
+
+def test_all_models_but_the_one_that_is_read_are_references(meter: LeakMeter) -> None:
+    values, maps = released(1.0)
+    signals = Signals(MEMBER, {**known(), **values}, maps, {})
+    rows = {c for row in fitting(signals, Policy(patience=(1,))) for c in row.columns if not c.columns and not c.learns}
+    for row in (r for r in rows if not isinstance(r.attack, Boosted)):
+        fast = leave_one_out(row, signals, [0, 5])
+        if row.signal.endswith((":sign", ":rank")):
+            view = values_of(signals, row.signal)
+            slow = replace(row, signal="map"), Signals(MEMBER, {"map": view}, None, {})
+        else:
+            slow = row, signals
+        assert np.allclose(fast, [slow_scores(*slow, read) for read in (0, 5)], atol=1e-6), row.signal
+
+
+def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter: LeakMeter) -> None:
+    none = [meter.excess(*released(0.0, seed), meter.targets) for seed in range(5)]
+    assert np.mean([one.excess for one in none]) < 0.02
+    assert all(one.excess <= 4 * one.error for one in none)
+    found = meter.excess(*released(3.0), meter.targets)
+    assert found.excess > 0.2
+    assert found.excess > 4 * found.error
+    assert found.attack
+
+
+def test_the_more_a_map_tells_the_larger_the_leak(meter: LeakMeter) -> None:
+    leaks = [meter.excess(*released(shift), meter.targets).excess for shift in (0.0, 1.5, 3.0, 6.0)]
+    assert leaks == sorted(leaks)
+    assert leaks[-1] - leaks[0] > 0.3
+
+
+def test_what_the_label_tells_is_no_leak() -> None:
+    telling = {"label": np.where(RNG.random((M, N)) < 0.9, ~MEMBER, MEMBER).astype(float)}
+    labels = np.stack([telling["label"]] * D, axis=-1).astype(np.float32) + 1
+    values = {n: v.reshape(M, N).numpy() for n, v in summarise(torch.from_numpy(labels).flatten(0, 1)).items()}
+    meter = LeakMeter(MEMBER, telling, Policy())
+    found = meter.excess(values, labels, meter.targets)
+    assert found.excess < max(0.02, 2 * found.error)
+
+
+def test_rates_are_those_of_the_slow_version_and_of_repeated_examples() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        member = rng.random(80) < 0.5
+        scores = np.round(rng.normal(size=80) + member, 1)
+        assert rates(scores, member) == pytest.approx(slow_rates(scores, member))
+        weights = rng.integers(0, 4, size=(3, 80))
+        for fast, weight in zip(resampled_rates(scores, member, weights.astype(float)), weights, strict=True):
+            assert fast == pytest.approx(slow_rates(np.repeat(scores, weight), np.repeat(member, weight)))
+
+
+def test_the_standard_error_is_that_of_other_examples() -> None:
+    excesses, errors = [], []
+    for seed in range(24):
+        rng = np.random.default_rng(100 + seed)
+        member = rng.random((9, 200)) < 0.5
+        maps = rng.normal(size=(9, 200, 4)).astype(np.float32)
+        maps[..., 0] += 2 * member
+        values = {"l2": np.linalg.norm(maps, axis=-1)}
+        label = {"label": (rng.random((9, 200)) < 0.3).astype(float)}
+        found = LeakMeter(member, label, Policy(), seed=seed).excess(values, maps, [0, 1, 2, 3])
+        excesses.append(found.excess)
+        errors.append(found.error)
+    assert 0.6 < np.std(excesses, ddof=1) / np.mean(errors) < 1.6
+
+
+def test_the_audited_model_is_a_target_and_no_target_fits_the_stacks() -> None:
+    for seed in range(10):
+        meter = LeakMeter(MEMBER, known(), Policy(), seed=seed)
+        assert meter.targets[0] == 0
+        assert not set(meter.players) & set(meter.targets)
+        assert sorted([*meter.players, *meter.targets]) == list(range(M))
+
+
+def test_too_few_models_and_one_sided_examples_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 4 reference models"):
+        LeakMeter(MEMBER[:4], {"label": known()["label"][:4]}, Policy())
+    member = MEMBER.copy()
+    member[2] = True
+    with pytest.raises(InputError, match=r"models \[2\] have members only"):
+        LeakMeter(member, known(), Policy())

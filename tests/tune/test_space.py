@@ -1,0 +1,137 @@
+"""What may be tried: every step that a hardening can have, in DeepLeak's ranges where these are asked for."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from safexplain import Hardening
+from safexplain.audit.run import methods_of
+from safexplain.errors import ConfigurationError
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.hardening import SLOTS
+from safexplain.tune.space import (
+    DEEPLEAK,
+    FORMATS,
+    NOT_SEARCHED,
+    OPTIONS_LEFT_OUT,
+    SPACES,
+    Range,
+    Sizes,
+    Space,
+    options_of,
+    sizes_of,
+)
+
+SIZES = Sizes(64, 2.0)
+
+
+class Drawing:
+    """A trial that answers at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.asked: dict[str, object] = {}
+
+    def suggest_float(self, name, low, high, *, log=False):
+        share = self.rng.random()
+        self.asked[name] = low * (high / low) ** share if log else low + (high - low) * share
+        return self.asked[name]
+
+    def suggest_int(self, name, low, high):
+        self.asked[name] = int(self.rng.integers(low, high + 1))
+        return self.asked[name]
+
+    def suggest_categorical(self, name, choices):
+        self.asked[name] = choices[self.rng.integers(len(choices))]
+        return self.asked[name]
+
+
+def test_every_step_of_a_hardening_is_searched_or_left_out_with_a_reason():
+    for slot, kinds in SLOTS.items():
+        for kind in kinds:
+            assert (kind.__name__ in SPACES["default"][slot]) != (kind.__name__ in NOT_SEARCHED), kind.__name__
+    assert all(NOT_SEARCHED.values())
+    assert all(OPTIONS_LEFT_OUT.values())
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_all_that_can_be_drawn_is_a_hardening_that_is_read_back_and_works(name):
+    space, seen = Space(name, SIZES), set()
+    maps = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    for seed in range(150):
+        hardening, _ = space.suggest(Drawing(seed))
+        assert Hardening.from_json(hardening.to_json()) == hardening
+        assert torch.isfinite(hardening.without_noise().with_key(b"k" * 32)(maps, inputs=maps)).all()
+        seen |= {(slot, type(getattr(hardening, slot)).__name__) for slot in SLOTS}
+    for slot, kinds in SPACES[name].items():
+        assert {n for s, n in seen if s == slot} == {"NoneType" if kind == "none" else kind for kind in kinds}
+
+
+def test_deepleaks_ranges_are_those_of_its_code():
+    ranges = {
+        f"{kind}.{n}": r for kinds in DEEPLEAK.values() for kind, of in kinds.items() for n, r in of.ranges.items()
+    }
+    assert ranges == {
+        "RangeClip.low": Range(-5.0, 0.0),
+        "RangeClip.high": Range(0.0, 5.0),
+        "ThresholdMask.threshold": Range(1e-4, 0.05),
+        "GaussianNoise.std": Range(0.001, 0.2),
+    }
+    hardening, _ = Space("deepleak", SIZES).suggest(Drawing(0))
+    assert None not in (hardening.clip, hardening.mask, hardening.noise)
+
+
+def test_formats_that_are_known_can_be_asked_for_by_their_answers():
+    space = Space("default", SIZES)
+    for name, answers in FORMATS.items():
+        hardening, _, asked = space.parameters(answers)
+        assert {question: answer for question, (answer, _) in asked.items()} == dict(answers), name
+        assert hardening.is_none == (name == "native")
+
+
+def test_an_unknown_space_is_refused():
+    with pytest.raises(ConfigurationError, match="expected one of default, deepleak, got 'all'"):
+        Space("all", SIZES)
+
+
+def options(method, x, **given):
+    return options_of(methods_of(HARDENED[method], given), x)[method]
+
+
+def test_options_of_an_explainer_are_arguments_of_its_attribute():
+    x = torch.zeros(2, 3, 8, 8)
+    found = options("IG", x)
+    assert found["n_steps"] == (10, 25, 50, 100)
+    assert "multiply_by_inputs" not in found  # of the constructor, which a certificate is not about
+    assert "n_steps" not in options("IG", x, n_steps=25)
+    for name, row in CATALOG.items():
+        if row.in_base and row.entry == "attribute" and row.search_space:
+            taken = {*inspect.signature(row.native.attribute).parameters, "n_segments", "compactness"}
+            assert options(name, x).keys() <= taken - OPTIONS_LEFT_OUT.keys()
+
+
+def test_options_that_do_not_fit_the_inputs_are_not_searched():
+    assert options("Occlusion", torch.zeros(2, 64)) == {}
+    assert options("Occlusion", torch.zeros(2, 3, 32, 32)).keys() == {"sliding_window_shapes", "strides"}
+    assert "n_segments" not in options("KernelShap", torch.zeros(2, 64))
+    assert options("KernelShap", torch.zeros(2, 3, 32, 32))["n_segments"] == (10, 18, 32, 56, 100)
+    assert options("SmoothGrad", torch.zeros(2, 64))["stdevs"][::4] == (0.01, 2.0)
+
+
+def test_options_are_drawn_from_their_values_and_are_base_options_where_none_is_given():
+    space = Space("default", SIZES, {"IG": {"n_steps": (10, 25, 50)}})
+    drawn = {space.suggest(Drawing(seed))[1]["IG"]["n_steps"] for seed in range(30)}
+    assert drawn == {10, 25, 50}
+    assert space.parameters(FORMATS["native"])[1] == {}
+
+
+def test_sizes_are_the_median_norm_of_maps_that_are_not_zero():
+    maps = torch.zeros(1, 4, 2)
+    maps[0, 0], maps[0, 1], maps[0, 2] = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 9.0])
+    assert sizes_of([maps]) == Sizes(2, 5.0)
+    assert sizes_of([torch.zeros(1, 4, 2)]).norm == 1.0

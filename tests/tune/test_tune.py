@@ -1,0 +1,308 @@
+"""The search as a whole: it sees a leak and goes round it, by examples that certify nothing, and can be taken up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tuning import EXAMPLES, POLICY, RECIPE, TRIALS, build, figures, search, telling, world
+
+from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
+from safexplain.audit import Population
+from safexplain.audit.splits import Splits
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+from safexplain.tune import Tuned, study, tune
+from safexplain.tune.result import front_of
+from safexplain.verdict.certificate.read import load_certificate
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
+
+@pytest.fixture
+def unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the audit at the end."""
+    monkeypatch.setattr(study, "audit_pools", lambda *pools, **given: None)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    """A search whose native maps tell members by their size, in a folder, with its confirmation."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SAFEXPLAIN_USES", str(tmp_path_factory.mktemp("uses") / "uses.sqlite"))
+    tuned = search(telling(), folder=tmp_path_factory.mktemp("study"), policy=replace(POLICY, uncounted=False))
+    patch.undo()
+    return tuned
+
+
+def test_a_planted_leak_is_seen_and_avoided(found: Tuned) -> None:
+    native = found.study.reference["native"]
+    assert native.leak > 0.2
+    assert native.leak > 4 * native.leak_error
+    assert native.utility == pytest.approx(1)
+    assert found.chosen is not None
+    assert found.chosen.leak < native.leak / 4
+    assert found.chosen.utility > 0.9  # the direction is left as it is
+    assert found.chosen in found.front
+
+
+def test_the_front_is_that_of_the_points_and_reference_points_are_among_them(found: Tuned) -> None:
+    assert found.front == front_of(found.study.points)
+    assert found.study.reference.keys() == {"native", "recommended", "DeepLeak's best"}
+    assert found.study.reference["recommended"].hardening == Hardening.recommended()
+    assert found.study.reference["DeepLeak's best"].hardening == Hardening.deepleak()
+    assert all(point in found.study.points for point in found.study.reference.values())
+    assert found.study.trials == TRIALS == len(found.study.points) + found.study.pruned + found.study.failed
+
+
+def test_the_confirmation_is_on_other_examples_and_its_certificate_tells_of_the_search(found: Tuned) -> None:
+    assert found.confirmed is not None
+    assert found.confirmed.result.split == "certification"
+    assert found.confirmed.result.uses == 1  # trials used the examples of the certification split for nothing
+    assert found.confirmed.result.sizes["selection"] == found.study.sizes["selection"]
+    folder = Path(found.study.path or "")
+    found.save(folder)
+    certificate = load_certificate(folder / "certificate.json")
+    assert certificate.search == {"trials": TRIALS, "digest": found.study.digest}
+    assert certificate.hardening == found.chosen.hardening.to_dict()
+    assert found.exit_code == found.confirmed.exit_code
+    assert Hardening.from_json((folder / "hardening.json").read_text()) == found.chosen.hardening
+
+
+def test_the_digest_is_that_of_the_file_in_the_folder(found: Tuned) -> None:
+    import hashlib
+
+    text = (Path(found.study.path or "") / "study.json").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == found.study.digest
+    assert len(json.loads(text)["points"]) == len(found.study.points)
+
+
+def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
+    key = study.Natives([], torch.zeros(1, 1), torch.zeros(0, 1), (), softmax=False)._key
+    for path in Path(found.study.path or "").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert key not in content
+            assert key.hex().encode() not in content
+            assert path.suffix != ".json" or b'"key"' not in content
+
+
+def test_what_a_search_found_is_plain_json(found: Tuned) -> None:
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert content["trials"] == TRIALS
+    assert {"front", "chosen", "confirmed", "trials"} <= content.keys()
+
+
+def test_examples_for_pictures_are_members_and_others_with_the_maps_of_each_point(found: Tuned) -> None:
+    shown = found.examples
+    assert shown is not None
+    assert shown.member.tolist() == [True, False] * 3
+    assert shown.maps.keys() == {p.number for p in (*found.front, *found.study.reference.values())}
+    assert all(maps.shape == shown.inputs.shape for maps in shown.maps.values())
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_the_same_search_finds_the_same_bit_for_bit(found: Tuned) -> None:
+    again = search(telling())
+    assert figures(again) == figures(found)
+    assert again.study.digest != search(telling(), trials=1, seed=1).study.digest
+
+
+KILLED = """
+import os, signal, sys
+import tuning
+from safexplain.tune import study
+before = study._Search._outcome
+def killed(self, number, *given):
+    if number == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before(self, number, *given)
+study._Search._outcome = killed
+tuning.search(tuning.telling(), folder=sys.argv[1])
+"""
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
+    found: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [str(Path(study.__file__).parents[2]), str(Path(__file__).parents[1] / "helpers")]
+    code = f"import sys; sys.path[:0] = {path!r}\n{KILLED}"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    run = []
+    before = study._Search._trial
+    monkeypatch.setattr(
+        study._Search, "_trial", lambda self, number, points: run.append(number) or before(self, number, points)
+    )
+    again = search(telling(), folder=tmp_path)
+    assert run == [10]
+    assert figures(again) == figures(found)
+    assert again.study.digest == found.study.digest
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
+    population, shadows = world()
+    pool = study.Pool(population, shadows)
+    at = np.flatnonzero(~Splits.of(pool.signals(), POLICY, trains=True).selection)
+    x, y = population.x.clone(), population.y.clone()
+    for i in at:  # other inputs, that are not drawn into the selection split either
+        for step in range(1, 50):
+            x[i] = population.x[i] + 0.01 * step
+            if not Splits.of(study.Pool(Population(x, y), shadows).signals(), POLICY, trains=True).selection[i]:
+                break
+    y[at] = (y[at] + 1) % 10
+    membership = shadows.membership.copy()
+    membership[:, at] = ~membership[:, at]
+    other = type(shadows)(shadows.models[1:], membership[1:])
+    changed = search(telling(), population=Population(x, y), member=membership[0], shadows=other)
+    assert len(at) > EXAMPLES / 3
+    assert figures(changed) == figures(found)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found: Tuned, tmp_path: Path) -> None:
+    def stop(stage, done, total, note=""):
+        if stage == "searching" and done == 6:
+            raise KeyboardInterrupt
+
+    ended = search(telling(), folder=tmp_path, progress=stop)
+    assert ended.study.interrupted
+    assert ended.study.trials == 6
+    assert ended.chosen is not None
+    assert ended.confirmed is None
+    assert ended.exit_code == 3
+    assert any("was not confirmed" in note for note in ended.study.notes)
+    assert figures(search(telling(), folder=tmp_path)) == figures(found)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_progress_tells_of_each_trial_and_of_the_front() -> None:
+    told = []
+    search(HardenedInputXGradient, trials=3, progress=lambda *said: told.append(said))
+    searching = [said for said in told if said[0] == "searching"]
+    assert [said[1:3] for said in searching] == [(1, 3), (2, 3), (3, 3)]
+    assert "on the front" in searching[-1][3]
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from safexplain.tune.leak import Leakage
+
+    monkeypatch.setattr(study.LeakMeter, "excess", lambda self, values, maps, targets: Leakage(0.0, 0.0, "", 1))
+    nothing_leaks = search(HardenedInputXGradient, trials=14)
+    assert nothing_leaks.study.pruned == 5  # all that were sampled: the native map keeps everything
+    assert nothing_leaks.chosen is not None
+    assert nothing_leaks.chosen.name == "native"
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each() -> None:
+    asked = []
+    before = study.Natives._ask
+    patch = pytest.MonkeyPatch()
+    patch.setattr(study.Natives, "_ask", lambda self, m, a, n: asked.append(str(a)) or before(self, m, a, n))
+    tuned = search(HardenedSaliency, trials=13)
+    patch.undo()
+    assert len(asked) == len(set(asked)) == 3  # as given, and with each value of the one option
+    assert all(p.options.keys() <= {"abs"} for p in tuned.study.points)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_deepleaks_space_is_its_form_and_its_best_point_is_compared_with() -> None:
+    tuned = search(telling(), trials=6, space="deepleak")
+    for point in tuned.study.points[3:]:
+        slots = (point.hardening.clip, point.hardening.mask, point.hardening.noise)
+        assert [type(slot).__name__ for slot in slots] == ["RangeClip", "ThresholdMask", "GaussianNoise"]
+    assert tuned.study.reference["DeepLeak's best"] in tuned.study.points
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_models_of_public_data_are_a_point_to_compare_with() -> None:
+    population, _ = world()
+    public = RECIPE.train(build(9), population.x, population.y, torch.Generator().manual_seed(0), lambda share: None)
+    tuned = search(HardenedInputXGradient, trials=2, public_models=[public.eval()])
+    point = tuned.study.reference["public models"]
+    assert point.number == -1
+    assert point not in tuned.study.points
+    assert point.leak < 0.02 + 4 * point.leak_error
+    assert 0.2 < point.utility < tuned.study.reference["native"].utility
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_several_explainers_are_searched_as_one_release() -> None:
+    tuned = search([HardenedInputXGradient, HardenedSaliency])
+    options = [p.options for p in tuned.study.points]
+    assert all(o == {} or o.keys() == {"Saliency"} for o in options)
+    assert tuned.study.reference["native"].utility == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"trials": 0}, ConfigurationError, "trials"),
+        ({"seed": -1}, ConfigurationError, "seed"),
+        ({"space": "everything"}, ConfigurationError, "expected one of default, deepleak"),
+        ({"shadows": None, "references": 3}, InputError, "at least 4 reference models"),
+        ({"shadows": None, "references": 0}, InputError, "at least 4 reference models"),
+        ({"policy": replace(POLICY, selection=0.01)}, InputError, "examples to choose by"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says) -> None:
+    with pytest.raises(error, match=says):
+        search(HardenedInputXGradient, **changes)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+    search(HardenedInputXGradient, trials=1, folder=tmp_path)
+    with pytest.raises(InputError, match=r"a study of something else \(the explainer, the seed differ\)"):
+        search(HardenedSaliency, trials=1, folder=tmp_path, seed=2)
+    assert search(HardenedInputXGradient, trials=2, folder=tmp_path).study.trials == 2
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "study.sqlite").write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(InputError, match="cannot keep a study in"):
+        search(HardenedInputXGradient, trials=1, folder=tmp_path / "bad")
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtraError, match=r"safexplain\[tune\]"):
+        search(HardenedInputXGradient)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_four_references_and_few_examples_are_enough_to_search() -> None:
+    population, shadows = world()
+    few = type(shadows)(shadows.models[1:5], shadows.membership[1:5, :40])
+    small = Population(population.x[:40], population.y[:40])
+    tuned = search(HardenedInputXGradient, 3, population=small, member=shadows.membership[0, :40], shadows=few)
+    assert tuned.study.sizes["models"] == 5
+    assert all(point.leak_error >= 0 for point in tuned.study.points)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+def test_without_a_share_for_choosing_the_policy_gets_one() -> None:
+    seen = {}
+    patch = pytest.MonkeyPatch()
+    patch.setattr(study, "audit_pools", lambda pools, **given: seen.update(given))
+    search(HardenedInputXGradient, trials=1, policy=replace(POLICY, selection=0.0))
+    patch.undo()
+    assert seen["policy"] == replace(POLICY, selection=study.SELECTION)
+
+
+def test_the_arguments_are_those_of_audit() -> None:
+    import inspect
+
+    from safexplain.audit import audit
+
+    own, theirs = (list(inspect.signature(f).parameters) for f in (tune, audit))
+    assert [name for name in theirs if name not in own] == ["hardening"]
+    assert [name for name in own if name not in theirs] == ["space", "trials", "folder", "public_models"]
