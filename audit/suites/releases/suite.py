@@ -70,6 +70,8 @@ FPRS = (0.01, 0.05)
 ONE_SIDED, TWO_SIDED = 1.6449, 1.96
 MOST_TPR, MOST_AUC, MOST_FAITHFULNESS = 0.01, 0.02, 0.02
 PUBLIC_MODELS = 5
+FEWER = (1, 12)
+"""Levels for all but the first explainer of a task, in small runs."""
 RESAMPLES = {"quick": 50, "small": 400, "full": 1000}
 PUBLIC, STUDENT = "public models", "student of the labels"
 CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
@@ -95,6 +97,7 @@ class Cell:
         native: their maps.
         resamples: of the examples.
         learned: whether attacks that are trained on whole maps run too.
+        without: of each target, what another cell found in the labels of the same queries.
     """
 
     task: Task
@@ -104,9 +107,7 @@ class Cell:
     native: Asked
     resamples: int
     learned: bool
-
-    def __post_init__(self) -> None:
-        self._without: dict[tuple[int, int], Scorer] = {}
+    without: dict[int, Scorer]
 
     @cached_property
     def weights(self) -> Floats:
@@ -139,9 +140,9 @@ class Cell:
         rates: dict[SuiteRow, list[tuple[Floats, ...]]] = {row: [] for row in rows}
         training = np.ones(len(self.task.pool), dtype=bool)
         for target in range(self.task.targets):
-            known = self._without.get((target, 0))
+            known = self.without.get(target)
             scorer = Scorer(signals, rows, target=target, training=training, known=known)
-            self._without.setdefault((target, 0), scorer)
+            self.without.setdefault(target, scorer)
             for row, scores in zip(rows, scorer.scores(target), strict=True):
                 member = self.shadows.membership[target]
                 rates[row].append(interpolated_rates(scores, member, self.weights, FPRS))
@@ -204,7 +205,14 @@ class Cell:
         }
 
     def measure(self, release: Release, asked: Asked | None = None) -> dict[str, Any]:
-        """Everything about a release; `asked`: of other models than the audited ones."""
+        """Everything about a release.
+
+        Args:
+            release: of what is asked.
+            asked: maps of other models than the audited ones; those of the plain query alone are not attacked.
+        """
+        if asked is not None and asked.maps.shape[1] == 1:
+            return {"levels": {}, **self.useful(asked.average(release, 1))}
         maps = {level: (asked or self.native).average(release, level) for level in self.task.levels}
         return {"levels": self.judged(maps), **self.useful(maps[1])}
 
@@ -312,6 +320,8 @@ def worst(figures: dict[str, Any], what: str) -> dict[str, Any]:
         for attack, found in at["attacks"].items()
         if attack != "Stacked, always"
     ]
+    if not each:
+        return {"value": 0.0, "se": 0.0, "level": 0, "attack": "none was run", "upper": 0.0}
     level, attack, top = max(each, key=lambda e: e[2]["value"])
     return {
         "value": top["value"],
@@ -330,7 +340,7 @@ def complete(figures: dict[str, Any], what: str, name: str = "Stacked on") -> di
         for attack, found in at["attacks"].items()
         if attack.startswith(name)
     ]
-    return max(each, key=lambda e: float(e["value"]))
+    return max(each, key=lambda e: float(e["value"]), default={"value": 0.0, "se": 0.0})
 
 
 def judge(rows: dict[str, Any]) -> dict[str, Any]:
@@ -378,13 +388,22 @@ def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any
     others: dict[str, Models] = {PUBLIC: [public_models(task, store, options.device)] * task.models}
     if task.students:
         others[STUDENT] = students(task, shadows, store, options.device)
-    cells = {}
+    cells, without = {}, {task.levels: dict[int, Scorer]()}
     for explainer in task.explainers:
         progress.prefix = f"{task.name} {explainer}: "
-        native = ask(task, [(m,) for m in shadows.models], labels, explainer, options.cache, progress)
-        cell = Cell(task, explainer, shadows, said, native, RESAMPLES[size], size == "full")
-        asked = partial(ask, task, labels=labels, explainer=explainer, cache=options.cache, progress=progress)
-        rows = dict(run_cell(cell, size, parts, {n: partial(asked, models) for n, models in others.items()}))
+        first = size != "small" or explainer == task.explainers[0]
+        same = task if first else replace(task, levels=FEWER)
+        heard = said if first else predictions(same, shadows, progress)
+        native = ask(same, [(m,) for m in shadows.models], labels, explainer, options.cache, progress)
+        cell = Cell(same, explainer, shadows, heard, native, RESAMPLES[size], size == "full",
+                    without.setdefault(same.levels, {}))  # fmt: skip
+        attacked = size == "full" or (cells == {} and task.name == "digits")
+        once = same if attacked else replace(task, levels=(1,))
+        explained = labels if attacked else labels[: task.targets]
+        asked = partial(ask, once, labels=explained, explainer=explainer, cache=options.cache, progress=progress)
+        rows = dict(
+            run_cell(cell, size, parts, {n: partial(asked, models[: len(explained)]) for n, models in others.items()})
+        )
         judged = judge(rows)
         best = front(rows, judged)
         cells[explainer] = {
@@ -407,8 +426,9 @@ def run_cell(
     chosen = releases(task, explainer, cell.native.maps.shape[3])
     if size == "quick":
         chosen = {n: chosen[n] for n in ("native", "random map", "TopKSet(k=4, fraction=.1)")}
-    if size == "small" and explainer != task.explainers[0]:
-        chosen = {n: r for n, r in chosen.items() if r.everywhere}
+    if size == "small":
+        tier = 0 if explainer != task.explainers[0] else 2 if task.name == "digits" else 1
+        chosen = {n: r for n, r in chosen.items() if r.tier <= tier}
     made: dict[str, Callable[[], dict[str, Any]]] = {n: partial(cell.measure, r) for n, r in chosen.items()}
     for name, ask_them in others.items():
         made[name] = lambda ask_them=ask_them: cell.measure(chosen["native"], ask_them())  # type: ignore[misc]

@@ -283,16 +283,18 @@ def kernel_shap(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     return _probability(model, x[:, None] * masks, target) @ solve.T
 
 
-def lime(model: nn.Module, x: Tensor, target: Tensor, samples: int = 100, penalty: float = 1.0) -> Tensor:
-    """Weights of LIME's ridge regression around the input: Gaussian samples, kernel exp(-|z|^2 / (2 .75^2 d))."""
+def lime(model: nn.Module, x: Tensor, target: Tensor, samples: int = 128, penalty: float = 1.0) -> Tensor:
+    """Weights of LIME's ridge regression on which features are there and which at their mean, 0.
+
+    Every feature is there with a probability of one half; the kernel is exp(-D^2 / .75^2), D one less the cosine with
+    all features (Ribeiro et al., arXiv 1602.04938, as their package has it for text and images).
+    """
     d = x.shape[1]
-    z = torch.from_numpy(np.random.default_rng(0x11E).standard_normal((samples, d))).float()
-    weight = torch.exp(-z.square().sum(1) / (2 * 0.75**2 * d))
-    mean = (weight[:, None] * z).sum(0) / weight.sum()
-    centred = z - mean
+    there = torch.from_numpy(np.random.default_rng(0x11E).integers(0, 2, (samples, d))).float()
+    weight = torch.exp(-(1 - (there.mean(1)).sqrt()).square() / 0.75**2)
+    centred = there - (weight[:, None] * there).sum(0) / weight.sum()
     solve = torch.linalg.solve((centred.T * weight) @ centred + penalty * torch.eye(d), centred.T * weight)
-    p = _probability(model, x[:, None] + z.to(x.device), target)
-    return p @ solve.T.to(x.device)
+    return _probability(model, x[:, None] * there.to(x.device), target) @ solve.T.to(x.device)
 
 
 NATIVE: dict[str, tuple[str, Explain]] = {

@@ -140,6 +140,28 @@ def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queri
     assert len(codes) == len(set(codes))
 
 
+def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_changes_no_score():
+    one, other = released(leak=0.3), released(leak=0.0)
+    other = replace(other, values={**other.values, "label": one.values["label"], "loss": one.values["loss"]})
+    for name in one.values:
+        if name.partition("@")[0] in ("kept", "shares", "loss"):
+            other.values[name] = one.values[name]
+    rows = small(fitting(other, policy()))
+    first = scorer(one, rows)
+    plain, quick = scorer(other, rows), scorer(other, rows, known=first)
+    for row, expected, found in zip(rows, plain.scores(0), quick.scores(0), strict=True):
+        assert (found == expected).all(), (row.name, row.signal)
+    baseline = next(row for row in rows if row.baseline)
+    assert quick._fitted[baseline] is first._fitted[baseline]
+
+
+def test_what_a_scorer_of_another_target_or_seed_knows_is_refused():
+    signals = released(levels=(1,))
+    rows = small(fitting(signals, policy(patience=(1,))))
+    with pytest.raises(InputError, match="target 0 with seed 1, got one of 0 with 0"):
+        scorer(signals, rows, seed=1, known=scorer(signals, rows))
+
+
 def test_levels_that_the_policy_does_not_name_are_not_run():
     assert {r.level for r in fitting(released(), Policy(patience=(1,)))} == {1}
     assert {r.level for r in fitting(released(), Policy(patience=(20,)))} == {20}
