@@ -3,7 +3,9 @@
 GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every
 other thread that uses these modules meanwhile, for an explanation or a plain prediction, gets a wrong answer
 and no error. So they are given a copy of the module tree: new module objects, the same parameter tensors
-(these methods train nothing, and a copy without the weights takes 1 ms for ResNet-18), cloned buffers. A
+(these methods train nothing, and a copy without the weights takes 1 ms for ResNet-18), cloned buffers. LRP,
+whose rules put other weights into a layer, gets parameters of its own that begin with the same numbers in the same
+memory: what is put in place of a parameter's data changes nobody else's. A
 copy for each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for
 every method: its forward pass would move its running statistics, and with them the model's digest.
 
@@ -20,12 +22,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from captum._utils.models.model import Model
-from captum.attr import Attribution
+from captum.attr import LRP, Attribution, LayerLRP
+from captum.attr._utils import lrp_rules
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -91,12 +95,41 @@ def lend(native: type[Attribution], state: Mapping[str, Any]) -> Iterator[Attrib
     explainer: Attribution = object.__new__(native)
     with ExitStack() as stack:
         private = None
-        if touch or any(map(in_training_mode, originals)):
-            private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES)
+        trains = any(map(in_training_mode, originals))
+        if touch or trains:
+            aliases = _aliases(originals) if not trains and _only_replaces(native, state, originals) else {}
+            private = private_copy(
+                state, originals, share_parameters=touch is not Touch.WRITES, parameters=dict(aliases)
+            )
             if private is None:
                 stack.enter_context(one_at_a_time(originals))
         explainer.__dict__.update(own_state(state) if private is None else private)
+        if private is not None and aliases:
+            for inner in (explainer, *explainers_in(private)):
+                if isinstance(inner, LRP):  # natively it writes all weights back into their memory
+                    inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
+
+
+def _only_replaces(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
+    """Whether all that is written are data put in place of a parameter's, as by the rules that Captum has for LRP."""
+    kinds = [kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS]
+    rules = [vars(part).get("rule") for module in originals for part in module.modules()]
+    known = all(rule is None or type(rule).__module__ == lrp_rules.__name__ for rule in rules)
+    return known and bool(kinds) and all(kind in (LRP, LayerLRP) for kind in kinds)
+
+
+def _aliases(modules: tuple[nn.Module, ...]) -> dict[int, nn.Parameter]:
+    """New parameters in the memory of the modules' own, by the identities of these."""
+    own = {id(p): p for module in modules for p in module.parameters() if type(p) is nn.Parameter}
+    return {key: nn.Parameter(p.data, requires_grad=p.requires_grad) for key, p in own.items() if not p.is_inference()}
+
+
+def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            if (alias := aliases.get(id(parameter))) is not None:
+                alias.data = parameter.data
 
 
 @contextmanager
@@ -145,7 +178,11 @@ def _own(value: Any) -> Any:
 
 
 def private_copy(
-    state: Mapping[str, Any], originals: tuple[nn.Module, ...], *, share_parameters: bool
+    state: Mapping[str, Any],
+    originals: tuple[nn.Module, ...],
+    *,
+    share_parameters: bool,
+    parameters: Mapping[int, nn.Parameter] | None = None,
 ) -> dict[str, Any] | None:
     """A deep copy of `state` that reaches none of the `originals`, or None where that cannot be had.
 
@@ -153,10 +190,11 @@ def private_copy(
         state: what to copy.
         originals: the modules in it.
         share_parameters: True for methods that only set hooks: the copy has the original parameter tensors.
-            False copies them too, for methods that may write to them (Captum's LRP does).
+            False copies them too, for methods that may write to them.
+        parameters: what the copy has in place of parameters, by their identities.
     """
     parts = {id(part): part for module in originals for part in module.modules()}
-    memo: Memo = {}
+    memo: Memo = dict(parameters or {})
     try:
         _copy_modules(parts, memo, share_parameters)
         private = copy.deepcopy(own_state(state), memo)

@@ -79,6 +79,8 @@ def query_of(
 ) -> dict[str, Any]:
     """Arguments of `Hardening.__call__` for a call of a hardened explainer.
 
+    Inputs on a GPU are copied from there now, so that they are hashed while it works on the explanation.
+
     Whatever leaves the native answer as it is leaves them as they are: the shape of the inputs where the model does not
     notice it, the sign or type of a target that is the same output, values that only count as true, defaults spelled
     out, the order of a set of baselines.
@@ -101,7 +103,7 @@ def query_of(
     more, others = _rows_of(extra, batch)
     axes = [f"axes {seen.shapes}"] if any(seen.shapes) else []
     return {
-        "inputs": (*inputs, *rows, *more),
+        "inputs": tuple(t if t.device.type == "cpu" else as_hashed(t).cpu() for t in (*inputs, *rows, *more)),
         "target": _targets(options["target"], batch, seen.outputs) if "target" in options else None,
         "model_digest": digest,
         "method": " ".join([method, *_selected(explainers, options, seen), *axes, *words, *others]),

@@ -3,14 +3,17 @@
 import copy
 import threading
 
+import pytest
 import torch
-from captum.attr import GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
-from explain_nets import NOISY, image_net, images
+from captum.attr import LRP, GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
+from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
+from explain_nets import NOISY, PlainConv, image_net, images
 from torch import nn
 from torch.nn.utils import weight_norm
 
 from safexplain.explain import harden
-from safexplain.explain.isolation import Touch, private_copy, touch_of
+from safexplain.explain.isolation import Touch, lend, private_copy, touch_of
+from safexplain.hardening.hardening import Hardening
 
 
 def copy_of(model, share_parameters=True):
@@ -121,3 +124,43 @@ def test_an_explainer_touches_the_model_as_much_as_what_it_holds():
         pass
 
     assert touch_of(NoiseTunnel, vars(NoiseTunnel(Mine(model)))) is Touch.WRITES
+
+
+class Sevenfold(EpsilonRule):
+    """A rule of somebody's own that writes into the weights themselves."""
+
+    def _manipulate_weights(self, module, inputs, outputs):
+        module.weight.data.mul_(7.0)
+
+
+@pytest.mark.parametrize("rule", [GammaRule, Alpha1_Beta0_Rule, Sevenfold])
+@pytest.mark.parametrize("tunnel", [False, True])
+def test_lrp_puts_other_weights_into_a_copy_only(rule, tunnel):
+    """Captum's own rules get parameters in the same memory, whose data they replace; other rules get a full copy. The
+    second call of a NoiseTunnel finds the weights as the first did."""
+    model, x = PlainConv(0).eval(), images().requires_grad_()
+    ruled = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    versions = [p._version for p in model.parameters()]
+
+    def explainer(net):
+        return NoiseTunnel(LRP(net)) if tunnel else LRP(net)
+
+    options = {"nt_samples": 3, "nt_samples_batch_size": 1, "stdevs": 0.0} if tunnel else {}
+    for part in ruled:
+        part.rule = rule()
+    native = explainer(copy.deepcopy(model)).attribute(x, target=1, **options)
+    found = harden(explainer(model), Hardening.none()).attribute(x, target=1, **options)
+    assert torch.equal(found, native)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert [p._version for p in model.parameters()] == versions
+
+
+def test_lrp_copies_no_weights(monkeypatch):
+    model, copied = PlainConv(0).eval(), []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda t, **k: copied.append(t) or clone(t, **k))
+    with lend(LRP, vars(LRP(model))) as explainer:
+        assert [p.data_ptr() for p in explainer.model.parameters()] == [p.data_ptr() for p in model.parameters()]
+        assert not {id(p) for p in explainer.model.parameters()} & {id(p) for p in model.parameters()}
+    assert not any(isinstance(t, nn.Parameter) for t in copied)

@@ -134,8 +134,9 @@ class _HardenedLime(HardenedAIX360):
         mine = private_copy(self._explainer, seeded(self.hardening, inputs, self._name))
         mine.base.verbose = False  # prints the intercept and predictions
         raw = mine.explain_instance(*bound.args, **bound.kwargs)
-        digest = b"" if self.hardening.is_none else explained_digest(predict, self._model_digest)
-        query = {} if self.hardening.is_none else {"inputs": inputs, "model_digest": digest}
+        query = {}
+        if self.hardening.noise is not None:
+            query = {"inputs": inputs, "model_digest": explained_digest(predict, self._model_digest)}
         released = self._blank(raw, mine, instance)
         for label in sorted(raw.local_exp):
             weights = torch.tensor([[float(weight) for _, weight in raw.local_exp[label]]], dtype=torch.float64)

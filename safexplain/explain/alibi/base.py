@@ -122,7 +122,7 @@ class HardenedAlibi:
         return Query(
             inputs=query_tensors((options.get(name) for name in rules.inputs), per_row=rules.per_row),
             method=f"alibi.{kind} {selection(options, rules.selects)}",
-            model_digest=b"" if self.hardening.is_none else explained_digest(predictor, self._model_digest),
+            model_digest=b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest),
         )
 
     def _generator(self, query: Query) -> np.random.RandomState:
