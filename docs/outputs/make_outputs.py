@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
         ["-c", CLI.format("audit_main"), "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
          "--explainer", "InputXGradient", "--run-dir", "safexplain-runs/digits"],
     ),
+    "tune": (
+        [str(EXAMPLES / "write_audit_files.py")],
+        ["-c", CLI.format("main"), "tune", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
+         "--explainer", "InputXGradient", "--trials", "100", "--run-dir", "safexplain-runs/tuned"],
+    ),
     "attack": (
         [str(EXAMPLES / "attack_own_signals.py")],
         ["-c", CLI.format("main"), "attack", "leaking.npz"],

@@ -120,7 +120,7 @@ def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_sou
         assert ("random" in shown) == row.stochastic
 
 
-@pytest.mark.parametrize("name", ["audit", "attack", "canaries", "demo"])
+@pytest.mark.parametrize("name", ["audit", "attack", "tune", "canaries", "demo"])
 def test_every_option_of_a_command_is_documented(name: str) -> None:
     text = (DOCS / "cli.md").read_text()
     command = typer.main.get_command(app()).commands[name]  # type: ignore[attr-defined]
@@ -140,8 +140,8 @@ def test_every_option_of_a_ledger_command_is_documented(name: str) -> None:
 
 def test_options_are_shown_with_their_defaults() -> None:
     text = (DOCS / "cli.md").read_text()
-    command = typer.main.get_command(app()).commands["audit"]  # type: ignore[attr-defined]
-    for parameter in command.params:
+    commands = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
+    for parameter in (*commands["audit"].params, *commands["tune"].params):
         flag = parameter.opts[0]
         if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):
             assert f"| `{flag}` | {parameter.default:g} |" in text, flag
