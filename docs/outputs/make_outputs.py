@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
     "tune": (
         [str(EXAMPLES / "write_audit_files.py")],
         ["-c", CLI.format("main"), "tune", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
-         "--explainer", "InputXGradient", "--trials", "100", "--run-dir", "safexplain-runs/tuned"],
+         "--explainer", "InputXGradient", "--trials", "60", "--run-dir", "safexplain-runs/tuned"],
     ),
     "attack": (
         [str(EXAMPLES / "attack_own_signals.py")],
