@@ -58,6 +58,7 @@ NAMES = {
         "model_digest",
     ],
     "safexplain.explain": ["find_row", "anchor_hardening", "default_layer", "grid_segments"],
+    "safexplain.explain.surrogate": ["PublicExplainer", "StudentExplainer"],
     "safexplain.captum": ["IntegratedGradients", "LayerGradCam", "NeuronGradient"],
     "safexplain.testing": ["check_explainer", "planted", "find_markers"],
     "safexplain.audit": [

@@ -45,7 +45,7 @@ def answers_of(model: Model, asked: tuple[Tensor, ...], extra: Any) -> Any:
     more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
         out = private.forward_func(*(x.clone() for x in asked), *more)
-    return torch.as_tensor(out) if isinstance(out, np.ndarray) else out
+    return torch.as_tensor(out) if isinstance(out, np.ndarray) and out.dtype.kind in "biuf" else out
 
 
 def gives_scores(answers: Any) -> bool:

@@ -268,7 +268,7 @@ class PublicExplainer:
         extra = options.get("additional_forward_args")
         if extra is not None:
             raise InputError("measure asks models of inputs alone: leave out additional_forward_args")
-        labels, agree, released, natives = [], [], [], []
+        labels, agree, released, natives, own = [], [], [], [], None
         with outside_inference():
             x = plain((x,))[0].clone()
             for start in range(0, len(x), batch_size):
@@ -279,7 +279,7 @@ class PublicExplainer:
                 if gives_scores(answers):
                     released.append(self.attribute(part, target=labels[-1], **options))
                     if native is None:
-                        own = made_of(self._explainer, self.model)
+                        own = own or made_of(self._explainer, self.model)
                         natives.append(maps_of(own, self.model, (part,), False, labels[-1], options)[0])
                 progress("measuring", min(start + batch_size, len(x)), len(x))
             agreement = Estimate.of_share(int(torch.cat(agree).sum()), len(x), confidence)
@@ -362,10 +362,7 @@ class PublicExplainer:
         labels_asked: int = 0,
     ) -> None:
         """Take the models; refuse those of which the guarantee would not hold."""
-        if not callable(model):
-            raise ConfigurationTypeError(
-                f"model: expected a module or a function of inputs, got {type(model).__name__}"
-            )
+        _check_model(model)
         self.model, self.public_models, self._explainer = model, models, explainer
         self._given_digest = checked_digest(given)
         for one in (model, *models):
@@ -481,10 +478,7 @@ class StudentExplainer(PublicExplainer):
     ) -> None:
         if soft:
             raise RefusedError(NO_SOFT_LABELS)
-        if not callable(model):
-            raise ConfigurationTypeError(
-                f"model: expected a module or a function of inputs, got {type(model).__name__}"
-            )
+        _check_model(model)
         check_whole("seed", seed, 0)
         check_whole("batch_size", batch_size, 1)
         with outside_inference():
@@ -513,6 +507,15 @@ def _several(models: Any) -> tuple[nn.Module, ...]:
     if wrong := [type(m).__name__ for m in found if not isinstance(m, nn.Module)]:
         raise ConfigurationTypeError(f"public_models: expected torch modules, got {', '.join(wrong):.100}")
     return found
+
+
+def _check_model(model: object) -> None:
+    """Raise unless it can be asked."""
+    if not callable(model):
+        raise ConfigurationTypeError(
+            f"model: expected a module or a function of inputs, got {type(model).__name__}; of a scikit-learn"
+            " classifier give its method predict"
+        )
 
 
 def _holds(value: object, model: Model) -> bool:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from explain_nets import Gate, image_net, images, quiet
 from sklearn.datasets import load_digits
+from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 
 from safexplain import HardenedGradCAM, HardenedIG, HardenedOcclusion, Hardening, Probability, model_digest
@@ -423,6 +424,19 @@ def test_labels_may_be_numpy_arrays_booleans_or_scores() -> None:
     assert torch.equal(PublicExplainer(lambda x: PRIVATE(x).detach().numpy(), PUBLIC, IXG).attribute(X), expected)
     positive = PublicExplainer(lambda x: x[:, 0] > 0, PUBLIC, IXG).attribute(X)
     assert torch.equal(positive, PublicExplainer(lambda x: (x[:, 0] > 0).long(), PUBLIC, IXG).attribute(X))
+
+
+def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
+    x, y = rows(200, 6), (rows(200, 6)[:, 0] > 0).long()
+    forest = DecisionTreeClassifier(max_depth=2, random_state=0).fit(x.numpy(), y.numpy())
+    found = PublicExplainer(forest.predict, PUBLIC, IXG)
+    labels = torch.from_numpy(forest.predict(X.numpy()))
+    assert torch.equal(found.attribute(X), found.attribute(X, target=labels))
+    assert student(forest.predict).measure(X).deletion is None
+    with pytest.raises(ConfigurationTypeError, match="give its method predict"):
+        PublicExplainer(forest, PUBLIC, IXG)
+    with pytest.raises(InputError, match="got ndarray"):
+        PublicExplainer(lambda x: np.array(["yes"] * len(x)), PUBLIC, IXG).attribute(X)
 
 
 def test_public_models_of_other_classes_or_shapes_are_said() -> None:
