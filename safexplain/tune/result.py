@@ -138,7 +138,7 @@ class Study:
         path: folder of the study; None: it was kept in memory.
         reference: name -> the points that the search is compared with; see `REFERENCES`.
         points: all that were measured, in the order of their numbers.
-        sizes: examples of the selection and of the certification split, models, targets.
+        sizes: examples of the selection split, and models.
         notes: what the reader must know.
         interrupted: whether it was ended before its last trial.
         title: of the model, as in its audit.

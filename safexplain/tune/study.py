@@ -514,7 +514,7 @@ def _conclude(
         path=None if folder is None else str(folder),
         reference=reference,
         points=found.points,
-        sizes={**setting.splits.sizes, "models": len(setting.pool.shadows.models)},
+        sizes={"selection": len(setting.rows), "models": len(setting.pool.shadows.models)},
         notes=tuple(notes),
         interrupted=interrupted,
     )
