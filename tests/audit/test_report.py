@@ -594,37 +594,38 @@ def test_utility_is_shown_with_its_meaning_for_hardened_configurations_only() ->
 
 
 def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None:
-    report = standard()
-    before, last = report.configurations[:-1], report.configurations[-1]
+    last = hardened()
     assert last.utility is not None
     asked = last.utility.with_faithfulness(
         Faithfulness(np.array([0.5]), np.array([0.25])), Faithfulness(np.array([0.75]), np.array([0.375]))
     )
-    rows = {
-        name: re.findall(r"-?\d+\.\d+%?", row.partition("zeros have none")[2] or row)
-        for row in Page(replace(report, configurations=(*before, replace(last, utility=asked)))).rows
+    rows = Page(render(report(native(), replace(last, utility=asked)))).rows
+    shown = {
+        name: re.findall(r"\d+\.\d+%?", row)
+        for row in rows
         for name in ("Wrong signs", "Maps with a wrong sign", "Deletion", "Insertion")
         if name in row
     }
-    assert rows["Wrong signs"] == ["1.0%"]
-    assert rows["Maps with a wrong sign"][-1] == "4.0%"
-    assert rows["Deletion"] == ["0.50", "0.75"]
-    assert rows["Insertion"] == ["0.25", "0.38"]
-    assert not [row for row in Page(report).rows if "Deletion" in row or "Insertion" in row]
+    assert shown == {
+        "Wrong signs": ["1.0%"],
+        "Maps with a wrong sign": ["4.0%"],
+        "Deletion": ["0.50", "0.75"],
+        "Insertion": ["0.25", "0.38"],
+    }
+    assert not [row for row in Page(standard()).rows if "Deletion" in row or "Insertion" in row]
 
 
 def test_what_is_released_is_said_in_words() -> None:
-    report = standard()
-    said = replace(report.configurations[-1], says="which 4 features count most")
-    assert "Which 4 features count most." in Page(replace(report, configurations=(said,))).text
+    said = replace(hardened(), says="which 4 features count most")
+    text = Page(render(report(native(), said))).text
+    assert "Which 4 features count most." in text
+    assert "Released: which 4 features count most" in text
 
 
 def test_without_noise_nothing_is_said_of_noise_or_keys() -> None:
-    report = standard()
-    written = report.configurations[-1].result
-    hardening = Hardening.recommended().to_dict()
-    quiet = Configuration("recommended", as_written(hardening), written, None, in_words(hardening))
-    text = Page(replace(report, configurations=(report.configurations[0], quiet), notes=(), other_key=None)).text
+    plain = Hardening.recommended().to_dict()
+    quiet = replace(hardened(), description=as_written(plain), says=in_words(plain))
+    text = Page(render(report(native(), quiet, notes=()))).text
     assert re.findall(r"(?i)\b(?:noise|noised|keys?|keyed)\b", text) == []
 
 
