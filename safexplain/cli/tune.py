@@ -24,6 +24,7 @@ from safexplain.loading.data.load import load_records
 from safexplain.tune import Tuned, tune
 from safexplain.tune.page import Row, as_python, chosen_words, table_rows
 from safexplain.tune.space import check_space
+from safexplain.verdict.release import in_words
 
 SHOWN = 8
 """Points of the front in the printed table, spread over it; `front.html` has all of them."""
@@ -113,12 +114,10 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
         for sentence in chosen_words(found.study, found.front, found.chosen, found.within):
             console.print(sentence, highlight=False, markup=False)
         if found.chosen is not None:
-            console.print(f"\n  {as_python(found.chosen.hardening)}", soft_wrap=True, highlight=False, markup=False)
-            if found.chosen.options:
-                options = ", ".join(f"{name}={value!r}" for name, value in found.chosen.options.items())
-                console.print(f"  with the explainer's {options}", soft_wrap=True, highlight=False, markup=False)
-            signs = found.chosen.hardening.wrong_signs()
-            console.print(f"  wrong signs: {signs}\n", soft_wrap=True, highlight=False, markup=False)
+            said = in_words(found.chosen.hardening.to_dict())
+            console.print(f"\nIt releases {said or 'this'}:", highlight=False, markup=False)
+            written = as_python(found.chosen.hardening, found.chosen.options)
+            console.print(f"  {written}\n", soft_wrap=True, highlight=False, markup=False)
         if found.confirmed is None:
             console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
         else:

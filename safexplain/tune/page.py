@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Examples, Point, Study
 from safexplain.verdict.judgement import AuditResult
+from safexplain.verdict.release import as_written, in_words
 
 SIZE = (5.2, 4.2)
 """Of the plot, in inches."""
@@ -124,27 +125,21 @@ def name_of(point: Point, role: str = "") -> str:
 
 
 def as_python(hardening: Hardening, options: Mapping[str, Any] | None = None) -> str:
-    """A hardening as it would be written in Python, without what is the default, and the explainer's options behind it.
+    """A hardening as in Python, its numbers to four digits, and the explainer's options behind it.
 
-    >>> as_python(Hardening.none())
-    'Hardening.none()'
+    >>> as_python(Hardening.none(), {"n_steps": 25})
+    'Hardening.none(), n_steps=25'
     """
+    return as_written(_rounded(hardening.to_dict())) + "".join(
+        f", {k}={_rounded(v)!r}" for k, v in (options or {}).items()
+    )
 
-    def written(value: Any) -> str:
-        if not is_dataclass(value):
-            return f"{value:.4g}" if isinstance(value, float) else repr(value)
-        given = [
-            f"{f.name}={written(v)}"
-            for f in fields(value)
-            if f.repr
-            and f.name != "key"
-            and (v := getattr(value, f.name)) != f.default
-            and (f.default_factory is MISSING or v != f.default_factory())
-        ]
-        return f"{type(value).__name__}({', '.join(given)})"
 
-    text = "Hardening.none()" if hardening.is_none else written(hardening)
-    return text + "".join(f", {name}={written(value)}" for name, value in (options or {}).items())
+def _rounded(value: Any) -> Any:
+    """The same with each fraction to four significant digits; files have all of them."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(v) for name, v in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def chosen_words(study: Study, front: tuple[Point, ...], chosen: Point | None, within: bool) -> tuple[str, ...]:
@@ -392,6 +387,7 @@ def render(
             chosen=chosen,
             reasons=chosen_words(study, front, chosen, within),
             hardening="" if chosen is None else as_python(chosen.hardening, chosen.options),
+            says="" if chosen is None else in_words(_rounded(chosen.hardening.to_dict())),
             result=confirmed,
             verdict="inconclusive" if confirmed is None else confirmed.verdict,
             figure=pareto_figure(study, front, chosen),

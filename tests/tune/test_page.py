@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from results import audited
 
-from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet
+from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet, UnitNorm
 from safexplain.errors import InputError
 from safexplain.tune.page import as_python, chosen_words, pareto_figure, render, table_rows, write_page
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
@@ -261,10 +261,10 @@ def test_maps_that_are_zero_or_not_finite_are_drawn_too() -> None:
         assert "nan" not in Page(html).text.split()
 
 
-def test_a_hardening_is_written_as_in_python_without_its_defaults() -> None:
-    assert as_python(Hardening(clip=TopKSet(k=4))) == "Hardening(clip=TopKSet(k=4))"
-    noisy = Hardening(clip=RankNorm(shape=1.45), noise=GaussianNoise(Relative(0.0371234), key=b"k" * 16))
-    assert as_python(noisy) == "Hardening(clip=RankNorm(shape=1.45), noise=GaussianNoise(std=Relative(factor=0.03712)))"
+def test_a_hardening_is_written_as_in_python_with_numbers_that_can_be_read() -> None:
+    assert as_python(Hardening(clip=TopKSet(k=4))) == "Hardening(clip=TopKSet(k=4, positive=True))"
+    noisy = Hardening(clip=UnitNorm(), noise=GaussianNoise(Relative(0.0371234), key=b"k" * 16))
+    assert as_python(noisy) == "Hardening(clip=UnitNorm(norm=1.0), noise=GaussianNoise(std=Relative(0.03712)))"
     assert as_python(Hardening.none(), {"n_steps": 25, "abs": False}) == "Hardening.none(), n_steps=25, abs=False"
 
 
