@@ -143,8 +143,8 @@ PAGES = (
     Page("benchmarks", "Benchmarks", (
         _benchmark("attack_power", "what share of what can be found at all the attacks find, on four simulated problems"
                    " of which the best possible test is known", "4 min"),
-        _benchmark("hardening_speed", "clip + mask + noise on 256 x 3 x 32 x 32 on one core, beside a naive version;"
-                   " peak memory", "1 min"),
+        _benchmark("hardening_speed", "maps of 3 x 32 x 32 and of 3 x 224 x 224 on one core, beside a naive version"
+                   " and ranks with noise as in 0.1; peak memory", "3 min"),
         _benchmark("explainer_overhead", "what `HardenedX` adds to the native explainer in time (`--all`: every method)"
                    " and memory (`--memory`)", "10 min"),
         _benchmark("protodash_speed", "`HardenedProtoDash` over 10,000 candidates, beside the native call", "15 min",

@@ -84,7 +84,7 @@ def from_plain(slot: str, plain: Any) -> Any:
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Numbers worked on at a time, so that memory beside the result stays small."""
 
 
