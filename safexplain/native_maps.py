@@ -198,7 +198,7 @@ class Watch:
             return
         ends = [(r.amin(1), r.amax(1)) for r in rows]  # of rows, torch.aminmax takes 20 times as long
         both = torch.stack([e[0] for e in ends]).amin(0), torch.stack([e[1] for e in ends]).amax(0)
-        low, high = torch.stack(both).double().cpu().numpy()  # the one wait for a device
+        low, high = torch.stack(both).cpu().double().numpy()  # the one wait for a device
         right = high > low  # False where one is NaN
         wide = float(np.maximum(high, -low).max())
         with self._lock:

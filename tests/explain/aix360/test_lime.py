@@ -527,3 +527,19 @@ def test_one_question_has_one_noise_however_it_is_written():
     assert weights(explainer, rows[0], 2) == weights(explainer, rows[0], -1)
     assert weights(explainer, rows[0] * (1 + 1e-12), 2) == weights(explainer, rows[0], 2)
     assert weights(explainer, rows[0], 2) != weights(explainer, rows[0], 1)
+
+
+@pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
+def test_weights_that_cannot_be_right_are_told_to_the_operator(caplog):
+    def sure(rows):
+        return np.tile([1.0, 0.0, 0.0], (len(rows), 1))
+
+    def right(rows):
+        return of_rows(rows)
+
+    explainer = HardenedLimeTabular(TABLE, feature_names=NAMES, hardening=RAW, random_state=0)
+    explainer.explain_instance(TABLE[0], right, num_samples=200)
+    assert caplog.records == []
+    answer = explainer.explain_instance(TABLE[0], sure, num_samples=200)
+    assert [weight for _, weight in answer.as_list()] == [0.0] * 6
+    assert ["zero everywhere" in record.getMessage() for record in caplog.records] == [True]
