@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,12 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
 from safexplain.cli import _run, demo
-from safexplain.cli.audit import audit_command
-from safexplain.cli.question import parse_methods
+from safexplain.cli.audit import audit_command, parse_hardening
+from safexplain.cli.question import Question, parse_methods
+from safexplain.cli.tune import tune_command
 from safexplain.errors import ConfigurationError
 from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models.load import load_model
 from safexplain.verdict.evidence import EXIT_CODES
 
@@ -440,6 +442,26 @@ def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None
     assert parse_methods("IG", "logit", ["n_steps=4"]) == ([HARDENED["IG"]], {"n_steps": 4})
     several = parse_methods("IG, Saliency", "logit", ["Saliency.abs=false"])
     assert several == ([HARDENED["IG"], HARDENED["Saliency"]], {"Saliency": {"abs": False}})
+
+
+def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
+    for name, meant in (("recommended", Hardening.recommended()), ("none", Hardening.none())):
+        assert parse_hardening(name) == meant
+    assert parse_hardening("deepleak") == Hardening.deepleak()
+    written = Hardening.deepleak().to_json()
+    (tmp_path / "hardening.json").write_text(written)
+    (tmp_path / "model.pt2").write_bytes(b"PK\x03\x04\xff\xfe")
+    assert parse_hardening(written) == parse_hardening(str(tmp_path / "hardening.json")) == Hardening.deepleak()
+    for nothing, said in (("strong", "deepleak"), (str(tmp_path / "model.pt2"), "no text")):
+        with pytest.raises(ConfigurationError, match=said):
+            parse_hardening(nothing)
+
+
+def test_audit_and_tune_share_their_options_and_each_has_its_own() -> None:
+    shared = {f.name for f in fields(Question)}
+    audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
+    assert (audits - shared, tunes - shared) == ({"hardening"}, {"space", "trials", "public"})
+    assert shared <= audits & tunes
 
 
 def test_audit_has_at_most_24_options() -> None:
