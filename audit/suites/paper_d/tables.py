@@ -12,8 +12,8 @@ from ...shared.run import markdown
 MOVED = {"members only": "members only (released code)", "neither": "neither", "both": "both"}
 NETWORKS = {"same": "the same network", "another": "another"}
 
-CLAIM = (0.465, 0.95, 0.033)
-"""Reductions of the leak, from and to, and the loss of utility at most, that the paper's abstract says."""
+CLAIM = 0.465
+"""The least reduction of a leak that the paper's abstract speaks of."""
 
 
 def untrained(found: dict[str, Any]) -> str:
@@ -181,27 +181,30 @@ def sizes(found: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def from_to(shares: list[float]) -> str:
+    """Lowest, highest and median, in per cent."""
+    return f"{min(shares):.0%} to {max(shares):.0%} (median {np.median(shares):.0%})" if shares else "none"
+
+
 def said(found: dict[str, Any]) -> str:
     """What is left of the claim, in sentences."""
     every = list(cells(found))
     reductions = [less for _, _, c in every if (less := claimed(c)[0]) is not None]
-    leaking = [(t, n, c) for t, n, c in every if leaks(c)]
-    chosen = [c for _, _, c in leaking if c["honest"]["which"]["best"] != 0]
-    proven = [c["honest"]["best"]["share"][0] for c in chosen if c["honest"]["best"]["reduction"][1] > 0]
-    gone = [c for c in chosen if c["honest"]["best"]["leak"][1] <= 0]
-    within = sum(CLAIM[0] <= p for p in proven)
+    leaking = [c for _, _, c in every if leaks(c)]
+    chosen = [c["honest"]["best"] for c in leaking if c["honest"]["which"]["best"] != 0]
+    proven = [best["share"][0] for best in chosen if best["reduction"][1] > 0]
+    gone = sum(best["leak"][1] <= 0 for best in chosen)
     theirs = [c["honest"]["published best"]["faithfulness lost"][0] for _, _, c in every]
+    enough = sum(p >= CLAIM for p in proven)
     lines = [
-        f"As published, the best of the trials has {min(reductions):.0%} to {max(reductions):.0%} less leak than the"
-        f" default (median {np.median(reductions):.0%}) in {len(reductions)} of {len(every)} pairs of task and"
-        f" explainer, and the default nothing to reduce in {len(every) - len(reductions)}.",
-        f"By the honest protocol the default tells measurably more than the label in {len(leaking)} of {len(every)}."
-        f" In {len(chosen)} of these some trial keeps its faithfulness and leaks less where it is chosen; on the other"
-        f" half the reduction is above 0 within its interval in {len(proven)}"
-        + (f" ({min(proven):.0%} to {max(proven):.0%}; {within} of them at least 46.5 %)" if proven else "")
-        + f", and {len(gone)} then tell nothing measurable beyond the label.",
-        f"What the published search chose loses {min(theirs):.0%} to {max(theirs):.0%} of the faithfulness (median"
-        f" {np.median(theirs):.0%}); the paper says at most 3.3 % of utility.",
+        f"As published: in {len(reductions)} of {len(every)} pairs of task and explainer the attack finds a member by"
+        f" the default, and the best trial has less leak by {from_to(reductions)}.",
+        f"Honestly: in {len(leaking)} the default tells measurably more than the label. In {len(chosen)} of these some"
+        " trial keeps its faithfulness and leaks less on the half that chooses; on the other half that is measurably"
+        f" less in {len(proven)}, by {from_to(proven)}, of which {enough} by 46.5 % or more; {gone} then tell nothing"
+        " measurable beyond the label.",
+        f"What the published search chose loses faithfulness by {from_to(theirs)}; the paper says at most 3.3 % of the"
+        " utility.",
     ]
     return "\n".join(f"* {line}" for line in lines)
 
