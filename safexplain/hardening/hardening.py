@@ -148,10 +148,10 @@ class Hardening:
             ConfigurationError, ConfigurationTypeError: an unknown kind, or another argument out of range.
 
         >>> Hardening.recommended(features=23).clip
-        TopKSet(k=4, fraction=None, positive=True)
+        Levels(n=3, balanced=True)
         """
         check_key(key)
-        return cls(clip=recommendation(features, signed, kind).clip)
+        return cls(clip=recommendation(features, signed, kind))
 
     @classmethod
     def deepleak(cls, key: bytes | None = None) -> Hardening:

@@ -3,7 +3,8 @@
 The rule, for each kind of map: what a release adds to the labels of the same queries has an upper 95 % bound of at most
 one point of true-positive rate at 1 % false positives and .02 of AUC, at every level of patience; the explained
 probability drops, when the released top 10 % of the features is taken away, by at most .02 less than for the native
-map; and by more than for models of public data only. `audit/suites/releases` measures it.
+map; and by more than for models of public data only. `audit/suites/releases` measures it, and
+docs/evidence/releases.md has the figures.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 from safexplain._validate import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.clips import Clip
-from safexplain.hardening.formats import TopKSet
+from safexplain.hardening.formats import Levels
 
 KINDS = ("gradient", "path", "perturbation", "cam", "weights")
 """Kinds of explainers: one pass of gradients; a path or sample of them; outputs under perturbed inputs; class
 activation maps; weights or Shapley values of a few groups."""
 
 FEW = 40
-"""Up to so many features a reader is given a list of reasons rather than a picture."""
+"""Up to so many features, or groups of them, a map is read as a table rather than as a picture."""
 
 
 @dataclass(frozen=True)
@@ -29,42 +30,63 @@ class Recommendation:
 
     Args:
         maps: in words.
+        few: whether they have at most `FEW` numbers.
+        signed: whether these have both signs.
         kinds: of explainers, of `KINDS`.
         clip: what fills the clip's slot; the others stay empty.
-        evidence: what was measured, in words.
+        evidence: where it was measured: data, models, explainer.
     """
 
     maps: str
+    few: bool
+    signed: bool
     kinds: tuple[str, ...]
     clip: Clip
-    evidence: str
+    evidence: tuple[str, ...]
 
 
-ANY = Recommendation(
-    "any number of features",
-    KINDS,
-    TopKSet(k=4, fraction=0.1),
-    "the two below in one: four features, and 10 % where that is more",
+ANY: Clip = Levels(3)
+"""What is right for every row of the table, and so where nothing is known of the maps."""
+
+TABLE = (
+    Recommendation(
+        "tables",
+        True,
+        True,
+        ("gradient", "path"),
+        Levels(3),
+        ("HELOC, MLP, InputXGradient",),
+    ),
+    Recommendation(
+        "weights of the columns of a table, or of groups of features",
+        True,
+        True,
+        ("perturbation", "cam", "weights"),
+        Levels(3),
+        ("HELOC, gradient boosting, LIME",),
+    ),
+    Recommendation(
+        "pictures with signs",
+        False,
+        True,
+        KINDS,
+        Levels(3),
+        ("digits, MLP, InputXGradient",),
+    ),
+    Recommendation(
+        "maps of one sign",
+        False,
+        False,
+        KINDS,
+        Levels(3),
+        ("digits, MLP, Saliency",),
+    ),
 )
-FEW_FEATURES = Recommendation(
-    f"up to {FEW} features: tables, groups of features",
-    KINDS,
-    TopKSet(k=4),
-    "audit/results/releases.json",
-)
-MANY_FEATURES = Recommendation(
-    f"more than {FEW} features: pixels, words, genes",
-    KINDS,
-    TopKSet(fraction=0.1),
-    "audit/results/releases.json",
-)
-
-TABLE = (FEW_FEATURES, MANY_FEATURES, ANY)
-"""All recommendations."""
+"""What was measured, by kind of map and of explainer."""
 
 
-def recommendation(features: int | None = None, signed: bool = True, kind: str | None = None) -> Recommendation:
-    """The row for a kind of map; see `Hardening.recommended`.
+def recommendation(features: int | None = None, signed: bool = True, kind: str | None = None) -> Clip:
+    """What fills the clip's slot for a kind of map; see `Hardening.recommended`.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: an unknown kind, or another argument out of range.
@@ -75,4 +97,8 @@ def recommendation(features: int | None = None, signed: bool = True, kind: str |
         raise ConfigurationTypeError(f"signed must be True or False, got {signed!r}")
     if features is None:
         return ANY
-    return FEW_FEATURES if check_whole("features", features, 1) <= FEW else MANY_FEATURES
+    few = check_whole("features", features, 1) <= FEW
+    for row in TABLE:
+        if (row.few, row.signed) == (few, signed) and (kind is None or kind in row.kinds):
+            return row.clip
+    return ANY
