@@ -148,7 +148,7 @@ class Hardening:
             ConfigurationError, ConfigurationTypeError: an unknown kind, or another argument out of range.
 
         >>> Hardening.recommended(features=23).clip
-        Levels(n=3, balanced=True)
+        TopKSet(k=4, fraction=0.1, positive=True)
         """
         check_key(key)
         return cls(clip=recommendation(features, signed, kind))

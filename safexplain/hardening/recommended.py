@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from safexplain._validate import check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.clips import Clip
-from safexplain.hardening.formats import Levels
+from safexplain.hardening.formats import TopKSet
 
 KINDS = ("gradient", "path", "perturbation", "cam", "weights")
 """Kinds of explainers: one pass of gradients; a path or sample of them; outputs under perturbed inputs; class
@@ -45,24 +45,27 @@ class Recommendation:
     evidence: tuple[str, ...]
 
 
-ANY: Clip = Levels(3)
-"""What is right for every row of the table, and so where nothing is known of the maps."""
+TOP: Clip = TopKSet(k=4, fraction=0.1)
+"""The four features that count most, or a tenth of them where that is more: the one format that met the rule wherever
+it was measured, and so what is right where nothing is known of the maps. Graded ones met it in some cells only: three
+balanced `Levels` for gradients of few signed features, for example, and neither for integrated gradients nor for maps
+of one sign."""
 
 TABLE = (
     Recommendation(
-        "tables",
+        "tables and other maps of few features",
         True,
         True,
         ("gradient", "path"),
-        Levels(3),
+        TOP,
         ("HELOC, MLP, InputXGradient",),
     ),
     Recommendation(
-        "weights of the columns of a table, or of groups of features",
+        "weights of columns, or of groups of features",
         True,
         True,
         ("perturbation", "cam", "weights"),
-        Levels(3),
+        TOP,
         ("HELOC, gradient boosting, LIME",),
     ),
     Recommendation(
@@ -70,15 +73,21 @@ TABLE = (
         False,
         True,
         KINDS,
-        Levels(3),
-        ("digits, MLP, InputXGradient",),
+        TOP,
+        (
+            "digits, MLP, InputXGradient",
+            "digits, MLP, IG",
+            "digits, MLP, FeatureAblation",
+            "CIFAR-10, small CNN, InputXGradient",
+            "GTSRB, small CNN, InputXGradient",
+        ),
     ),
     Recommendation(
-        "maps of one sign",
+        "pictures of one sign",
         False,
         False,
         KINDS,
-        Levels(3),
+        TOP,
         ("digits, MLP, Saliency",),
     ),
 )
@@ -96,9 +105,9 @@ def recommendation(features: int | None = None, signed: bool = True, kind: str |
     if not isinstance(signed, bool):
         raise ConfigurationTypeError(f"signed must be True or False, got {signed!r}")
     if features is None:
-        return ANY
+        return TOP
     few = check_whole("features", features, 1) <= FEW
     for row in TABLE:
         if (row.few, row.signed) == (few, signed) and (kind is None or kind in row.kinds):
             return row.clip
-    return ANY
+    return TOP
