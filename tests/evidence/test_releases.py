@@ -127,7 +127,7 @@ def figures(deletion=0.9, tpr=(0.0, 0.0), auc=(0.0, 0.0), **other):
     found = {name: {"value": value, "se": se} for name, (value, se) in {"tpr": tpr, "auc": auc}.items()}
     nothing = {name: {"value": 0.0, "se": 0.0} for name in found}
     levels = {"1": {"attacks": {"A": nothing}}, "40": {"attacks": {"A": nothing, "B": found}}}
-    return {"levels": levels, "deletion": deletion, "insertion": 0.5, "utility": 0.5, **other}
+    return {"levels": levels, "deletion": deletion, "insertion": 0.5, "utility": 0.5, "sign_errors": 0.0, **other}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,7 @@ def test_the_front_holds_what_nothing_beats():
         "native": figures(0.9, tpr=(0.1, 0.0)),
         "good": figures(0.9),
         "worse": figures(0.8),
+        "flips": figures(0.9, sign_errors=0.1),
         "random map": figures(1.0),
     }
     rows["native"]["utility"] = 1.0

@@ -358,11 +358,13 @@ def judge(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def front(rows: dict[str, Any], judged: dict[str, Any]) -> list[str]:
-    """Releases that no other one beats or equals in all of: what they add (TPR), U, deletion and insertion."""
+    """Releases that no other beats or equals in all of: what they add (TPR), U, deletion, insertion, wrong signs."""
 
     def figures(name: str) -> Floats:
         r = rows[name]
-        return np.array([-max(judged[name]["tpr"]["value"], 0.0), r["utility"], r["deletion"], r["insertion"]])
+        wrong = 0.0 if r["sign_errors"] is None or np.isnan(r["sign_errors"]) else r["sign_errors"]
+        adds = max(judged[name]["tpr"]["value"], 0.0)
+        return np.array([-adds, r["utility"], r["deletion"], r["insertion"], -wrong])
 
     named = [n for n in rows if n not in ("random map", PUBLIC, STUDENT)]
     return [
