@@ -411,6 +411,7 @@ def run_task(task: Task, size: str, options: Any, parts: Parts) -> dict[str, Any
         cells[explainer] = {
             "kind": NATIVE[explainer][0],
             "features": int(native.maps.shape[3]),
+            "levels": list(same.levels),
             "releases": {n: rows[n] | {"judged": judged[n], "front": n in best} for n in rows},
         }
         print(f"{task.name} {explainer}: pass: {', '.join(n for n in rows if judged[n]['passes'])}", flush=True)

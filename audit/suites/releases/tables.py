@@ -51,20 +51,23 @@ def of_task(task: str) -> Callable[[dict[str, Any]], str]:
         part = found["results"].get(task)
         if part is None:
             return "*There is no result yet.*"
-        right, levels = part["accuracy"], part["levels"]
+        right = part["accuracy"]
         text = [
             f"{part['examples']:,} examples, {part['models']} models right on {right['members']:.1%} of their members"
-            f" and {right['non_members']:.1%} of the others, {part['targets']} of them targets; asked"
-            f" {' and '.join(map(str, levels))} times."
+            f" and {right['non_members']:.1%} of the others, {part['targets']} of them targets."
         ]
         header = ("release", "adds, points", "at most", "AUC adds", "at most", "always", "overlap", "U", "deletion",
                   "insertion", "wrong sign: numbers, maps", "front")  # fmt: skip
         for explainer, cell in part["cells"].items():
             first = cell["releases"]["native"]["levels"]
             labels = ", ".join(
-                f"{at['labels']['tpr']:.1%} (AUC {at['labels']['auc']:.3f}) at {level}" for level, at in first.items()
+                f"{at['labels']['tpr']:.1%} of the members (AUC {at['labels']['auc']:.3f}) at {level}"
+                for level, at in first.items()
             )
-            text.append(f"**{explainer}** ({cell['kind']}, {cell['features']:,} numbers). Labels alone: {labels}.")
+            text.append(
+                f"**{explainer}** ({cell['kind']}, {cell['features']:,} numbers), asked"
+                f" {' and '.join(map(str, cell['levels']))} times. Labels alone: {labels}."
+            )
             text.append(markdown(header, [_row(name, r) for name, r in cell["releases"].items()]))
         return "\n\n".join(text)
 
