@@ -14,7 +14,7 @@ from safexplain.audit.run import AuditOptions
 from safexplain.tune import tune
 
 RECIPE = Recipe(lr=3e-3, epochs=20)
-EXAMPLES, MODELS, TRIALS = 200, 10, 11
+EXAMPLES, MODELS, TRIALS = 160, 9, 10
 POLICY = Policy(
     max_tpr=0.2,
     selection=0.5,

@@ -157,7 +157,7 @@ def test_rates_are_those_of_the_slow_version_and_of_repeated_examples() -> None:
 
 def test_the_standard_error_is_that_of_other_examples() -> None:
     excesses, errors = [], []
-    for seed in range(24):
+    for seed in range(16):
         rng = np.random.default_rng(100 + seed)
         member = rng.random((9, 200)) < 0.5
         maps = rng.normal(size=(9, 200, 4)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_the_standard_error_is_that_of_other_examples() -> None:
         found = LeakMeter(member, label, Policy(), seed=seed).excess(values, maps, [0, 1, 2, 3])
         excesses.append(found.excess)
         errors.append(found.error)
-    assert 0.6 < np.std(excesses, ddof=1) / np.mean(errors) < 1.6
+    assert 0.5 < np.std(excesses, ddof=1) / np.mean(errors) < 1.7
 
 
 def test_the_audited_model_is_a_target_and_no_target_fits_the_stacks() -> None:
