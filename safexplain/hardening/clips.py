@@ -245,10 +245,10 @@ def _order(bits: NDArray[Any], rows: int) -> NDArray[np.int64]:
     if len(bits) >= _TORCHS_RADIX_SORT:
         order: NDArray[np.int64] = torch.from_numpy(bits).sort().indices.numpy()
     else:
-        order = np.arange(len(bits))
-        for word in range(bits.itemsize // 2):
-            shifted = bits >> 16 * word
-            keys = shifted.astype(np.int16 if word == bits.itemsize // 2 - 1 else np.uint16)
+        top = bits.itemsize // 2 - 1
+        order = bits.astype(np.uint16 if top else np.int16).argsort(kind="stable")
+        for word in range(1, top + 1):
+            keys = (bits >> 16 * word).astype(np.int16 if word == top else np.uint16)
             order = order.take(keys.take(order).argsort(kind="stable"))
     if rows > 1:
         row = np.repeat(np.arange(rows, dtype=np.uint16), len(bits) // rows)
