@@ -6,7 +6,7 @@ from typing import Any
 
 from safexplain.verdict.judgement import AuditResult
 
-HARDENINGS = ("native", "recommended")
+HARDENINGS = ("native", "ranks with noise")
 FPRS = (0.001, 0.01, 0.05)
 
 

@@ -58,7 +58,7 @@ TABLE = (
         True,
         ("gradient", "path"),
         TOP,
-        ("HELOC, MLP, InputXGradient",),
+        ("HELOC, MLP, InputXGradient", "HELOC, MLP, IG"),
     ),
     Recommendation(
         "weights of columns, or of groups of features",
@@ -66,7 +66,7 @@ TABLE = (
         True,
         ("perturbation", "cam", "weights"),
         TOP,
-        ("HELOC, gradient boosting, LIME",),
+        ("HELOC, gradient boosting, LIME", "digits, MLP, KernelShap of 16 groups"),
     ),
     Recommendation(
         "pictures with signs",

@@ -251,9 +251,9 @@ def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
         assert (done.returncode, report is None) == (0, stage != "attack")
     assert set(report["results"]) == {
         "InputXGradient native",
-        "InputXGradient recommended",
+        "InputXGradient ranks with noise",
         "Saliency native",
-        "Saliency recommended",
+        "Saliency ranks with noise",
     }
 
 

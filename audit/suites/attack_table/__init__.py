@@ -1,1 +1,1 @@
-"""Which attack finds most, and what the recommended hardening leaves of it."""
+"""Which attack finds most, and what ranks with noise leave of it."""

@@ -275,7 +275,7 @@ def shapes(quick: bool) -> tuple[str, dict[str, Any], bool]:
 def explainers(kind: Any, model: nn.Module) -> tuple[Any, Any]:
     """With noise, and with the clip alone."""
     return (
-        kind(model, hardening=Hardening.recommended(key=KEY)),
+        kind(model, hardening=Hardening.ranked(key=KEY)),
         kind(model, hardening=Hardening(clip=RankNorm())),
     )
 

@@ -34,7 +34,6 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from torch import nn
 
-from safexplain import Hardening
 from safexplain._digest import model_digest
 from safexplain.audit import ModelCache, Policy, Population, Recipe, Shadows, Signals, collect_signals, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
@@ -45,7 +44,7 @@ from safexplain.audit.controls.differences import blind_baseline
 
 from ...shared.cells import FPRS, HARDENINGS, auc, failed, found_by, rates, written
 from ...shared.run import Parts, Progress, Unusable, destination, load, parser, provenance, rounded, table, write_json
-from ..attack_table.suite import accuracy, hardening_of, release, resnet8
+from ..attack_table.suite import RANKS, accuracy, hardening_of, release, resnet8
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -286,7 +285,7 @@ def conclude(report: dict[str, Any]) -> list[str]:
                 f" {auc(found_by(full, 'LikelihoodRatio on l1'))}, calibrated normal scores of L1"
                 f" {auc(found_by(full, 'Calibrated on l1_normal'))}, and the highest of {len(explained)} attacks on"
                 f" the explanation {auc(best)} ({best['attack']} on {best['signal']}); verdict: {full['verdict']}."
-                f" Under the recommended hardening the highest of {len(after)} is {auc(worst)} ({worst['attack']} on"
+                f" Under ranks with noise the highest of {len(after)} is {auc(worst)} ({worst['attack']} on"
                 f" {worst['signal']}); verdicts: {hard['without_training']['verdict']} and"
                 f" {hard['with_references']['verdict']}."
             )
@@ -354,7 +353,7 @@ def main(argv: list[str] | None = None) -> int:
         "quick": options.quick,
         "size": asdict(size),
         "policy": POLICY.to_dict(),
-        "hardening": Hardening.recommended().to_dict(),
+        "hardening": RANKS.to_dict(),
     }
     out, sentences = destination(options), [""]
 
