@@ -506,7 +506,7 @@ class Honest:
                 if number == 0:
                     cause = self.causes(explainer, released(0, models))
             lines.append(line)
-        allowed = [i for i in judged if lines[i]["deletion"] >= least]
+        allowed = [i for i in judged if i == 0 or lines[i]["deletion"] >= least]
         best = min(allowed, key=lambda i: (lines[i]["leak"], i))
         which = {"default": 0, "best": best, "published best": published}
         logits = self.native(explainer, trials[0][0], models, probability=False) if explainer.name in LOGITS else None
