@@ -17,7 +17,7 @@ from torch import Tensor
 
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.masks import largest
+from safexplain.hardening.masks import kth_largest, largest
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Levels:
 
 def _steps(keys: Tensor, counts: Sequence[int]) -> Tensor:
     """At how many of the counts each number that is above zero is among so many largest of its row."""
-    out = torch.zeros_like(keys)
-    for count in counts:
-        out += largest(keys, count) & (keys > 0)
+    out, cuts, some = torch.zeros_like(keys), kth_largest(keys, counts), keys > 0
+    for i, count in enumerate(counts):
+        out += largest(keys, count, cuts[:, i : i + 1]) & some
     return out

@@ -5,6 +5,7 @@ Each is a plain function of a (rows, d) tensor of finite numbers, one example a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -62,9 +63,13 @@ class TopKMask:
         return rows.mul_(largest(rows.abs(), self.kept(rows.shape[1])))
 
 
-def largest(keys: Tensor, k: int) -> Tensor:
-    """Where the k largest numbers of each row of (rows, d) stand, 1 <= k <= d, bool; among equals, the first."""
-    cut = _kth_largest(keys, k)
+def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
+    """Where the k largest numbers of each row of (rows, d) stand, 1 <= k <= d, bool; among equals, the first.
+
+    `cut` is (rows, 1) the k-th largest of each, where that is known.
+    """
+    if cut is None:
+        cut = kth_largest(keys, [k])
     found = keys >= cut
     crowded = found.sum(1) > k
     if bool(crowded.any()):
@@ -75,9 +80,9 @@ def largest(keys: Tensor, k: int) -> Tensor:
     return found
 
 
-def _kth_largest(keys: Tensor, k: int) -> Tensor:
-    """The k-th largest value of each row, shape (rows, 1)."""
+def kth_largest(keys: Tensor, ks: Sequence[int]) -> Tensor:
+    """The k-th largest value of each row for several k, shape (rows, len(ks))."""
     if keys.device.type != "cpu":
-        return keys.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-    at = keys.shape[1] - k
-    return torch.from_numpy(np.partition(keys.numpy(), at, axis=1)[:, at : at + 1])
+        return keys.topk(max(ks), dim=1).values[:, [k - 1 for k in ks]]
+    at = [keys.shape[1] - k for k in ks]
+    return torch.from_numpy(np.partition(keys.numpy(), sorted(set(at)), axis=1)[:, at])
