@@ -275,7 +275,7 @@ def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | N
     t = as_hashed(tensor)
     if t.is_complex():
         t = torch.view_as_real(t)
-    t = t.reshape(len(t), math.prod(t.shape[1:])).cpu()
+    t = t.reshape(len(t), math.prod(t.shape[1:])).contiguous().cpu()  # bytes are hashed in their order
     exact = None if t.is_floating_point() else t.to(torch.int64).numpy()
     single = t.to(torch.float32)
     if bool((nan := single.isnan()).any()):

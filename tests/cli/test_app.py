@@ -253,17 +253,12 @@ def test_an_exported_model_is_audited_natively_and_hardened(
     content = json.loads(out)
     assert code == {"certified": 0, "leak": 1, "inconclusive": 3}[content["verdict"]]
     assert content["configuration"] == "recommended"
-    found = {(a["attack"], a["signal"]) for a in content["attacks"]}
-    assert {s for _, s in found} >= {
-        "l1",
-        "l2",
-        "variance",
-        "mean",
-        "attributions",
-        "attributions:sign",
-        "label",
-        "loss",
-    }
+    found, natively = (
+        {(a["attack"], a["signal"]) for a in result["attacks"]} for result in (content, content["compared"]["native"])
+    )
+    read = {"attributions", "attributions:sign", "label", "loss"}
+    assert {s for _, s in natively} >= {"l1", "l2", "variance", "mean", *read}
+    assert {s for _, s in found} >= read
     assert {("LikelihoodRatio", "attributions@200"), ("JointLikelihoodRatio", "l1@5"), ("RMIA", "loss")} <= found
     assert [level["patience"] for level in content["levels"]] == [1, 5, 200]
     assert {c["name"]: c["failed"] for c in content["controls"]} == {
@@ -280,7 +275,8 @@ def test_an_exported_model_is_audited_natively_and_hardened(
         for result in (content["compared"]["native"], content)
     ]
     native, released = ratios
-    assert native["l1"] > released["l1"] + 0.03
+    assert native["l1"] > 0.53
+    assert "l1" not in released  # every released map has the same
     assert content["utility"]["top_overlap"] > 0.8
     signals = Signals.load(run / "signals.npz")
     assert signals.membership.shape == (9, 400)

@@ -65,7 +65,7 @@ def test_a_captum_script_is_hardened_by_its_import(tmp_path: Path) -> None:
     assert "asked again, the same answer bit for bit: True" in printed
     assert "asked in another batch, the same answer: True" in printed
     kept = int(printed.split("still on top: ")[1].split("%")[0])
-    assert 80 <= kept <= 99
+    assert 65 <= kept <= 90
 
 
 def test_models_of_public_data_explain_a_private_one(tmp_path: Path) -> None:
