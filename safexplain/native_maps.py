@@ -1,7 +1,7 @@
 """Native maps that cannot be right, for the operator: the client is told nothing, and what it gets does not change.
 
 A hardened map looks like any other, whatever it was made of: a clip to ranks makes a usual map of numbers of 1e11, and
-NaN comes out as zero. So native maps are looked at before they are hardened, in in a pass or two over their numbers:
+NaN comes out as zero. So native maps are looked at before they are hardened, in a pass or two over their numbers:
 
     not finite   NaN or infinity
     zero         nothing but zeros, although the input is not zero
