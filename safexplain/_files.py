@@ -41,6 +41,44 @@ def whole_file(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def write_whole(path: str | Path, raw: bytes, what: str = "", hint: str = "") -> Path:
+    """Write a file, all or nothing: an older one stays until the new one is on disk.
+
+    Args:
+        path: of the file; its folder must exist.
+        raw: its content.
+        what: names it in the error, as "the report".
+        hint: what to do, at the end of the error.
+
+    Raises:
+        InputError: it cannot be written (no such folder, no permission, disk full).
+    """
+    path = Path(path)
+    try:
+        with whole_file(path) as partial, partial.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        name = f"{what} {path}" if what else str(path)
+        raise InputError(f"cannot write {name}: {error.strerror or error}{hint}") from None
+    return path
+
+
+def made_folder(folder: str | Path) -> Path:
+    """The folder, made where it is missing.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+    return folder
+
+
 class PieceStore:
     """Finished pieces of long work in a folder, a file each, so that an interrupted run can be taken up.
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256
+from safexplain._files import made_folder
 from safexplain.audit.report import ReportData, write_report
 from safexplain.audit.report.model import Configuration, Pictures
 from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
-from safexplain.errors import InputError
 from safexplain.native_maps import Finding
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Verdict
@@ -100,11 +100,7 @@ class AuditRun:
         Raises:
             InputError: a file cannot be written.
         """
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        folder = made_folder(folder)
         self.signals[self.judged.name].save(folder / self.files["signals"])
         if len(self.configurations) > 1:
             self.signals["native"].save(folder / self.files["native_signals"])

@@ -6,7 +6,6 @@ and nothing loaded; its only link is to `report.html`, the confirmation, beside 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,10 +19,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from safexplain._files import whole_file
+from safexplain._files import write_whole
 from safexplain.audit.report import maps, words
 from safexplain.audit.report.figures import CHANCE, INK, LABEL, LIMIT, MUTED, STRONG, drawn, plain
-from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Examples, Point, Study
 from safexplain.verdict.judgement import AuditResult
@@ -427,16 +425,8 @@ def write_page(
     Raises:
         InputError: it cannot be written.
     """
-    path = Path(path)
     raw = render(study, front, chosen, within, confirmed, examples).encode("utf-8", errors="replace")
-    try:
-        with whole_file(path) as partial, partial.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise InputError(f"cannot write the page {path}: {error.strerror or error}") from None
-    return path
+    return write_whole(path, raw, "the page")
 
 
 @cache

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safexplain._files import made_folder
 from safexplain.audit.outcome import AuditRun
-from safexplain.errors import InputError
 from safexplain.tune.page import write_page
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict.certificate.write import write_json
@@ -73,11 +73,7 @@ class Tuned:
         Raises:
             InputError: a file cannot be written.
         """
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        folder = made_folder(folder)
         if self.confirmed is not None:
             self.confirmed.save(folder)
         if self.chosen is not None:

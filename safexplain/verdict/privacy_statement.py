@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safexplain._files import whole_file
+from safexplain._files import write_whole
 from safexplain._privacy_loss import PROTECTS, Epsilons, Steps, check_delta, composed
 from safexplain.errors import ConfigurationError, InputError
 
@@ -173,13 +173,7 @@ class PrivacyStatement:
         Raises:
             InputError: it cannot be written.
         """
-        path = Path(path)
-        try:
-            with whole_file(path) as partial:
-                partial.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-        return path
+        return write_whole(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:

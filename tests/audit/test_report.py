@@ -11,13 +11,13 @@ import os
 import re
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
+from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
@@ -41,7 +41,6 @@ from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_
 LEAK, INCONCLUSIVE = 2.5, 0.93
 """Leaks of explanations that add far more than the policy allows, and about as much as it allows."""
 
-VOID = {"meta", "br", "img", "link", "input", "hr", "col"}
 STANDS = {"above": "above the limit", "below": "within the limit", "open": "undecided"}
 
 
@@ -88,41 +87,6 @@ def report(*configurations: Configuration, **changes: object) -> ReportData:
 @cache
 def standard() -> str:
     return render(report())
-
-
-class Page(HTMLParser):
-    """Tags with attributes, the rows of all tables, and whatever does not nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[str] = []
-        self.stack: list[str] = []
-        self.unbalanced: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append("")
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.stack or self.stack.pop() != tag:
-            self.unbalanced.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self.stack:
-            return
-        self.text += data
-        if "tr" in self.stack:
-            self.rows[-1] += " " + data
 
 
 def body(html: str) -> str:

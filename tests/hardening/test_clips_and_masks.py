@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from hardening_oracle import slow_rank
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rank_oracle import slow_rank
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening import clips

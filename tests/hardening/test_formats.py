@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hardening_oracle import slow_format
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from rank_oracle import slow_format
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.formats import Levels, TopKSet

@@ -14,10 +14,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from hardening_oracle import slow_format, slow_normal, slow_rank, slow_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise_oracle import slow_normal, slow_words
-from rank_oracle import slow_format, slow_rank
 
 import safexplain
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError

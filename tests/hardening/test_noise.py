@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hardening_oracle import slow_normal, slow_table
 from hypothesis import given
 from hypothesis import strategies as st
-from noise_oracle import slow_normal, slow_table
 from scipy import stats as distributions
 
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from html_page import Page
 from results import audited
 
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet, UnitNorm
@@ -17,37 +17,12 @@ from safexplain.tune.page import as_python, chosen_words, pareto_figure, render,
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.verdict.judgement import AuditResult
 
-VOID = {"meta", "br", "img", "link", "input", "hr", "col"}
 CERTIFIED = 0.0
 LEAKS = 2.5
 
 
-class Page(HTMLParser):
-    """Tags with attributes, the text, and whatever does not nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.stack: list[str] = []
-        self.unbalanced: list[str] = []
-        self.rows: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append("")
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.stack or self.stack.pop() != tag:
-            self.unbalanced.append(tag)
+class Spaced(Page):
+    """With a space before each piece of text."""
 
     def handle_data(self, data: str) -> None:
         if "style" not in self.stack:
@@ -109,7 +84,7 @@ def whole(shape: tuple[int, ...] = (1, 8, 8)) -> str:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 6, 6), (12,), (2, 8, 8)])
 def test_the_page_is_well_formed_and_loads_nothing(shape: tuple[int, ...]) -> None:
     html = whole(shape)
-    parsed = Page(html)
+    parsed = Spaced(html)
     assert (parsed.stack, parsed.unbalanced) == ([], [])
     assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in parsed.tags}
     targets = [v for _, a in parsed.tags for k, v in a.items() if k in ("href", "src", "xlink:href") and v is not None]
@@ -131,7 +106,7 @@ def test_every_release_stands_in_the_table_with_its_numbers() -> None:
     found = study()
     front = front_of(found.points)
     chosen, _ = choose(front, found.allowance)
-    parsed = Page(whole())
+    parsed = Spaced(whole())
     rows = [" ".join(row.split()) for row in parsed.rows]
     for one in [*found.reference.values(), *front]:
         (row,) = [r for r in rows if re.match(rf"({re.escape(one.name or f'trial {one.number}')})( |$)", r)]
@@ -157,7 +132,7 @@ def test_names_and_notes_cannot_write_into_the_page() -> None:
     nasty = "<script>alert(1)</script>"
     found = replace(study(names=(nasty,)), title=nasty, explainer=nasty)
     shown = replace(examples(found, (), (4,)), features=(nasty, "a&b", '"c"', "d"))
-    parsed = Page(page(found, audited(CERTIFIED), shown))
+    parsed = Spaced(page(found, audited(CERTIFIED), shown))
     assert "script" not in {tag for tag, _ in parsed.tags}
     assert (parsed.stack, parsed.unbalanced) == ([], [])
     assert parsed.text.count(nasty) >= 4
@@ -167,7 +142,7 @@ def test_names_and_notes_cannot_write_into_the_page() -> None:
 @pytest.mark.parametrize(("leak", "said"), [(CERTIFIED, "Certified"), (LEAKS, "Leak proven")])
 def test_the_verdict_is_the_confirmations(leak: float, said: str) -> None:
     result = audited(leak)
-    parsed = Page(page(study(), result))
+    parsed = Spaced(page(study(), result))
     assert said in parsed.text
     assert result.sentence in parsed.text
     assert ("section", result.verdict) in [
@@ -177,7 +152,7 @@ def test_the_verdict_is_the_confirmations(leak: float, said: str) -> None:
 
 def test_without_a_confirmation_nothing_is_claimed_and_nothing_is_linked() -> None:
     for interrupted in (True, False):
-        parsed = Page(page(replace(study(), interrupted=interrupted), None))
+        parsed = Spaced(page(replace(study(), interrupted=interrupted), None))
         assert "Not confirmed" in parsed.text
         assert ("interrupted" in parsed.text) == interrupted
         assert "report.html" not in [a.get("href") for _, a in parsed.tags]
@@ -206,7 +181,7 @@ def test_why_it_was_chosen_and_whether_it_beats_models_of_public_data() -> None:
 
 def test_a_search_without_a_point_still_has_a_page() -> None:
     empty = replace(study(), points=(), reference={})
-    parsed = Page(render(empty, (), None, True, None, None))
+    parsed = Spaced(render(empty, (), None, True, None, None))
     assert (parsed.stack, parsed.unbalanced) == ([], [])
 
 
@@ -239,13 +214,13 @@ def test_labels_do_not_cover_each_other_where_points_lie_close() -> None:
 def test_images_are_shown_as_maps_and_tables_as_bars_with_the_names_of_their_columns() -> None:
     found = study()
     front = front_of(found.points)
-    images = Page(page(found, None, examples(found, front)))
+    images = Spaced(page(found, None, examples(found, front)))
     pictures = [a for tag, a in images.tags if tag == "img"]
     assert len(pictures) == 3 * (1 + 5)  # the input, and five named releases, of three examples
     assert all((a.get("src") or "").startswith("data:image/png;base64,") for a in pictures)
     assert len([a for a in pictures if "input" in (a.get("alt") or "")]) == 3
     names = tuple(f"column {j}" for j in range(14))
-    table = Page(page(found, None, replace(examples(found, front, (14,)), features=names)))
+    table = Spaced(page(found, None, replace(examples(found, front, (14,)), features=names)))
     assert "img" not in {tag for tag, _ in table.tags}
     assert sum(name in table.text for name in names) >= 10
     assert "4 more features" in table.text
@@ -258,7 +233,7 @@ def test_maps_that_are_zero_or_not_finite_are_drawn_too() -> None:
         shown = examples(found, (), shape)
         broken = {**shown.maps, 0: np.full_like(shown.maps[0], np.nan), 1: np.zeros_like(shown.maps[1])}
         html = page(found, None, replace(shown, maps=broken))
-        assert "nan" not in Page(html).text.split()
+        assert "nan" not in Spaced(html).text.split()
 
 
 def test_a_hardening_is_written_as_in_python_with_numbers_that_can_be_read() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from safexplain._files import whole_file
+from safexplain._files import write_whole
 from safexplain.audit.report import figures, maps, tables, words
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.audit.root_cause import sentence
-from safexplain.errors import InputError
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""
@@ -77,19 +75,10 @@ def write_report(path: str | Path, report: ReportData) -> Path:
     Raises:
         InputError: it cannot be written (no such folder, no permission, disk full).
     """
-    path = Path(path)
     raw = render(report).encode("utf-8", errors="replace")
-    try:
-        with whole_file(path) as partial, partial.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise InputError(
-            f"cannot write the report {path}: {error.strerror or error}; name a file in an existing folder that this"
-            f" user may write to, with {len(raw) / 1e6:.1f} MB free"
-        ) from None
-    return path
+    size = f"{len(raw) / 1e6:.1f} MB"
+    hint = f"; name a file in an existing folder that this user may write to, with {size} free"
+    return write_whole(path, raw, "the report", hint)
 
 
 def _strips(report: ReportData) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -16,11 +16,11 @@ from safexplain.errors import CertificateError, InputError
 from safexplain.verdict.certificate.read import (
     Certificate,
     Signature,
-    load_certificate,
     notes_of,
     object_of,
-    open_statement,
     predicate_of,
+    read_audit,
+    read_statement,
     subject_of,
     texts_of,
 )
@@ -112,18 +112,17 @@ def load_guarantee(path: str | Path, *, public_key: Key | None = None) -> Guaran
         InputError: a file cannot be read, or the key is none.
         MissingExtraError: a public key is given and the extra `sign` is not installed.
     """
-    content, signature = open_statement(path, public_key=public_key)
-    try:
-        return _read(content, signature)
-    except CertificateError as error:
-        raise CertificateError(f"{path}: {error}") from None
+    return read_statement(path, _read, public_key=public_key)
 
 
 def load_any(path: str | Path, *, public_key: Key | None = None) -> Certificate | GuaranteeCertificate:
     """Read a certificate of either kind; arguments and errors as of `load_guarantee`."""
-    content, _ = open_statement(path)
-    load = load_guarantee if content.get("predicateType") == GUARANTEE_TYPE else load_certificate
-    return load(path, public_key=public_key)
+
+    def read(content: Mapping[str, Any], signature: Signature) -> Certificate | GuaranteeCertificate:
+        of = _read if content.get("predicateType") == GUARANTEE_TYPE else read_audit
+        return of(content, signature)
+
+    return read_statement(path, read, public_key=public_key)
 
 
 def _read(content: Mapping[str, Any], signature: Signature) -> GuaranteeCertificate:

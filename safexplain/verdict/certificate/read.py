@@ -135,9 +135,22 @@ def load_certificate(path: str | Path, *, public_key: Key | None = None) -> Cert
         InputError: a file cannot be read, or the key is none.
         MissingExtraError: a public key is given and the extra `sign` is not installed.
     """
+    return read_statement(path, read_audit, public_key=public_key)
+
+
+def read_statement(
+    path: str | Path, read: Callable[[Mapping[str, Any], Signature], Read], *, public_key: Key | None = None
+) -> Read:
+    """What `read` makes of the statement in a file; its errors name the file.
+
+    Args:
+        path: a statement, or a signed envelope around one.
+        read: (statement, what is known of its signature) -> what is in it.
+        public_key: as in `load_certificate`, and the same errors.
+    """
     content, signature = open_statement(path, public_key=public_key)
     try:
-        return _read(content, signature)
+        return read(content, signature)
     except CertificateError as error:
         raise CertificateError(f"{path}: {error}") from None
 
@@ -206,7 +219,8 @@ def _hint(content: Mapping[str, Any]) -> str:
     return " (audit again with this version)" if "explanation-audit" in str(kind) else ""
 
 
-def _read(content: Mapping[str, Any], signature: Signature) -> Certificate:
+def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
+    """The certificate of an audit in a statement; raises `CertificateError`, without the file's name."""
     predicate = predicate_of(
         content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional={"noise_stream", "privacy", "canaries", "search"}
     )

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain._digest import sha256
-from safexplain._files import whole_file
-from safexplain.errors import InputError
+from safexplain._files import write_whole
 from safexplain.verdict.certificate.strict_json import canonical
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -111,13 +110,7 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
     Raises:
         InputError: it cannot be written.
     """
-    path = Path(path)
-    try:
-        with whole_file(path) as partial:
-            partial.write_bytes(as_json(content))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
+    return write_whole(path, as_json(content))
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:
