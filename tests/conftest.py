@@ -2,10 +2,12 @@
 
 import functools
 import os
+import random
 
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,14 @@ torch.set_num_threads(1)
 # The same examples in every run, and no time limit for one of them: machines that run tests are busy.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Each test draws the same numbers, whichever ran before it in the same process; generators of its own aside."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries draw from it
+    torch.manual_seed(0)
 
 
 @pytest.fixture

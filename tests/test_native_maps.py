@@ -21,10 +21,10 @@ X = torch.randn(8, 6, generator=GENERATOR)
 MAPS = torch.randn(8, 6, generator=GENERATOR)
 
 
-def network():
+def network(between=nn.Tanh):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
+        return nn.Sequential(nn.Linear(6, 16), between(), nn.Linear(16, 3)).eval()
 
 
 def found(*maps, **more):
@@ -98,6 +98,8 @@ def test_maps_that_inputs_explain_are_right():
 
 
 def test_single_maps_of_zeros_are_right():
+    assert found(some(0, 0.0)) == {}
+    assert found(some(slice(0, 2), 0.0)) == {"zero": (2, 8)}
     few = torch.randn(40, 6, generator=GENERATOR)
     few[:3] = 0
     assert found(few) == {}
@@ -200,7 +202,7 @@ def test_the_log_holds_no_number_of_a_map_or_an_input(log):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_right_explainers_are_not_logged(log):
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    model = network(nn.ReLU)
     for name in ("IG", "Saliency", "InputXGradient", "GuidedBackprop", "DeepLift", "FeatureAblation", "KernelShap"):
         options = {"feature_mask": torch.arange(6)[None]} if name in ("FeatureAblation", "KernelShap") else {}
         HARDENED[name](model, hardening=Hardening.none()).attribute(X, target=1, **options)
