@@ -60,7 +60,7 @@ FINDINGS = {
 """Finding -> what such maps do, and what may be the reason."""
 
 SHARE = 0.1
-"""Maps of zeros and constant ones are a finding above this share of the maps, and never one alone: it can be right."""
+"""Maps of zeros and constant ones are a finding above this share of the maps; one among several can be right."""
 
 HUGE = 1e6
 """Times what outputs and inputs make plausible."""
@@ -270,7 +270,7 @@ def collecting() -> Iterator[Watch]:
 
 
 def _matters(kind: str, maps: int, of: int) -> bool:
-    return kind not in ("zero", "constant") or maps > max(1, SHARE * of)
+    return kind not in ("zero", "constant") or (maps > SHARE * of and (maps > 1 or of == 1))
 
 
 def _where(rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: Callable[[list[Tensor]], bool]) -> list[int]:

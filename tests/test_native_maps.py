@@ -99,6 +99,7 @@ def test_maps_that_inputs_explain_are_right():
 
 def test_single_maps_of_zeros_are_right():
     assert found(some(0, 0.0)) == {}
+    assert found(torch.zeros(1, 6)) == {"zero": (1, 1)}
     assert found(some(slice(0, 2), 0.0)) == {"zero": (2, 8)}
     few = torch.randn(40, 6, generator=GENERATOR)
     few[:3] = 0
