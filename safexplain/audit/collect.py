@@ -22,10 +22,12 @@ from safexplain.audit.queries import (
     PATIENCE,
     Dither,
     Explain,
+    Labels,
     Predictions,
     Queries,
     Table,
     batches,
+    check_labels,
     device_of,
     levels_of,
     predict,
@@ -104,6 +106,7 @@ def collect_signals(
     dither: Dither | None = None,
     without_noise: Explain | Sequence[Explain] | None = None,
     predictions: Predictions | None = None,
+    labels: Labels = "own",
     batch_size: int = 256,
     keep_attributions: bool = True,
     keep_inputs: bool = False,
@@ -126,6 +129,8 @@ def collect_signals(
         attributions@L           that map itself, where maps are kept
         kept@L, shares@L,        what happened to the labels, and the mean loss and margin, of the same L queries
         loss@L, margin@L
+        prediction, ...@L,       what the model predicts of each of its classes, instead of loss and margin where labels
+        predictions@L            are foreign
 
     What is explained is always the class that the model predicts for the plain query, which favours the attacker: the
     answers to an example's queries are then all about one thing. Targets and null models answer every query through
@@ -144,6 +149,9 @@ def collect_signals(
         without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
             a model. None: by `explain`.
         predictions: of the same models for the same queries, where they were asked already; None: they are asked.
+        labels: "own", or "foreign" where the population's labels are classes of another task than the models', see
+            `predict`; they are the slice "class" in both cases. Of predictions that are given it must be what these
+            say.
         batch_size: examples a call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
         keep_inputs: also keep what was asked about.
@@ -159,8 +167,9 @@ def collect_signals(
         InputError: membership does not fit the population, `null`, `out_of_distribution` or the predictions; an
             explanation is not finite, of shape (batch, ...), the same for all; the model's outputs are not finite or
             too few.
-        ConfigurationError: a level is no whole number of at least 1.
+        ConfigurationError: a level is no whole number of at least 1, or `labels` is neither of the two.
     """
+    check_labels(labels)
     (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
         raise InputError(f"membership is over {n} examples, the population has {len(population)}")
@@ -170,6 +179,8 @@ def collect_signals(
     several = None if classes is None else [int(c) for c in classes]
     options = {"targets": targets, "null": list(null) or None, "classes": several or None}
     about |= {name: [int(i) for i in listed] for name, listed in options.items() if listed is not None}
+    if labels == "foreign":
+        about["labels"] = labels
     if levels:
         about["dither"] = {**dither.to_dict(), **about.get("dither", {})}
     beside: dict[str, Any] = {
@@ -180,9 +191,15 @@ def collect_signals(
     asked = Signals(shadows.membership, {"label": np.zeros((m, n))}, None, about, **beside)  # refused before all else
     if predictions is None:
         predictions = predict(
-            shadows, population, patience=patience, dither=dither, batch_size=batch_size, progress=progress
+            shadows,
+            population,
+            patience=patience,
+            dither=dither,
+            labels=labels,
+            batch_size=batch_size,
+            progress=progress,
         )
-    _check_predictions(predictions, (m, n), levels, dither)
+    _check_predictions(predictions, (m, n), levels, dither, labels)
     if wrong := [c for c in several or () if not 0 <= c < predictions.classes]:
         raise InputError(f"classes to explain are outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
 
@@ -193,11 +210,11 @@ def collect_signals(
     oracle = _Oracle(shadows.models, progress, n * of_each * (m + sum(dithers)))
     queries = Queries.of(population, dither)
     scalars, maps = Table(m, n), Table(m, n, np.float32)
-    labels = torch.from_numpy(predictions.values["label"]).long()
+    explained = torch.from_numpy(predictions.values["label"]).long()
     for i, model in enumerate(shadows.models):
         answer = plainly[i] if i in released else quietly[i]
         for part in batches(n, batch_size):
-            about_what = labels[i, part.start : part.stop].to(device_of(model))
+            about_what = explained[i, part.start : part.stop].to(device_of(model))
             wanted = [about_what, *(torch.full_like(about_what, c) for c in several or ())]
 
             def keep(level: int, found: Tensor, i: int = i, part: range = part) -> None:
@@ -235,12 +252,16 @@ def _each(explain: Explain | Sequence[Explain], m: int) -> list[Explain]:
 
 def _names(levels: Sequence[int]) -> list[str]:
     """Of what is predicted: plainly, and at each level."""
-    at = [at_level(name, level) for level in levels for name in ("kept", "shares", "loss", "margin")]
-    return ["label", "loss", "margin", *at]
+    of_level = ("kept", "shares", "loss", "margin", "prediction", "predictions")
+    return ["label", "loss", "margin", "prediction", *(at_level(name, level) for level in levels for name in of_level)]
 
 
-def _check_predictions(found: Predictions, size: tuple[int, int], levels: Sequence[int], dither: Dither) -> None:
+def _check_predictions(
+    found: Predictions, size: tuple[int, int], levels: Sequence[int], dither: Dither, labels: Labels
+) -> None:
     """They must be of these models, examples and queries."""
+    if found.labels != labels:
+        raise InputError(f"the predictions were asked for with labels={found.labels!r}, the explanations {labels!r}")
     if found.values["label"].shape != size or not set(levels) <= set(found.levels):
         raise InputError(
             f"expected predictions of {size[0]} models for {size[1]} examples at levels {list(levels)}, got"

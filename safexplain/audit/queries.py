@@ -3,13 +3,16 @@
 Noise that is a function of the query falls away over queries that differ, wherever the answer hardly changes between
 them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered by the
 same draws for all models (`Dither`). What models predict for them is asked once (`predict`), for whatever is released
-beside it; the amplitude is chosen on reference models alone (`choose_dither`).
+beside it; how queries differ is chosen on reference models alone (`choose_dither`).
+
+The pool's labels may be classes of another task, as those of data that a model was pre-trained on before it was
+fine-tuned: then no label is compared with the outputs, and the prediction of every class is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -21,13 +24,17 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole, keep_number
 from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
 from safexplain.audit.population import Population
+from safexplain.audit.recipe import padding, shift_and_flip
 from safexplain.audit.references.shadows import Shadows
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import at_level
 from safexplain.verdict.stats import roc
 
-Kind = Literal["multiplicative", "additive"]
+Kind = Literal["multiplicative", "additive", "crop-flip"]
+Labels = Literal["own", "foreign"]
+"""What the pool's labels are: classes of the models' task, or of another."""
+
 Answer = Tensor | Sequence[Tensor]
 Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
 """explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several of them, one
@@ -38,6 +45,9 @@ PATIENCE = (1, 5, 200)
 
 MOST_CLASSES = 32
 """Of models with more classes, how often each label came is not kept."""
+
+MOST_KEPT = 16
+"""Dithered queries of which the predictions are kept one by one, at most."""
 
 BLOCK = 64
 """Examples that share a random generator."""
@@ -50,9 +60,11 @@ class Dither:
     Args:
         kind: "multiplicative": x exp(amplitude z); "additive": x + amplitude * scale * z, with the standard deviation
             of the population as scale: over all pixels of images (n, c, h, w), of each feature of everything else. z
-            is standard normal.
-        amplitude: 0 asks the plain query again.
-        seed: z is a function of the seed, the example's index in the population and the number of the query alone.
+            is standard normal. "crop-flip", for images alone: a random crop of the image reflect-padded by 1/8 of its
+            height, mirrored half of the time, as `Recipe(augmentation="crop-flip")` trains on.
+        amplitude: 0 asks the plain query again; not used by "crop-flip".
+        seed: the draws are a function of the seed, the example's index in the population and the number of the query
+            alone, and so the same for every model.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: an unknown kind, or a number out of range.
@@ -80,7 +92,7 @@ CANDIDATES = (
     Dither("additive", 0.1),
     Dither("additive", 0.2),
 )
-"""What `choose_dither` tries."""
+"""What `choose_dither` tries; and crops and flips, where labels are foreign and examples are images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +111,27 @@ class Queries:
 
     @classmethod
     def of(cls, population: Population, dither: Dither) -> Queries:
-        """About this population."""
+        """About this population.
+
+        Raises:
+            InputError: crops and flips of examples that are no images, or too small to be padded.
+        """
         x = population.x.cpu().float()
+        if dither.kind == "crop-flip" and not can_crop(population):
+            raise InputError(
+                "crop-flip is for images (examples, channels, height, width) that can be padded by max(height // 8, 1)"
+                f" < height, width; got {tuple(x.shape)}"
+            )
         image = x.dim() == 4 and min(x.shape[2:]) > 1
         return cls(x, dither, x.std(correction=0) if image else x.std(0, correction=0))
 
     def __call__(self, index: Sequence[int] | NDArray[np.int64] | range, number: int) -> Tensor:
         """The query of this number, counted from 0, about these examples: (len(index), ...) float32 on the CPU."""
         at = np.asarray(index, dtype=np.int64)
-        z = torch.from_numpy(self._draws(at, number))
         x = self.x[torch.from_numpy(at)]
+        if self.dither.kind == "crop-flip":
+            return self._cropped(x, at, number)
+        z = torch.from_numpy(self._draws(at, number))
         if self.dither.kind == "multiplicative":
             return x * z.mul_(self.dither.amplitude).exp_()
         return x + z.mul_(self.dither.amplitude) * self.scale
@@ -120,9 +143,28 @@ class Queries:
         for block in np.unique(blocks):
             here = blocks == block
             place = at[here] - block * BLOCK
-            generator = np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
-            z[here] = generator.standard_normal((int(place.max()) + 1, *shape), dtype=np.float32)[place]
+            draws = self._generator(number, block).standard_normal((int(place.max()) + 1, *shape), dtype=np.float32)
+            z[here] = draws[place]
         return z
+
+    def _cropped(self, x: Tensor, at: NDArray[np.int64], number: int) -> Tensor:
+        pad = padding(x)
+        drawn = np.empty((3, len(at)), np.int64)
+        blocks = at // BLOCK
+        for block in np.unique(blocks):
+            here = blocks == block
+            draws = self._generator(number, block).integers(0, [[2 * pad + 1], [2 * pad + 1], [2]], (3, BLOCK))
+            drawn[:, here] = draws[:, at[here] - block * BLOCK]
+        rows, columns, mirrored = torch.from_numpy(drawn)
+        return shift_and_flip(x, rows, columns, mirrored.bool())
+
+    def _generator(self, number: int, block: np.int64) -> np.random.Generator:
+        return np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
+
+
+def can_crop(population: Population) -> bool:
+    """Whether these are images that can be reflect-padded for crops."""
+    return population.x.dim() == 4 and padding(population.x) < min(population.x.shape[2:])
 
 
 class Prediction(NamedTuple):
@@ -152,19 +194,46 @@ def predicted(model: nn.Module, x: Tensor, y: Tensor, outputs: Outputs | None = 
     Raises:
         InputError: outputs are not finite or not of shape (batch, classes >= 2), or a label is none of them.
     """
+    label, scores, outputs = _scores(model, x, outputs)
+    if int(y.max()) >= outputs.classes:
+        raise InputError(
+            f"labels must be outputs 0 .. {outputs.classes - 1} of the model, got {int(y.max())}; where they are"
+            ' classes of another task, such as that of the pre-training, say labels="foreign"'
+        )
+    own = scores.gather(1, y[:, None])[:, 0]
+    margin = own - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    loss = -own if outputs.probabilities else torch.logaddexp(-margin, torch.zeros_like(margin))
+    return Prediction(label, loss, margin), outputs
+
+
+def _scores(model: nn.Module, x: Tensor, outputs: Outputs | None) -> tuple[Tensor, Tensor, Outputs]:
+    """Predicted classes (batch,), logits or log probabilities (batch, classes) float64, and what the outputs are."""
     with torch.no_grad():
         out = model(x)
     if out.dim() != 2 or out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
         raise InputError(f"expected finite outputs of shape (batch, classes >= 2), got {tuple(out.shape)}")
-    if int(y.max()) >= out.shape[1]:
-        raise InputError(f"labels must be outputs 0 .. {out.shape[1] - 1} of the model, got {int(y.max())}")
     rows = out.double()
     outputs = outputs or Outputs(out.shape[1], are_probabilities(rows))
-    scores = rows.clamp_min(1e-30).log() if outputs.probabilities else rows
-    own = scores.gather(1, y[:, None])[:, 0]
-    margin = own - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    loss = -own if outputs.probabilities else torch.logaddexp(-margin, torch.zeros_like(margin))
-    return Prediction(out.argmax(1), loss, margin), outputs
+    return out.argmax(1), rows.clamp_min(1e-30).log() if outputs.probabilities else rows, outputs
+
+
+def class_log_odds(scores: Tensor) -> Tensor:
+    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores); finite for finite scores.
+
+    It is s_c - logsumexp of all other scores. Where c is not the largest, p_c is at most 1/2, and log(1 - p_c) loses
+    nothing; of the largest, the others are added up without it, for 1 - p_c may round to 0.
+
+    Args:
+        scores: (batch, classes) float64 logits or log probabilities.
+
+    Returns:
+        (batch, classes) float64.
+    """
+    log_p = scores.log_softmax(1)
+    top = scores.argmax(1, keepdim=True)
+    odds = log_p - torch.log1p(-log_p.exp().scatter(1, top, 0.0))
+    others = scores.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    return odds.scatter(1, top, scores.gather(1, top) - others).clamp(-1e300, 1e300)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +245,14 @@ class Predictions:
         levels: numbers of dithered queries, in increasing order.
         dither: how queries differ.
         classes: outputs of the models.
+        labels: what the population's labels are.
     """
 
     values: Mapping[str, NDArray[np.float64]]
     levels: tuple[int, ...]
     dither: Dither
     classes: int
+    labels: Labels = "own"
 
 
 def levels_of(patience: Sequence[int]) -> tuple[int, ...]:
@@ -199,6 +270,7 @@ def predict(
     *,
     patience: Sequence[int] = PATIENCE,
     dither: Dither | None = None,
+    labels: Labels = "own",
     batch_size: int = 256,
     progress: Progress = silent,
 ) -> Predictions:
@@ -211,17 +283,27 @@ def predict(
         shares@L  share of them that got each label, (m, n, classes), for up to 32 classes
         loss@L    mean loss of them; margin@L likewise
 
+    Foreign labels are classes of another task, which no output stands for. Then there is no loss and no margin, but
+
+        prediction     log p_c - log(1 - p_c) of every class c of the model, (m, n, classes)
+        prediction@L   its mean over the first L dithered queries
+        predictions@L  of each of them, one query after the other, (m, n, L * classes), for up to 16 queries
+
     Args:
         shadows: m models.
         population: n examples.
         patience: the levels; 1 is the plain query.
         dither: how queries differ; None: `Dither()`.
+        labels: "own": the population's labels are outputs of the models; "foreign": they are of another task, and not
+            looked at.
         batch_size: queries in one call of a model, at most.
         progress: told after each call, of all queries.
 
     Raises:
-        InputError: outputs are not finite, or not of shape (batch, classes >= 2), or too few for the labels.
+        InputError: outputs are not finite, or not of shape (batch, classes >= 2), or too few for labels of their own.
+        ConfigurationError: `labels` is neither.
     """
+    check_labels(labels)
     dither, levels = dither or Dither(), levels_of(patience)
     queries, (m, n) = Queries.of(population, dither), shadows.membership.shape
     total, done = m * n * (1 + max(levels, default=0)), 0
@@ -229,11 +311,11 @@ def predict(
     for part in batches(n, batch_size):
         asked = []
         for i, model in enumerate(shadows.models):
-            y = population.y[part.start : part.stop].to(device_of(model))
-            plain, outputs = predicted(model, population.x[part.start : part.stop].to(device_of(model)), y)
-            table.put(i, part, plain._asdict())
-            asked.append(_Asked(plain.label, y, outputs))
-            classes = outputs.classes
+            x, y = (each[part.start : part.stop].to(device_of(model)) for each in (population.x, population.y))
+            sums, plain = _Asked.plainly(model, x, y if labels == "own" else None, levels)
+            table.put(i, part, plain)
+            asked.append(sums)
+            classes = sums.outputs.classes
         done += len(part) * m
         progress("labels", done, total)
         for first, after in _runs(levels, max(1, batch_size // len(part))):
@@ -244,35 +326,74 @@ def predict(
                     table.put(i, part, {at_level(name, after): mean for name, mean in sums.means(after).items()})
             done += len(x) * m
             progress("labels", done, total)
-    return Predictions(table.arrays, levels, dither, classes)
+    return Predictions(table.arrays, levels, dither, classes, labels)
+
+
+def check_labels(labels: Labels) -> None:
+    """Raise ConfigurationError unless it is said what the labels are."""
+    if labels not in get_args(Labels):
+        raise ConfigurationError(f"labels are {' or '.join(get_args(Labels))}; got {labels!r}")
 
 
 @dataclass(eq=False)
 class _Asked:
-    """Sums over the dithered queries about a batch, of one model."""
+    """Sums over the dithered queries about a batch, of one model.
+
+    Args:
+        label: (batch,) predicted for the plain query.
+        y: (batch,) true labels; None: they are of another task.
+        outputs: what the model returns.
+        kept: first dithered queries whose predictions are kept one by one, where labels are of another task.
+    """
 
     label: Tensor
-    y: Tensor
+    y: Tensor | None
     outputs: Outputs
-    sums: Tensor | None = None
+    kept: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
     counts: Tensor | None = None
+    each: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def plainly(
+        cls, model: nn.Module, x: Tensor, y: Tensor | None, levels: Sequence[int] = ()
+    ) -> tuple[_Asked, dict[str, Tensor]]:
+        """With what the plain query gives."""
+        label, found, outputs = _ask(model, x, y, None)
+        kept = 0 if y is not None else max((level for level in levels if level <= MOST_KEPT), default=0)
+        return cls(label, y, outputs, kept), {"label": label, **found}
 
     def add(self, model: nn.Module, x: Tensor, queries: int) -> None:
         """Ask about (queries * batch, ...)."""
-        answer, _ = predicted(model, x, self.y.repeat(queries), self.outputs)
-        label, loss, margin = (a.reshape(queries, -1) for a in answer)
-        sums = torch.stack([(label == self.label).sum(0).double(), loss.sum(0), margin.sum(0)])
-        self.sums = sums if self.sums is None else self.sums + sums
+        label, found, _ = _ask(model, x, None if self.y is None else self.y.repeat(queries), self.outputs)
+        label = label.reshape(queries, -1)
+        by_query = {name: a.reshape(queries, *self.label.shape, *a.shape[1:]) for name, a in found.items()}
+        sums = {"kept": (label == self.label).sum(0).double(), **{name: a.sum(0) for name, a in by_query.items()}}
+        self.sums = {name: self.sums[name] + a for name, a in sums.items()} if self.sums else sums
+        if len(self.each) < self.kept:
+            self.each += list(by_query["prediction"][: self.kept - len(self.each)])
         if self.outputs.classes <= MOST_CLASSES:
             if self.counts is None:
-                self.counts = sums.new_zeros(len(self.label), self.outputs.classes)
+                self.counts = sums["kept"].new_zeros(len(self.label), self.outputs.classes)
             self.counts.scatter_add_(1, label.T, torch.ones_like(label.T, dtype=torch.float64))
 
     def means(self, queries: int) -> dict[str, Tensor]:
         """Of this many queries so far."""
-        assert self.sums is not None
-        means = dict(zip(("kept", "loss", "margin"), self.sums / queries, strict=True))
+        means = {name: a / queries for name, a in self.sums.items()}
+        if queries <= self.kept:
+            means["predictions"] = torch.cat(self.each[:queries], dim=1)
         return means if self.counts is None else {**means, "shares": self.counts / queries}
+
+
+def _ask(
+    model: nn.Module, x: Tensor, y: Tensor | None, outputs: Outputs | None
+) -> tuple[Tensor, dict[str, Tensor], Outputs]:
+    """Labels, what else is predicted by name, and what the outputs are: `predicted`, or the log odds of all classes."""
+    if y is None:
+        label, scores, outputs = _scores(model, x, outputs)
+        return label, {"prediction": class_log_odds(scores)}, outputs
+    found, outputs = predicted(model, x, y, outputs)
+    return found.label, {"loss": found.loss, "margin": found.margin}, outputs
 
 
 class Table:
@@ -337,7 +458,8 @@ def choose_dither(
     pools: Sequence[References],
     explain: Explain,
     *,
-    candidates: Sequence[Dither] = CANDIDATES,
+    candidates: Sequence[Dither] | None = None,
+    labels: Labels = "own",
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Dither, dict[str, float]]:
@@ -349,7 +471,9 @@ def choose_dither(
     Args:
         pools: reference models, and examples of which at most 400 in all are looked at, drawn at random.
         explain: what is released, without its noise.
-        candidates: kinds and amplitudes; their seeds are replaced.
+        candidates: kinds and amplitudes; their seeds are replaced. None: `CANDIDATES`, and where labels are foreign and
+            all examples are images that can be cropped, crops and flips too.
+        labels: see `predict`.
         seed: of the draws of what is chosen.
         progress: told after each candidate.
 
@@ -359,6 +483,10 @@ def choose_dither(
     Raises:
         InputError: outputs of a model, or its explanations, cannot be used.
     """
+    check_labels(labels)
+    if candidates is None:
+        crops = labels == "foreign" and all(can_crop(p.population) for p in pools)
+        candidates = (*CANDIDATES, *([Dither("crop-flip")] if crops else []))
     if not pools or min(len(p.shadows.models) for p in pools) < FEWEST_TO_CHOOSE:
         return Dither(seed=seed), {}
     draw = np.random.default_rng([seed, 0xC4005E])
@@ -367,17 +495,19 @@ def choose_dither(
     found: dict[str, float] = {}
     best = candidates[0]
     for done, candidate in enumerate(candidates):
-        parts = [_told(pool, candidate, explain) for pool in few]
+        parts = [_told(pool, candidate, explain, labels) for pool in few]
         features, member = (np.concatenate(each) for each in zip(*parts, strict=True))
         auc = _separable(features, member)
         if auc > max(found.values(), default=-1.0):
             best = candidate
-        found[f"{candidate.kind} {candidate.amplitude:g}"] = auc
+        found[candidate.kind if candidate.kind == "crop-flip" else f"{candidate.kind} {candidate.amplitude:g}"] = auc
         progress("choosing how to ask", done + 1, len(candidates))
     return Dither(best.kind, best.amplitude, seed), found
 
 
-def _told(pool: References, dither: Dither, explain: Explain) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _told(
+    pool: References, dither: Dither, explain: Explain, labels: Labels
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Log ratios of kept shares and of averaged maps, (played * rows, 2), and who was a member of the one played."""
     queries, rows = Queries.of(pool.population, dither), torch.from_numpy(pool.rows)
     x, y = pool.population.x[rows], pool.population.y[rows]
@@ -386,12 +516,11 @@ def _told(pool: References, dither: Dither, explain: Explain) -> tuple[NDArray[n
     kept, maps = [], []
     for model in models:
         to = device_of(model)
-        plain, outputs = predicted(model, x.to(to), y.to(to))
-        sums = _Asked(plain.label, y.to(to), outputs)
+        sums, _ = _Asked.plainly(model, x.to(to), y.to(to) if labels == "own" else None)
         total = None
         for query in asked:
             sums.add(model, query.to(to), 1)
-            found = joined(explain(model, query.to(to), plain.label)).double()
+            found = joined(explain(model, query.to(to), sums.label)).double()
             total = found if total is None else total.add_(found)
         assert total is not None
         kept.append(sums.means(TRIED)["kept"].cpu().numpy())

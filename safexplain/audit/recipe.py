@@ -186,16 +186,37 @@ def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Te
         return x
     if x.dim() != 4:
         raise InputError(f"augmentation {kind!r} is for images (batch, channels, height, width), got {tuple(x.shape)}")
-    b, _, h, w = x.shape
+    b = len(x)
     if kind == "crop-flip":
-        pad = max(h // 8, 1)
-        rows = torch.arange(h)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
-        columns = torch.arange(w)[None] + torch.randint(0, 2 * pad + 1, (b, 1), generator=generator)
-        padded = F.pad(x, (pad, pad, pad, pad), mode="reflect")
-        each = torch.arange(b, device=x.device)[:, None, None]
-        x = padded.permute(0, 2, 3, 1)[each, rows.to(x.device)[:, :, None], columns.to(x.device)[:, None, :]]
-        x = x.permute(0, 3, 1, 2)
-    mirrored = torch.rand(b, generator=generator) < 0.5
+        most = 2 * padding(x) + 1
+        rows, columns = (torch.randint(0, most, (b,), generator=generator) for _ in range(2))
+        return shift_and_flip(x, rows, columns, torch.rand(b, generator=generator) < 0.5)
+    return _flip(x, torch.rand(b, generator=generator) < 0.5)
+
+
+def padding(x: Tensor) -> int:
+    """Pixels by which images (b, c, h, w) are padded on each side for crops: 1/8 of the height."""
+    return max(x.shape[2] // 8, 1)
+
+
+def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
+    """A crop of each image, reflect-padded by `padding`, mirrored or not.
+
+    Args:
+        x: (b, c, h, w).
+        rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
+        columns: (b,) its first column.
+        mirrored: (b,) bool.
+    """
+    pad, (b, _, h, w) = padding(x), x.shape
+    rows = (torch.arange(h)[None] + rows[:, None]).to(x.device)
+    columns = (torch.arange(w)[None] + columns[:, None]).to(x.device)
+    padded = F.pad(x, (pad, pad, pad, pad), mode="reflect").permute(0, 2, 3, 1)
+    each = torch.arange(b, device=x.device)[:, None, None]
+    return _flip(padded[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2), mirrored)
+
+
+def _flip(x: Tensor, mirrored: Tensor) -> Tensor:
     return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
 
 

@@ -293,6 +293,38 @@ def test_labels_of_the_same_queries_are_those_of_predict_and_may_be_asked_before
     assert beforehand.meta["dither"] == {"kind": "additive", "amplitude": 0.2, "seed": 1}
 
 
+def test_of_foreign_labels_nothing_is_compared_and_whole_predictions_are_kept():
+    foreign = Population(POOL.x, torch.arange(40) % 20)
+    options = {"patience": (1, 3, 30), "dither": DITHER}
+    found = collect(SHADOWS, foreign, released, labels="foreign", **options)
+    own = collect(SHADOWS, POOL, released, **options)
+    asked = predict(SHADOWS, foreign, labels="foreign", **options).values
+    more = {
+        "prediction": (3, 40, 3),
+        "prediction@3": (3, 40, 3),
+        "predictions@3": (3, 40, 9),
+        "prediction@30": (3, 40, 3),
+    }
+    less = {at for at in own.values if at.startswith(("loss", "margin"))}
+    assert set(found.values) == {*own.values, *more} - less
+    for name, shape in more.items():
+        assert found.values[name].shape == shape
+        assert np.array_equal(found.values[name], asked[name])
+    for name in set(own.values) - less:
+        assert np.array_equal(found.values[name], own.values[name]), name
+    assert np.array_equal(found.slices["class"], np.arange(40) % 20)
+    assert found.meta["labels"] == "foreign"
+    assert "labels" not in own.meta
+
+
+def test_predictions_must_be_of_the_same_labels():
+    predictions = predict(SHADOWS, POOL, patience=(1,), labels="foreign")
+    with pytest.raises(InputError, match="asked for with labels='foreign', the explanations 'own'"):
+        collect(SHADOWS, POOL, released, patience=(1,), predictions=predictions)
+    with pytest.raises(ConfigurationError, match="labels are own or foreign; got 'none'"):
+        collect(SHADOWS, POOL, released, patience=(1,), labels="none")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

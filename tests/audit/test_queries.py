@@ -14,8 +14,10 @@ from safexplain.audit.queries import (
     Queries,
     References,
     choose_dither,
+    class_log_odds,
     predict,
 )
+from safexplain.audit.recipe import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.verdict.policy import Policy
 
@@ -81,6 +83,56 @@ def test_additive_dither_is_scaled_by_each_feature_of_a_table_and_by_all_pixels_
 def test_without_amplitude_the_plain_query_is_asked_again():
     for kind in ("multiplicative", "additive"):
         assert torch.equal(Queries.of(TABLE, Dither(kind, 0.0))(range(70), 1), TABLE.x)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 20), (2, 2, 2)])
+def test_a_crop_or_flip_is_the_same_for_every_subset_of_examples_and_every_longer_pool(shape):
+    x = torch.rand(150, *shape, generator=torch.Generator().manual_seed(1))
+    pool = Population(x, torch.arange(150) % 3)
+    queries = Queries.of(pool, Dither("crop-flip", seed=3))
+    whole = queries(range(150), 4)
+    assert whole.shape == x.shape
+    assert torch.equal(queries(range(150), 4), whole)
+    assert torch.equal(queries([149, 3, 70, 3], 4), whole[[149, 3, 70, 3]])
+    fewer = Queries.of(Population(x[:70], pool.y[:70]), Dither("crop-flip", 7.0, seed=3))
+    assert torch.equal(fewer(range(70), 4), whole[:70])
+    for other in (queries(range(150), 5), Queries.of(pool, Dither("crop-flip", seed=4))(range(150), 4)):
+        assert not torch.equal(other, whole)
+
+
+def test_crops_are_of_the_image_padded_by_an_eighth_and_half_of_them_are_mirrored():
+    x = torch.arange(16 * 16.0).reshape(1, 1, 16, 16).expand(640, 1, 16, 16) + torch.arange(640)[:, None, None, None]
+    queries = Queries.of(Population(x, torch.arange(640) % 3), Dither("crop-flip"))(range(640), 0).numpy()
+    seen = []
+    for image, crop in zip(x.numpy()[:, 0], queries[:, 0], strict=True):
+        padded = np.pad(image, 2, mode="reflect")
+        at = [
+            (row, column, mirrored)
+            for row in range(5)
+            for column in range(5)
+            for mirrored in (False, True)
+            if np.array_equal(padded[row : row + 16, column : column + 16][:, :: -1 if mirrored else 1], crop)
+        ]
+        assert len(at) == 1
+        seen += at
+    counts = [np.bincount([place[k] for place in seen]) for k in range(3)]
+    assert [len(c) for c in counts] == [5, 5, 2]
+    for count in counts:
+        assert (abs(count - 640 / len(count)) < 5 * np.sqrt(640 / len(count))).all()
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 8), (1, 1, 8), (1, 64, 8), (2, 3, 4, 5)])
+def test_crops_and_flips_of_what_is_no_image_or_too_small_are_refused(shape):
+    pool = Population(torch.rand(10, *shape), torch.arange(10) % 3)
+    with pytest.raises(InputError, match="crop-flip is for images"):
+        Queries.of(pool, Dither("crop-flip"))
+
+
+def test_images_are_cropped_as_they_are_in_training():
+    x = torch.rand(4, 3, 8, 8, generator=GENERATOR)
+    middle = shift_and_flip(x, torch.ones(4, dtype=int), torch.ones(4, dtype=int), torch.tensor([0, 1, 0, 1]).bool())
+    assert torch.equal(middle[::2], x[::2])
+    assert torch.equal(middle[1::2], x[1::2].flip(3))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +227,99 @@ def test_whoever_asks_once_is_not_asked_for_more():
     assert set(predict(SHADOWS, TABLE, patience=(1,)).values) == {"label", "loss", "margin"}
 
 
+# -------------------------------------------------------------------------------- predictions with foreign labels
+
+FOREIGN = Population(TABLE.x, torch.arange(70) % 100)
+
+
+def log_odds_in_numpy(p):
+    """log p_c - log(1 - p_c) of each class, 1 - p_c as the sum of the others."""
+    others = np.stack([np.delete(p, c, axis=1).sum(1) for c in range(p.shape[1])], axis=1)
+    return np.log(p) - np.log(others)
+
+
+@pytest.mark.parametrize("probabilities", [False, True], ids=["logits", "probabilities"])
+@pytest.mark.parametrize("batch_size", [13, 1000])
+def test_foreign_predictions_are_those_of_a_slow_loop(batch_size, probabilities):
+    class Answering(Linear):
+        def forward(self, x):
+            logits = super().forward(x).double()
+            return logits.softmax(1) if probabilities else logits
+
+    shadows, dither = Shadows(tuple(Answering(seed) for seed in range(3)), MEMBER), Dither("additive", 0.4, seed=2)
+    options = {"patience": (1, 3, 8, 20), "dither": dither, "batch_size": batch_size}
+    found = predict(shadows, FOREIGN, labels="foreign", **options)
+    queries = Queries.of(FOREIGN, dither)
+    for i, model in enumerate(shadows.models):
+
+        def asked(x, model=model):
+            logits = (x.double() @ model.weight.detach().double()).numpy()
+            p = np.exp(logits - logits.max(1, keepdims=True))
+            return log_odds_in_numpy(p / p.sum(1, keepdims=True))
+
+        close = {"rtol": 1e-4, "atol": 1e-5}
+        assert np.allclose(found.values["prediction"][i], asked(FOREIGN.x), **close)
+        every = np.stack([asked(queries(range(70), k)) for k in range(20)])
+        for level in (3, 8, 20):
+            assert np.allclose(found.values[f"prediction@{level}"][i], every[:level].mean(0), **close)
+        for level in (3, 8):
+            one_by_one = np.concatenate(every[:level], axis=1)
+            assert found.values[f"predictions@{level}"][i].shape == (70, 3 * level)
+            assert np.allclose(found.values[f"predictions@{level}"][i], one_by_one, **close)
+    assert "predictions@20" not in found.values
+    assert not {name for name in found.values if name.startswith(("loss", "margin"))}
+    assert found.labels == "foreign"
+    own = predict(shadows, TABLE, **options)
+    for name in ("label", "kept@8", "shares@8"):
+        assert np.array_equal(found.values[name], own.values[name])
+
+
+@pytest.mark.parametrize("level", [16, 17])
+def test_up_to_sixteen_queries_are_kept_one_by_one(level):
+    found = predict(SHADOWS, FOREIGN, patience=(1, level, 60), labels="foreign", batch_size=37).values
+    assert (f"predictions@{level}" in found) == (level <= 16)
+    assert "predictions@60" not in found
+    if level == 16:
+        mean = found["predictions@16"].reshape(3, 70, 16, 3).mean(2)
+        assert np.allclose(mean, found["prediction@16"])
+
+
+def test_labels_of_their_own_are_looked_at_unless_it_is_said_that_they_are_foreign():
+    plain = predict(SHADOWS, TABLE, patience=(1, 3))
+    assert set(plain.values) == {"label", "loss", "margin", *(f"{s}@3" for s in ("kept", "shares", "loss", "margin"))}
+    assert plain.labels == "own"
+    said = predict(SHADOWS, TABLE, patience=(1, 3), labels="own")
+    assert all(np.array_equal(plain.values[name], said.values[name]) for name in plain.values)
+    with pytest.raises(InputError, match=r'must be outputs 0 .. 2 .* got 69; .* say labels="foreign"'):
+        predict(SHADOWS, FOREIGN, patience=(1,))
+    with pytest.raises(ConfigurationError, match="labels are own or foreign; got 'others'"):
+        predict(SHADOWS, TABLE, labels="others")
+
+
+def test_log_odds_of_classes_are_exact_where_probabilities_round_to_0_and_1():
+    scores = torch.tensor([[0.0, 60.0, 20.0], [0.0, -800.0, 800.0], [1.0, 1.0, 1.0], [-3e38, 3e38, 0.0]]).double()
+    found = class_log_odds(scores).numpy()
+    assert found[0] == pytest.approx([-60, 60 - np.logaddexp(0, 20), -40], rel=1e-12)
+    assert found[1] == pytest.approx([-800, -1600, 800], rel=1e-12)
+    assert found[2] == pytest.approx(-np.log(2), rel=1e-12)
+    assert found[3] == pytest.approx([-6e38, 3e38, -3e38], rel=1e-6)
+    assert np.isfinite(class_log_odds(torch.tensor([[1.7e308, -1.7e308]], dtype=torch.float64)).numpy()).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+@pytest.mark.parametrize("probabilities", [False, True], ids=["logits", "probabilities"])
+def test_predictions_are_finite_however_sure_a_model_is(scale, probabilities):
+    class Sure(Linear):
+        def forward(self, x):
+            logits = super().forward(x) * scale
+            return logits.softmax(1) if probabilities else logits
+
+    found = predict(Shadows((Sure(0),), MEMBER[:1]), FOREIGN, patience=(1, 2), labels="foreign").values
+    assert all(np.isfinite(values).all() for values in found.values())
+    label, prediction = found["label"][0].astype(int), found["prediction"][0]
+    assert np.array_equal(prediction.argmax(1), label)
+
+
 @pytest.mark.parametrize("patience", [(0,), (1, 2.5), (-3, 1), (True,)])
 def test_levels_are_whole_numbers(patience):
     with pytest.raises(ConfigurationError, match="patience: expected a whole number of at least 1"):
@@ -255,3 +400,20 @@ def test_explanations_that_cannot_be_used_are_refused_while_choosing():
     shadows, pool = remembering(4)
     with pytest.raises(InputError):
         choose_dither([References(shadows, pool, np.arange(60))], lambda m, x, t: x / 0)
+
+
+def test_crops_are_tried_where_labels_are_foreign_and_examples_are_images():
+    images = Population(torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(5)), torch.arange(60) % 50)
+    member = images.flip(5, seed=0)
+    shadows = Shadows(tuple(Linear(seed, d=64) for seed in range(5)), member)
+    pools = [References(shadows, images, np.arange(60))]
+    named = [f"{c.kind} {c.amplitude:g}" for c in CANDIDATES]
+    assert list(choose_dither(pools, constant, labels="foreign")[1]) == [*named, "crop-flip"]
+    with pytest.raises(InputError, match="labels must be outputs"):
+        choose_dither(pools, constant)
+    fewer = Population(images.x, images.y % 3)
+    assert list(choose_dither([pools[0]._replace(population=fewer)], constant)[1]) == named
+    table = Population(images.x.flatten(1), images.y)
+    assert list(choose_dither([pools[0]._replace(population=table)], constant, labels="foreign")[1]) == named
+    with pytest.raises(ConfigurationError, match="labels are own or foreign"):
+        choose_dither(pools, constant, labels="none")
