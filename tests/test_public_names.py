@@ -71,7 +71,7 @@ NAMES = {
         "audit",
         "certify",
     ],
-    "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold", "Learned", "RMIA"],
+    "safexplain.audit.attacks": ["LikelihoodRatio", "Threshold", "Learned", "RMIA", "AtTargetLabel"],
     "safexplain.audit.canaries": ["CanaryProbe", "run_canaries", "Claim", "preset", "audit_training"],
     "safexplain.dp": [
         "epsilons",
