@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Explain, Predictions, References, choose_dither, predict
+from safexplain.audit.queries import Dither, Explain, Labels, Predictions, References, choose_dither, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
@@ -53,6 +53,8 @@ from safexplain.verdict.release import as_written, in_words
 __all__ = ["AuditOptions", "AuditRun", "Pool", "audit", "audit_pools"]
 
 Output = Literal["probability", "logit"]
+SubjectData = Literal["training", "pre-training", "fine-tuning"]
+"""Whose membership is attacked."""
 
 FEWEST_REFERENCES = 4
 """Fewer reference models leave many examples without one on each side."""
@@ -121,6 +123,12 @@ class AuditOptions:
         canaries: what canaries found about that training, if they were trained.
         search: where a search chose the configuration, on other examples: how many `trials` it ran, and the `digest` of
             what it found; the certificate says so.
+        subject_data: whose membership is attacked, where the model was trained in two stages: "pre-training" or
+            "fine-tuning" data; the certificate says so. The labels of pre-training data are classes of another task
+            than the model's, and never compared with what it predicts. "training": there was one stage.
+
+    Raises:
+        ConfigurationError: `subject_data` is none of the three.
     """
 
     dither: Dither | None = None
@@ -136,6 +144,18 @@ class AuditOptions:
     privacy: PrivacyStatement | None = None
     canaries: Finding | None = None
     search: Mapping[str, Any] | None = None
+    subject_data: SubjectData = "training"
+
+    def __post_init__(self) -> None:
+        if self.subject_data not in get_args(SubjectData):
+            raise ConfigurationError(
+                f"subject_data is one of {', '.join(get_args(SubjectData))}; got {self.subject_data!r}"
+            )
+
+    @property
+    def labels(self) -> Labels:
+        """What the labels of the population are."""
+        return "foreign" if self.subject_data == "pre-training" else "own"
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +335,7 @@ def prepare(
     target = model if device is None else model.to(device)
     place = next((p.device for p in target.parameters()), torch.device("cpu"))
     _check_privacy(options, target)
-    notes = [*options.notes, *_fit_notes(target, population, member, options.batch_size)]
+    notes = [*options.notes, *_fit_notes(target, population, member, options)]
     notes += _group_notes(population, member)
     if shadows is None and recipe is not None and references:
         shadows = train_shadows(
@@ -395,6 +415,7 @@ def audit_pools(
             pool.population,
             patience=policy.patience,
             dither=dither,
+            labels=options.labels,
             batch_size=options.batch_size,
             progress=named(progress, f"asking for labels{_numbered(i, pools)}"),
         )
@@ -431,6 +452,7 @@ def audit_pools(
         "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
         "limits": limits(judged.result, None if hardening.noise is None else True),
+        "subject_data": None if options.subject_data == "training" else options.subject_data,
     }
     report = ReportData(
         title=options.title or "audit",
@@ -539,7 +561,9 @@ class _Way:
             for pool, start, end in zip(pools, places[:-1], places[1:], strict=True)
         ]
         explain = self.explain(_keyed(hardening, self.seed, "references").without_noise())
-        best, tried = choose_dither(references, explain, seed=self.seed, progress=self.progress)
+        best, tried = choose_dither(
+            references, explain, labels=self.options.labels, seed=self.seed, progress=self.progress
+        )
         return best, {"chosen": "on reference models" if tried else "by default", "auc": tried}
 
     def ask(
@@ -570,6 +594,7 @@ class _Way:
                     [released, *[attackers] * (len(pool.asked.models) - 1)],
                     patience=(1, *predictions.levels),
                     predictions=predictions,
+                    labels=self.options.labels,
                     without_noise=quiet,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
@@ -663,7 +688,11 @@ class _Way:
         output: Output = "logit" if self.output == "probability" else "probability"
         if not gives_probabilities(pools[0].shadows.models[0], pools[0].population.x[:8]):
             way = replace(self, output=output, softmax=output == "probability")
-            plainly = [predict(p.asked, p.population, patience=(1,), batch_size=self.options.batch_size) for p in pools]
+            options = self.options
+            plainly = [
+                predict(p.asked, p.population, patience=(1,), labels=options.labels, batch_size=options.batch_size)
+                for p in pools
+            ]
             other = way.ask(pools, "native", none, keep, plainly, {}, f"explaining the {output}")
         rows, which = sample(native, self.policy, trains=any(r.learns for r in fitting(native)), seed=self.seed)
         causes = root_cause(
@@ -757,10 +786,19 @@ def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]
     ]
 
 
-def _fit_notes(target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int) -> list[str]:
-    """Accuracy on members and non-members, and what it says about the data."""
+def _fit_notes(
+    target: nn.Module, population: Population, member: NDArray[np.bool_], options: AuditOptions
+) -> list[str]:
+    """Accuracy on members and non-members, and what it says about the data; of foreign labels, that there is none."""
     if member.all() or not member.any():
         raise InputError(f"member marks {int(member.sum())} of {len(member)} examples; an audit needs both sides")
+    if options.labels == "foreign":
+        return [
+            f"Members are {int(member.sum()):,} of {len(member):,} examples of the pre-training data, whose labels"
+            f" ({len(torch.unique(population.y)):,} classes) are of another task than the model's, so that there is no"
+            " accuracy and no loss on them."
+        ]
+    batch_size = options.batch_size
     device, hits = next((p.device for p in target.parameters()), torch.device("cpu")), []
     with torch.no_grad():
         for start in range(0, len(population), batch_size):

@@ -22,7 +22,7 @@ from rich.table import Table
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
-from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Evidence, Verdict, code, signal_name
+from safexplain.verdict.evidence import ATTACK_NAMES, Evidence, Verdict, code, signal_name
 from safexplain.verdict.judgement import AuditResult, Judgement
 from safexplain.verdict.release import utility_in_words
 
@@ -158,23 +158,25 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
 
 def level_table(result: AuditResult) -> Table:
     """Labels of the same queries, what the explanation adds, and both together, at each level of patience."""
-    anyway, excess = BASELINES[result.baseline_name], result.claim == "excess"
+    anyway, excess = result.anyway, result.claim == "excess"
     title = "What an attacker finds who asks about each example"
     if result.mixture > 1:
         title += f" (a mixture of {result.mixture} models)"
-    table = result_table(title, ("asks",), (f"{anyway} alone", "explanations add", "both together"))
+    alone = result.policy.release == "prediction"
+    compared = () if alone else (f"{anyway} alone", "explanations add")
+    table = result_table(title, ("asks",), (*compared, anyway if alone else "both together"))
     for line in result.levels:
         labels, added, whole = line["labels"], line["added"], line["whole"]
-        table.add_row(
-            asks(line["patience"]),
+        cells = (
             "" if labels is None else f"{labels['tpr']:.1%} [dim]({labels['low']:.1%}-{labels['high']:.1%})[/]",
             "" if added is None else f"{_points(added['low'])} to {_points(added['high'])}",
-            "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}",
         )
+        found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
+        table.add_row(asks(line["patience"]), *(() if alone else cells), found)
     allowed = (
         f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
         if excess
-        else f"The policy allows {_percent(result.limit)} to be found by all together."
+        else f"The policy allows {_percent(result.limit)} to be found{'' if alone else ' by all together'}."
     )
     table.caption, table.caption_justify = f"At {_percent(result.policy.fpr)} false positives. {allowed}", "left"
     return table
@@ -196,7 +198,7 @@ def target_table(result: AuditResult) -> Table:
 
 def attack_table(result: AuditResult) -> Table:
     """A line for each attack, by level of patience; dim where the verdict does not rest on it."""
-    policy, anyway = result.policy, BASELINES[result.baseline_name]
+    policy, anyway = result.policy, result.anyway
     title = f"{result.members:,} members, {result.non_members:,} non-members, {result.references} reference models"
     if result.grouped is not None:
         title = f"{title} ({result.grouped:,} examples in groups)"

@@ -22,7 +22,6 @@ from safexplain.verdict.certificate.by_construction import GuaranteeCertificate,
 from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import write_json
-from safexplain.verdict.evidence import BASELINES
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
@@ -146,7 +145,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     except ConfigurationError as error:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
-    anyway = BASELINES[judgement.baseline_name]
+    anyway = judgement.anyway
     measure = (
         f"more of the members than the {anyway} of the same queries"
         if judgement.claim == "excess"

@@ -83,8 +83,8 @@ BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
 
 
 def baseline_name(policy: Policy) -> str:
-    """The attack on what is released anyway."""
-    return "PredictionPatience" if policy.release == "explanation+prediction" else "LabelPatience"
+    """The attack on what is released anyway; "" where predictions alone are released, which nothing is added to."""
+    return {"explanation": "LabelPatience", "explanation+prediction": "PredictionPatience"}.get(policy.release, "")
 
 
 STRENGTH = ("references", "recipe")
@@ -168,6 +168,8 @@ def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
         policy: says what is released.
         claim: None: the policy's; "whole" where there is nothing to compare with.
     """
+    if policy.release == "prediction":
+        return role in ("label", "loss")
     predictions = policy.release == "explanation+prediction"
     if (claim or policy.claim) == "excess":
         return role == ("explanation+loss" if predictions else "explanation+label")

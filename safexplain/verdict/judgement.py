@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import (
-    BASELINES,
     EXIT_CODES,
     ROLES,
     UNREADABLE,
@@ -49,7 +48,15 @@ from safexplain.verdict.stats.roc import RateAtFpr
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 MAIN = "Stacked"
-"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured."""
+"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured; where predictions
+alone are released, `MAIN_OF_PREDICTIONS`, which joins the attacks on these."""
+
+MAIN_OF_PREDICTIONS = "PredictionPatience"
+
+
+def main_of(policy: Policy) -> str:
+    """Which of the two."""
+    return MAIN_OF_PREDICTIONS if policy.release == "prediction" else MAIN
 
 
 def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
@@ -62,11 +69,12 @@ def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> lis
     """
     if not attacks:
         return []
-    main = sum(name == MAIN for name in attacks)
+    best = main_of(policy)
+    main = sum(name == best for name in attacks)
     others, risk = len(attacks) - main, policy.risk / targets
     if not main or not others:
         return [risk / len(attacks)] * len(attacks)
-    return [risk / 2 / (main if name == MAIN else others) for name in attacks]
+    return [risk / 2 / (main if name == best else others) for name in attacks]
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,11 @@ class Judgement:
     def baseline_name(self) -> str:
         """The attack on what is released anyway."""
         return baseline_name(self.policy)
+
+    @property
+    def anyway(self) -> str:
+        """What is released whether or not there are explanations: labels or predictions."""
+        return "labels" if self.policy.release == "explanation" else "predictions"
 
     def baseline(self, level: int) -> Evidence | None:
         """What the labels (or predictions) of the same queries tell."""
@@ -223,7 +236,8 @@ class Judgement:
 
     def beside(self, e: Evidence) -> str:
         """Why an attack that was run is not judged: what it does."""
-        if "loss" in e.role and self.policy.release == "explanation":
+        unreleased = {"explanation": "loss", "prediction": "explanation"}.get(self.policy.release)
+        if unreleased is not None and unreleased in e.role:
             return "reads what is not released"
         if e.level not in self.policy.patience:
             return "asks another number of times than the policy's attacker"
@@ -274,10 +288,10 @@ class Judgement:
         if self.split != "certification":
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
         if missing := self.missing:
-            found.append(_missing_says(missing, self.policy.patience))
+            found.append(_missing_says(missing, self.policy))
         if alone := [e for e in self.judged if code(e) not in self.decisive and e.level not in missing]:
             what = title(alone[0].attack, alone[0].signal)
-            found.append(f"{what} was not compared with the {BASELINES[self.baseline_name]} of the same queries")
+            found.append(f"{what} was not compared with the {self.anyway} of the same queries")
         if self.omitted:
             found.append(f"the suite is incomplete: {', '.join(self.omitted)} fit these signals and were not run")
         if self.references < self.policy.references:
@@ -358,11 +372,12 @@ class Judgement:
         else:
             found = (
                 f"{attack} finds {low:+.1%} to {high:+.1%} more of the members than the"
-                f" {BASELINES[self.baseline_name]} of the same queries alone, {at}"
+                f" {self.anyway} of the same queries alone, {at}"
             )
             allowed = f"the policy allows {self.limit:+.1%}"
             all_below = f"no judged attack adds more than {self.bound:+.1%}"
-        text = f"{word}{self.subject}, against an attacker who asks {times} about each example: {found}"
+        sees = " and sees predictions alone" if p.release == "prediction" else ""
+        text = f"{word}{self.subject}, against an attacker who asks {times} about each example{sees}: {found}"
         match self.verdict:
             case "leak":
                 text += f"; {allowed}."
@@ -376,7 +391,7 @@ class Judgement:
         """What a reader of the sentence would otherwise not know."""
         found = []
         if self.policy.claim != self.claim:
-            what = BASELINES[self.baseline_name]
+            what = self.anyway
             why = f"There are no {what} to compare with"
             if self.baseline_name in self.omitted:
                 why = f"The attack on the {what} alone was not run"
@@ -508,13 +523,14 @@ class Judgement:
             raise InputError(f"{UNREADABLE}: {type(error).__name__} {error!s:.80}") from None
 
 
-def _missing_says(missing: tuple[int, ...], patience: tuple[int, ...]) -> str:
+def _missing_says(missing: tuple[int, ...], policy: Policy) -> str:
     levels = ", ".join(map(str, missing))
     if missing == (1,):
         return "nothing could be judged for an attacker who asks once about each example"
     text = f"nothing could be judged for an attacker who asks {levels} times about each example"
-    if patience != missing:
-        text += f" (the signals lack arrays such as l1@{max(missing)} and kept@{max(missing)}"
+    if policy.patience != missing:
+        such = "prediction" if policy.release == "prediction" else "l1"
+        text += f" (the signals lack arrays such as {such}@{max(missing)} and kept@{max(missing)}"
         text += "; the policy can name a weaker attacker: patience = [1])"
     return text
 

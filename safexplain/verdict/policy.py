@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from safexplain._validate import check_number, check_whole, from_table, from_toml
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
-Release = Literal["explanation", "explanation+prediction"]
+Release = Literal["explanation", "explanation+prediction", "prediction"]
 Claim = Literal["whole", "excess"]
 
 
@@ -23,10 +23,12 @@ class Policy:
         max_tpr: largest tolerated share of members found at that rate; chance is `fpr`.
         confidence: of the verdict as a whole: each of the two wrong verdicts (a leak proven where there is none, a
             certificate where there is one) has a probability of at most 1 - confidence.
-        release: what the service gives away: the explanation, or the explanation and the prediction (its
-            probabilities, hence the loss). The label that is explained is released in both.
+        release: what the service gives away: the explanation, the explanation and the prediction (its probabilities,
+            hence the loss), or the prediction alone. The predicted label is released in all three.
         claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
-            released anyway, by a paired comparison; "whole" judges what all that is released tells together.
+            released anyway, by a paired comparison; "whole" judges what all that is released tells together. Where the
+            prediction alone is released there is nothing that it could be added to: the claim is then "whole", whatever
+            is given.
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
@@ -76,6 +78,8 @@ class Policy:
         for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        if self.release == "prediction":
+            object.__setattr__(self, "claim", "whole")
         if self.max_excess is not None and not 0 < self.max_excess < 1:
             raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
         if self.claim == "excess" and self.tolerated_excess <= 0:

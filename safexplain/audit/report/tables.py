@@ -21,7 +21,7 @@ from safexplain.audit.report import words
 from safexplain.audit.report.model import Configuration
 from safexplain.audit.report.words import percent, points
 from safexplain.audit.root_cause import Ablation
-from safexplain.verdict.evidence import BASELINES, Evidence, code
+from safexplain.verdict.evidence import Evidence, code
 from safexplain.verdict.judgement import AttackResult, AuditResult, Judgement
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.stats.paired import rank_at
@@ -192,7 +192,7 @@ def tile(result: Judgement) -> Tile:
     best = result.strongest
     low, high = result.decisive.get(code(best)) or result.bounds(best)
     if result.claim == "excess" and code(best) in result.decisive:
-        says = f"points of the members more than by the {BASELINES[result.baseline_name]} of the same queries"
+        says = f"points of the members more than by the {result.anyway} of the same queries"
         return Tile(points(adds(result, best)), says, f"between {points(low)} and {points(high)}")
     found = percent(best.found / result.members)
     return Tile(found, "of the members found", f"between {percent(low)} and {percent(high)}")
@@ -244,7 +244,7 @@ def level_table(result: Judgement) -> LevelTable:
                 _bounded(found, line["whole"], rate, None if excess else result.limit),
             )
         )
-    anyway = BASELINES[result.baseline_name]
+    anyway = result.anyway
     return LevelTable(anyway, percent(chance, 3), rate.axis(), difference.axis(), tuple(rows))
 
 
@@ -412,7 +412,7 @@ def _table(configuration: Configuration, lowest: float, highest: float) -> Attac
     return AttackTable(
         configuration=configuration,
         fpr=words.percent(policy.fpr, 3),
-        anyway=BASELINES[result.baseline_name],
+        anyway=result.anyway,
         excess=excess,
         compares=any(a.pair is not None for a in result.attacks),
         others=tuple(words.percent(f, 3) for f in fprs),

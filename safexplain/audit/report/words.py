@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from safexplain.audit.report.model import NATIVE, Configuration
 from safexplain.audit.utility import FEWEST_TOP, Utility
-from safexplain.verdict.evidence import ATTACK_NAMES, BASELINES, Control, signal_name
-from safexplain.verdict.judgement import MAIN, AuditResult, Judgement
+from safexplain.verdict.evidence import ATTACK_NAMES, Control, signal_name
+from safexplain.verdict.judgement import MAIN, AuditResult, Judgement, main_of
 from safexplain.verdict.policy import Policy
 
 
@@ -120,7 +120,13 @@ def _asked(result: AuditResult, other_key: bool | None) -> str:
 
 def _compared(result: AuditResult) -> tuple[str, str]:
     """What the claim leaves out."""
-    anyway = BASELINES[result.baseline_name]
+    anyway = result.anyway
+    if result.policy.release == "prediction":
+        return (
+            "Predictions alone.",
+            "No explanation is released, and none was judged; one that is released beside the predictions may add to"
+            " them.",
+        )
     if result.policy.claim == "whole":
         return (
             "The whole release.",
@@ -289,6 +295,8 @@ def release_name(configuration: Configuration) -> str:
 
 def released(policy: Policy) -> str:
     """What the service gives away."""
+    if policy.release == "prediction":
+        return "the prediction with its probabilities, and no explanation,"
     if policy.release == "explanation+prediction":
         return "the explanation and the prediction with its probabilities"
     return "the explanation and the label that it explains"
@@ -313,7 +321,7 @@ def policy_sentence(result: AuditResult) -> str:
     if result.claim == "excess":
         text = (
             f"{who} must, at a false-positive rate of {fpr}, not find more than {points(result.limit, 3)} percentage"
-            f" points more of the members with the explanations than with the {BASELINES[result.baseline_name]} of the"
+            f" points more of the members with the explanations than with the {result.anyway} of the"
             " same queries alone, which are released anyway."
         )
     else:
@@ -331,8 +339,10 @@ def confidence_sentence(result: AuditResult) -> str:
         return "No attack was judged."
     attacks = "the judged attack" if n == 1 else f"the {n} judged attacks"
     among = f" on each of the {result.targets} models" if result.targets > 1 else ""
-    main = [e for e in result.judged if e.attack == MAIN]
-    half = f", half of the risk being that of the {len(main)} called stacked" if 0 < len(main) < n else ""
+    best = main_of(result.policy)
+    main = [e for e in result.judged if e.attack == best]
+    called = "stacked" if best == MAIN else ATTACK_NAMES[best].lower()
+    half = f", half of the risk being that of the {len(main)} called {called}" if 0 < len(main) < n else ""
     return (
         f"The lower bounds of {attacks}{among} hold together with {joint} confidence{half}; the upper bound of each"
         f" holds with {joint}. Both include the uncertainty of the threshold."
@@ -356,7 +366,7 @@ def reading_sentence(result: AuditResult) -> str:
     lines = [line for line in result.levels if line["whole"] is not None]
     if not lines:
         return ""
-    line, anyway = lines[-1], BASELINES[result.baseline_name]
+    line, anyway = lines[-1], result.anyway
     labels, added, whole = line["labels"], line["added"], line["whole"]
     who = (
         f"An attacker who asks {asks(line['patience'])} about each example, and takes at most"

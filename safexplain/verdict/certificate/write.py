@@ -46,6 +46,7 @@ def statement(
     search: Mapping[str, Any] | None = None,
     native: Mapping[str, Any] | None = None,
     limits: Sequence[tuple[str, str]] = (),
+    subject_data: str | None = None,
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
@@ -65,6 +66,8 @@ def statement(
         search: where a search chose the configuration: its `trials` and the `digest` of what it found.
         native: `AuditResult.summary()` of the explanation without hardening, audited beside it; None: this is it.
         limits: what the audit does not show, each a headline and a sentence.
+        subject_data: "pre-training" or "fine-tuning", where the model was trained in these two stages: of which of them
+            the membership is that was attacked. None: the model was trained once.
     """
     content = {
         "_type": STATEMENT_TYPE,
@@ -86,6 +89,8 @@ def statement(
     }
     if noise_stream is not None:
         content["predicate"]["noise_stream"] = noise_stream  # type: ignore[index]
+    if subject_data is not None:
+        content["predicate"]["subject_data"] = subject_data  # type: ignore[index]
     for name, block in (("privacy", privacy), ("canaries", canaries), ("search", search)):
         if block is not None:
             content["predicate"][name] = dict(block)  # type: ignore[index]
