@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -116,7 +116,14 @@ class Recipe:
         return [self.batch_size] * full + [rest] * (rest > 0)
 
     def train(
-        self, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, tick: Tick | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
+        tick: Tick | None = None,
+        *,
+        parts: Sequence[nn.Module] | None = None,
     ) -> nn.Module:
         """Train `model` in place on all of (x, y) and return it in eval mode.
 
@@ -126,6 +133,7 @@ class Recipe:
             y: (members,) labels.
             generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
             tick: progress.
+            parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
 
         Raises:
             InputError: the loss became NaN or infinite.
@@ -140,7 +148,10 @@ class Recipe:
 
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(generator.initial_seed())
-            descend(self, list(model.train().parameters()), len(y), next_loss, tick)
+            model.train(parts is None)
+            training = [part.train() for part in ([model] if parts is None else parts)]
+            parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.parameters()))
+            descend(self, parameters, len(y), next_loss, tick)
         check_finite(model)
         return model.eval()
 

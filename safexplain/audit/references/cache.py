@@ -7,12 +7,14 @@ write to cannot run code here.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from safexplain._files import PieceStore
+from safexplain._progress import Progress
 
 
 class ModelCache:
@@ -53,3 +55,40 @@ class ModelCache:
         """
         state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
+
+
+def load_or_train(
+    models: Sequence[nn.Module],
+    keys: Sequence[str],
+    store: ModelCache | None,
+    groups: Callable[[list[int]], list[list[int]]],
+    train: Callable[[list[int], Callable[[float], None]], None],
+    *,
+    stage: str,
+    progress: Progress,
+) -> list[nn.Module]:
+    """Fill each model from the store, or train it there and store it: an interrupted run resumes where it stopped.
+
+    Args:
+        models: m untrained models of the right architectures; filled or trained in place.
+        keys: of everything that makes each; "" where that cannot be told, and it is not stored.
+        store: None: nothing is stored.
+        groups: indices of missing models -> those that train together, group by group.
+        train: trains a group of models in place, telling the share that is done.
+        stage: what progress is told.
+        progress: told after each group, and within.
+
+    Returns:
+        The models, in eval mode.
+    """
+    missing = [i for i, key in enumerate(keys) if not (store and key and store.load(key, models[i]))]
+    finished = len(models) - len(missing)
+    for group in groups(missing):
+        size, before = len(group), finished
+        train(group, lambda share: progress(stage, before + share * size, len(models)))  # noqa: B023
+        for i in group:
+            if store and keys[i]:
+                store.save(keys[i], models[i])
+        finished += size
+    progress(stage, len(models), len(models))
+    return [m.eval() for m in models]

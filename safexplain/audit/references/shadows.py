@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Train
-from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.training import fit_estimator, is_batchable, train_one, train_together
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
@@ -126,30 +126,27 @@ class _Job:
 
     def by_recipe(self, recipe: Recipe, build: Build) -> list[nn.Module]:
         recipe_key = digest(recipe.to_toml())
-        models, keys, missing = [], [], []
-        for i, row in enumerate(self.member):
-            model = self._new(build, recipe.seed, i)
-            key = self._key(recipe_key, row, model, i) if self.store else ""
-            if not (self.store and self.store.load(key, model)):
-                missing.append(i)
-            models.append(model.to(self.device))
-            keys.append(key)
-        finished = len(models) - len(missing)
-        for group in self._groups(recipe, models, missing):
-            tick = _ticker(self.progress, finished, len(group), len(models))
-            x, y = self.population.x, self.population.y
+        initial = [self._new(build, recipe.seed, i) for i in range(len(self.member))]
+        keys = [
+            "" if self.store is None else self._key(recipe_key, self.member[i], m, i) for i, m in enumerate(initial)
+        ]
+        models = [model.to(self.device) for model in initial]
+        x, y = self.population.x, self.population.y
+
+        def groups(missing: list[int]) -> list[list[int]]:
+            if not missing or not is_batchable(models[missing[0]], recipe):
+                return [[i] for i in missing]
+            return groups_by_steps(recipe, {i: int(self.member[i].sum()) for i in missing})
+
+        def train(group: list[int], tick: Callable[[float], None]) -> None:
             index = [torch.from_numpy(np.flatnonzero(self.member[i])) for i in group]
             generators = [self._generator(recipe.seed, i) for i in group]
             if is_batchable(models[group[0]], recipe):
                 train_together(recipe, [models[i] for i in group], x, y, index, generators, tick)
             else:
                 train_one(recipe, models[group[0]], x[index[0]], y[index[0]], generators[0], tick)
-            for i in group:
-                if self.store:
-                    self.store.save(keys[i], models[i])
-            finished += len(group)
-        self.progress("training", len(models), len(models))
-        return [m.eval() for m in models]
+
+        return load_or_train(models, keys, self.store, groups, train, stage="training", progress=self.progress)
 
     def by_callable(self, train: Train, build: Build | None) -> list[nn.Module]:
         try:
@@ -180,28 +177,19 @@ class _Job:
         models: list[nn.Module] = []
         x, y = self.population.x.flatten(1).numpy(), self.population.y.numpy()
         for i, row in enumerate(self.member):
-            seed = _mixed(self.seed, 0, i) % 2**31
+            seed = mixed_seed(self.seed, 0, i) % 2**31
             models.append(fit_estimator(estimator, x[row], y[row], classes=self.population.classes, seed=seed))
             self.progress("training", i + 1, len(self.member))
         return models
 
-    def _groups(self, recipe: Recipe, models: Sequence[nn.Module], missing: Sequence[int]) -> list[list[int]]:
-        """Models that train together: of equal steps per epoch where they are batchable, else each alone."""
-        if not missing or not is_batchable(models[missing[0]], recipe):
-            return [[i] for i in missing]
-        by_steps: dict[int, list[int]] = {}
-        for i in missing:
-            by_steps.setdefault(recipe.steps_per_epoch(int(self.member[i].sum())), []).append(i)
-        return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
-
     def _new(self, build: Build, base: int, i: int) -> nn.Module:
         with torch.random.fork_rng([]):
-            seed = _mixed(self.seed, base, i)
+            seed = mixed_seed(self.seed, base, i)
             torch.manual_seed(seed)
             return build(seed % 2**31)
 
     def _generator(self, base: int, i: int) -> torch.Generator:
-        return torch.Generator().manual_seed(_mixed(self.seed, base + 1, i))
+        return torch.Generator().manual_seed(mixed_seed(self.seed, base + 1, i))
 
     def _key(self, train_key: str, row: NDArray[np.bool_], initial: nn.Module, i: int) -> str:
         parts = (train_key, self._data_key, row, initial, self.seed, i, self.device.type, code_digest(__name__))
@@ -212,9 +200,19 @@ class _Job:
         return self.population.digest()
 
 
-def _mixed(*parts: int) -> int:
+def groups_by_steps(recipe: Recipe, members: Mapping[int, int]) -> list[list[int]]:
+    """Models that can train together: of equal steps per epoch, at most `TOGETHER`.
+
+    Args:
+        recipe: of the training.
+        members: number of the model -> how many examples it trains on.
+    """
+    by_steps: dict[int, list[int]] = {}
+    for i, count in members.items():
+        by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
+    return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
+
+
+def mixed_seed(*parts: int) -> int:
+    """A seed of 63 bits from several whole numbers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
-
-
-def _ticker(progress: Progress, finished: int, group: int, total: int) -> Callable[[float], None]:
-    return lambda share: progress("training", finished + share * group, total)

@@ -112,6 +112,55 @@ def head_modules(model: nn.Module) -> list[str]:
     return names
 
 
+def blocks(model: nn.Module, head: str) -> list[str]:
+    """Names of the blocks below the head, in the order of the model.
+
+    Stages where there are several stacks of like modules (`layer1` to `layer4` of a ResNet, what arXiv 2306.01181 calls
+    its layers); the modules of the stack where there is one (a vision transformer, a `Sequential` of residual blocks);
+    elsewhere the children with parameters, where a child that stands alone is opened, as `features` of VGG. A
+    normalisation belongs to the block before it, as does all that is registered between a block and the next.
+
+    Args:
+        model: the model.
+        head: name of its classifier, which is no block.
+    """
+
+    def is_block(module: nn.Module) -> bool:
+        return any(True for part in module.children() for _ in part.parameters())
+
+    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))]
+    types = {name: [type(block) for block in stack.children() if is_block(block)] for name, stack in lists}
+    like = {kind for found in types.values() for kind in found if found.count(kind) > 1}
+    stacks: list[str] = []
+    for name, found in types.items():
+        inner = any(not outer or name.startswith(outer + ".") for outer in stacks)
+        if not inner and any(k in like and (found.count(k) > 1 or k is not nn.Sequential) for k in found):
+            stacks.append(name)
+    if len(stacks) > 1:
+        return stacks
+    return _children(model, stacks[0] if stacks else "", head)
+
+
+_NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
+    """Names of the children with parameters; one that holds the head, or stands alone, is opened."""
+    dotted = f"{prefix}." if prefix else ""
+    names = [
+        f"{dotted}{name}"
+        for name, child in model.get_submodule(prefix).named_children()
+        if any(True for _ in child.parameters()) and not isinstance(child, _NORMALISATIONS)
+    ]
+    names = [name for name in names if name != head]
+    beside = [name for name in names if not head.startswith(name + ".")]
+    found: list[str] = []
+    for name in names:
+        inner = _children(model, name, head) if name not in beside or len(beside) == 1 else []
+        found += inner or [name] * (name in beside)
+    return found
+
+
 def _owners(model: nn.Module) -> dict[str, nn.Module]:
     """Name of each parameter, as in `named_parameters` -> the module that holds it."""
     return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}

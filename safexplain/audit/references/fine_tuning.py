@@ -1,0 +1,510 @@
+"""Fine-tuning of reference models: the same members of the pre-training data, but another task.
+
+An attacker who sees a fine-tuned model asks who was in the data that its backbone was *pre-trained* on (transfer
+membership inference, arXiv 2306.01181). His references are pre-trained on random halves of that data, as
+`train_shadows` does, and then fine-tuned like the target; one pre-training serves many fine-tunings.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._digest import Undigestable, code_digest, digest
+from safexplain._progress import Progress, silent
+from safexplain._validate import check_number
+from safexplain.audit.population import Population
+from safexplain.audit.recipe import Recipe, Tick
+from safexplain.audit.references.cache import ModelCache, load_or_train
+from safexplain.audit.references.shadows import Shadows, groups_by_steps, mixed_seed
+from safexplain.audit.references.training import EstimatorModule, train_one, train_together
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+if TYPE_CHECKING:
+    from safexplain.dp.sgd.finetune import DPFineTuner
+
+Trainable = Literal["head", "all", "lora"] | int
+"""Which part of a pre-trained model is fine-tuned; a number n stands for the last n blocks and the head."""
+
+_OWN = ("model", "data", "trainable", "device", "checkpoint", "checkpoint_seconds", "progress", "loss", "workers")
+"""Arguments of `DPFineTuner` that are not for `dp`."""
+_STREAM = 0xF17E
+"""Keeps the random numbers apart from those of the pre-training under the same seed."""
+_FEATURES = 2**30
+"""Bytes of features of heads that train together, about."""
+
+
+@dataclass(frozen=True, eq=False)
+class FineTune:
+    """How models are fine-tuned on another task.
+
+    Args:
+        downstream: data of the new task; nothing in it is asked about.
+        recipe: of the fine-tuning.
+        trainable: "head": only the new head (feature extraction). A whole number n of at least 1: the last n blocks and
+            the head, see `safexplain.dp.models.parameters.blocks`: a ResNet's blocks are its stages, so that 1 is what
+            arXiv 2306.01181 calls "the last 2 layers", `layer4` and `fc`. "all": everything. "lora": low-rank adapters
+            beside the projections of attention, or beside all linear layers where there is no attention, and the head;
+            adapters are merged afterwards.
+        sample: share of `downstream` that each model draws at random, without replacement, in (0, 1].
+        dp: arguments of `safexplain.dp.DPFineTuner`, at least epsilon and delta; epochs, batch_size, optimizer, lr and
+            the seed come from the recipe where they are not given. Its momentum, weight decay and schedule are not
+            used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no privacy.
+        overlap: examples of the pool with labels of the downstream task, and their (k,) rows in the pool: each model is
+            also fine-tuned on those that are its members.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range, dp without epsilon and
+            delta, dp with augmentation.
+        InputError: the overlap's shapes, labels or rows do not fit.
+    """
+
+    downstream: Population
+    recipe: Recipe
+    trainable: Trainable = "head"
+    sample: float = 0.85
+    dp: Mapping[str, Any] | None = None
+    overlap: tuple[Population, NDArray[np.int64]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("downstream", Population), ("recipe", Recipe)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigurationTypeError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
+        check_trainable(self.trainable)
+        sample = check_number("sample", self.sample, above=0.0)
+        if sample > 1:
+            raise ConfigurationError(f"sample: expected a share in (0, 1], got {self.sample!r}")
+        object.__setattr__(self, "sample", sample)
+        if self.dp is not None:
+            self._check_dp()
+        if self.overlap is not None:
+            self._check_overlap()
+
+    @property
+    def classes(self) -> int:
+        """Outputs of the new head."""
+        return self.downstream.classes
+
+    def _check_dp(self) -> None:
+        from safexplain.dp.sgd.finetune import DPFineTuner
+        from safexplain.dp.sgd.plan import TrainingBudget
+
+        if not isinstance(self.dp, Mapping):
+            raise ConfigurationTypeError(f"dp: expected a mapping of arguments of DPFineTuner, got {self.dp!r:.60}")
+        known = [n for n in inspect.signature(DPFineTuner).parameters if n not in _OWN]
+        if unknown := [name for name in self.dp if name not in known]:
+            raise ConfigurationError(f"dp: unknown {unknown}; known are {known}")
+        if missing := [name for name in ("epsilon", "delta") if name not in self.dp]:
+            raise ConfigurationError(f"dp: {' and '.join(missing)} must be given, as in dp=dict(epsilon=1, delta=1e-5)")
+        if self.recipe.augmentation != "none":
+            raise ConfigurationError(
+                f"dp: DPFineTuner trains without augmentation, the recipe asks for {self.recipe.augmentation!r};"
+                ' set augmentation="none"'
+            )
+        budget = ("epsilon", "delta", "adjacency", "noise_multiplier")
+        TrainingBudget(**{name: self.dp[name] for name in budget if name in self.dp})
+        object.__setattr__(self, "dp", dict(self.dp))
+
+    def _check_overlap(self) -> None:
+        if not (isinstance(self.overlap, tuple) and len(self.overlap) == 2 and isinstance(self.overlap[0], Population)):
+            raise ConfigurationTypeError(
+                f"overlap: expected (a Population of examples of the pool, their rows in it), got {self.overlap!r:.60}"
+            )
+        examples, rows = self.overlap[0], np.asarray(self.overlap[1])
+        if rows.shape != (len(examples),) or rows.dtype.kind not in "iu":
+            raise InputError(
+                f"overlap: expected {len(examples)} whole numbers, the examples' rows in the pool,"
+                f" got {rows.dtype} {rows.shape}"
+            )
+        if len(np.unique(rows)) < len(rows) or rows.min() < 0:
+            raise InputError("overlap: rows of the pool are numbers from 0, each at most once")
+        if examples.x.shape[1:] != self.downstream.x.shape[1:]:
+            raise InputError(
+                f"overlap: expected examples of shape {tuple(self.downstream.x.shape[1:])}, as the downstream data has"
+                f" them, got {tuple(examples.x.shape[1:])}"
+            )
+        if examples.classes > self.classes:
+            raise InputError(
+                f"overlap: expected labels of the downstream task, 0 to {self.classes - 1}, got {examples.classes - 1}"
+            )
+        object.__setattr__(self, "overlap", (examples, rows.astype(np.int64)))
+
+
+def check_trainable(trainable: object) -> None:
+    """Raise ConfigurationError for what is no `Trainable`."""
+    whole = isinstance(trainable, int) and not isinstance(trainable, bool) and trainable >= 1
+    if not whole and not (isinstance(trainable, str) and trainable in ("head", "all", "lora")):
+        raise ConfigurationError(
+            'trainable: expected "head", "all", "lora", or a number of blocks of at least 1 that train with the head,'
+            f" got {trainable!r}"
+        )
+
+
+def fine_tune(
+    pretrained: Shadows,
+    how: FineTune,
+    *,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    cache: ModelCache | str | Path | None = None,
+    progress: Progress = silent,
+) -> Shadows:
+    """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
+
+    The pre-trained models are left as they are. What is not fine-tuned stays in eval mode all the time and is bit for
+    bit what it was, statistics of BatchNorm included (arXiv 2306.01181's code lets these move). Where the head alone is
+    trained, without augmentation, features are computed once and all heads train as batched computations, which gives
+    the same models up to rounding. With `cache`, each finished model is stored under a key of everything that made it.
+
+    Args:
+        pretrained: models with known membership of the pool, from `train_shadows`; their head is one `nn.Linear`.
+        how: data, recipe and what trains.
+        seed: of the shares, the new heads and the order of the batches.
+        device: where models train.
+        cache: a `ModelCache` or a folder; that of the pre-training may be used.
+        progress: told after each model.
+
+    Returns:
+        The fine-tuned models, on `device`, and the membership of the pre-training, unchanged.
+
+    Raises:
+        InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
+            train, a share with fewer than two classes, or a training that diverged.
+    """
+    if not isinstance(pretrained, Shadows):
+        raise ConfigurationTypeError(
+            f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
+        )
+    rows = how.overlap[1] if how.overlap else np.zeros(0, dtype=np.int64)
+    if len(rows) and rows.max() >= pretrained.membership.shape[1]:
+        raise InputError(
+            f"overlap: row {int(rows.max())} is beyond the pool of {pretrained.membership.shape[1]} examples"
+        )
+    store = ModelCache(cache) if isinstance(cache, str | Path) else cache
+    job = _Job(pretrained, how, seed, torch.device(device))
+    for i in range(len(pretrained.models)):
+        job.check_data(i)
+    models = [job.start(i) for i in range(len(pretrained.models))]
+    keys = [job.key(i, model) if store else "" for i, model in enumerate(models)]
+    for i, model in enumerate(models):
+        models[i] = model.to(job.device)
+        job.check(models[i])
+        if how.dp is not None and how.trainable != "head":
+            models[i] = job.dp_architecture(i, models[i])
+
+    def groups(missing: list[int]) -> list[list[int]]:
+        return job.groups(models, missing)
+
+    def train(group: list[int], tick: Tick) -> None:
+        if len(group) > 1 or job.on_features(models[group[0]]):
+            job.train_heads(models, group, tick)
+        elif how.dp is not None:
+            job.train_with_dp(models[group[0]], group[0], tick)
+        else:
+            job.train_alone(models[group[0]], group[0], tick)
+
+    tuned = load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
+    return Shadows(tuple(tuned), pretrained.membership)
+
+
+def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
+    """A copy with a freshly initialised `nn.Linear` of this many outputs in place of the head.
+
+    Args:
+        model: left as it is; its head is one `nn.Linear`, found by `safexplain.dp.models.parameters.head_modules`.
+        classes: outputs of the new head, which has a bias where the old one had.
+        seed: of the new weights.
+
+    Raises:
+        InputError: no head, several, or one that is not an `nn.Linear`.
+    """
+    from safexplain.dp.models.replacements import put
+
+    name = head_name(model)
+    model = copy.deepcopy(model)
+    old = model.get_submodule(name)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)  # type: ignore[arg-type]
+    return put(model, name, new.to(old.weight).train(old.training))  # type: ignore[arg-type]
+
+
+def head_name(model: nn.Module) -> str:
+    """Name of the one linear layer that is the head.
+
+    Raises:
+        InputError: as for `replace_head`.
+    """
+    from safexplain.dp.models.parameters import head_modules
+
+    what_to_do = (
+        "Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below fc,"
+        " classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d, classes))"
+    )
+    if isinstance(model, EstimatorModule):
+        raise InputError(f"a scikit-learn classifier has no head that could be replaced. {what_to_do}")
+    try:
+        names = head_modules(model)
+    except InputError:
+        raise InputError(f"{type(model).__name__} has no head that could be replaced. {what_to_do}") from None
+    if len(names) > 1:
+        raise InputError(f"{type(model).__name__} has {len(names)} heads: {', '.join(names)}. {what_to_do}")
+    head = model.get_submodule(names[0])
+    if not isinstance(head, nn.Linear):
+        raise InputError(f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear. {what_to_do}")
+    return names[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    pretrained: Shadows
+    how: FineTune
+    seed: int
+    device: torch.device
+
+    # ------------------------------------------------------------------------------------------- what each model is
+
+    def start(self, i: int) -> nn.Module:
+        """Model i with its new head."""
+        return replace_head(self.pretrained.models[i], self.how.classes, seed=self._mixed(i, 0))
+
+    def key(self, i: int, initial: nn.Module) -> str:
+        """Of everything that makes model i; "" where that has no stable identity."""
+        how, parts = self.how, [self.how.downstream.digest(), *self._rows(i)]
+        if how.overlap:
+            parts += [how.overlap[0].digest(), how.overlap[1]]
+        try:
+            tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
+            return digest("fine-tuning", tuning, parts, initial, self.seed, i, self.device.type, code_digest(__name__))
+        except Undigestable:
+            return ""
+
+    def data(self, i: int) -> tuple[Tensor, Tensor]:
+        """What model i is fine-tuned on: its share of the downstream data, and what of the overlap is its members."""
+        rows, common = self._rows(i)
+        x, y = self.how.downstream.x[rows], self.how.downstream.y[rows]
+        if self.how.overlap:
+            examples = self.how.overlap[0]
+            x, y = torch.cat([x, examples.x[common]]), torch.cat([y, examples.y[common]])
+        return x, y
+
+    def _rows(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of the downstream data, and of the overlap."""
+        n = len(self.how.downstream)
+        count = min(max(round(self.how.sample * n), 1), n)
+        rng = np.random.default_rng([self.seed, i, _STREAM])
+        rows = np.sort(rng.choice(n, count, replace=False))
+        pool_rows = self.how.overlap[1] if self.how.overlap else np.zeros(0, dtype=np.int64)
+        return rows, np.flatnonzero(self.pretrained.membership[i, pool_rows])
+
+    def _mixed(self, i: int, what: int) -> int:
+        return mixed_seed(self.seed, self.how.recipe.seed, i, _STREAM + what)
+
+    def _generator(self, i: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self._mixed(i, 1))
+
+    # ------------------------------------------------------------------------------------------------ can it train
+
+    def check_data(self, i: int) -> None:
+        """Raise InputError where model i would see fewer than two classes."""
+        if len(torch.unique(y := self.data(i)[1])) < 2:
+            raise InputError(
+                f"model {i} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or use"
+                " more downstream data"
+            )
+
+    def check(self, model: nn.Module) -> None:
+        """Raise InputError where a model does not turn downstream examples into outputs of its new classes."""
+        x = self.how.downstream.x[:2]
+        try:
+            output = self._outputs(model, x)
+        except Exception as error:  # whatever a forward pass raises
+            raise InputError(
+                f"{type(model).__name__} cannot take the downstream data, examples of shape {tuple(x.shape[1:])}:"
+                f" {str(error).splitlines()[0] if str(error) else type(error).__name__}. Bring them to the shape and"
+                " type of the pre-training data"
+            ) from error
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if shape != (len(x), self.how.classes):
+            raise InputError(
+                f"{type(model).__name__} must give ({len(x)}, {self.how.classes}) outputs, from a linear head of that"
+                f" many classes, got {shape}"
+            )
+
+    def _outputs(self, model: nn.Module, x: Tensor) -> Any:
+        model.eval()
+        with torch.no_grad():
+            return model(x.to(self.device))
+
+    def on_features(self, model: nn.Module) -> bool:
+        """Whether training the head on features is training it in the network."""
+        from safexplain.dp.heads.features import features
+
+        if self.how.trainable != "head" or self.how.dp is not None or self.how.recipe.augmentation != "none":
+            return False
+        name, x = head_name(model), self.how.downstream.x[:8]
+        seen: list[Tensor] = []
+        hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: seen.append(output))
+        try:
+            if not torch.equal(self._outputs(model, x), seen[0]):
+                return False
+        finally:
+            hook.remove()
+        try:
+            features(model, name, x)
+        except InputError:  # of another shape than (n, d), or not of the row alone
+            return False
+        return True
+
+    def groups(self, models: Sequence[nn.Module], missing: list[int]) -> list[list[int]]:
+        """Heads that train together; all else alone."""
+        sizes: dict[tuple[int, bool], dict[int, int]] = {}
+        for i in missing:
+            if self.on_features(models[i]):
+                head = models[i].get_submodule(head_name(models[i]))
+                sizes.setdefault((head.in_features, head.bias is not None), {})[i] = sum(map(len, self._rows(i)))  # type: ignore[arg-type]
+        found = []
+        for (width, _), counts in sizes.items():
+            most = max(1, _FEATURES // (4 * width * max(counts.values())))
+            for group in groups_by_steps(self.how.recipe, counts):
+                found += [group[first : first + most] for first in range(0, len(group), most)]
+        together = {i for group in found for i in group}
+        return found + [[i] for i in missing if i not in together]
+
+    # ------------------------------------------------------------------------------------------------- how it trains
+
+    def train_heads(self, models: Sequence[nn.Module], group: list[int], tick: Tick) -> None:
+        """Features once, then all heads at once."""
+        from safexplain.dp.heads.features import features
+
+        inputs, labels, index, heads, first = [], [], [], [], 0
+        for i in group:
+            x, y = self.data(i)
+            inputs.append(features(models[i], head_name(models[i]), x))
+            labels.append(y)
+            index.append(torch.arange(first, first + len(y)))
+            heads.append(nn.Sequential(models[i].get_submodule(head_name(models[i]))))
+            first += len(y)
+        generators = [self._generator(i) for i in group]
+        train_together(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
+
+    def train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
+        """The plain loop through the whole network."""
+        from safexplain.dp.models.replacements import restore
+
+        learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
+        parts = None if self.how.trainable == "all" else [learner.get_submodule(name) for name in self._parts(learner)]
+        with _only(learner, [learner] if parts is None else parts):
+            train_one(self.how.recipe, learner, *self.data(i), self._generator(i), tick, parts=parts)
+        if learner is not model:
+            model.load_state_dict(restore(learner).state_dict())
+
+    def train_with_dp(self, model: nn.Module, i: int, tick: Tick) -> None:
+        """By DPFineTuner."""
+        tuned = self._tuner(i, model, lambda stage, done, total, note="": tick(done / total)).fit()
+        model.load_state_dict(tuned.model.state_dict())
+
+    def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
+        """The model as DPFineTuner will leave it: with GroupNorm where BatchNorm would train."""
+        from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+
+        if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+            return model
+        with warnings.catch_warnings():
+            if i:
+                warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
+            changed = restore(self._tuner(i, model, silent).prepared())
+        same = changed.state_dict().keys() == model.state_dict().keys()
+        return model if same else changed.requires_grad_(True)
+
+    def _tuner(self, i: int, model: nn.Module, progress: Progress) -> DPFineTuner:
+        from safexplain.dp.models.replacements import pin
+        from safexplain.dp.sgd.finetune import DPFineTuner
+
+        (x, y), how, given = self.data(i), self.how, dict(self.how.dp or {})
+        if given.get("steps") is None:
+            given.setdefault("epochs", how.recipe.epochs)
+        given.setdefault("batch_size", min(how.recipe.batch_size, len(y)))
+        given.setdefault("optimizer", how.recipe.optimizer)
+        given.setdefault("lr", how.recipe.lr)
+        given["seed"] = mixed_seed(self._mixed(i, 1), given.get("seed") or 0) % 2**31
+        model = self._with_adapters(model, i) if how.trainable == "lora" else copy.deepcopy(model)
+        trainable: Any = how.trainable
+        if trainable != "all":
+            parts = {name: model.get_submodule(name) for name in self._parts(model)}
+            training = {module for part in parts.values() for module in part.modules()}
+            for module in set(model.modules()) - training:
+                pin(module)  # no dropout in what is frozen
+            if isinstance(trainable, int):
+                trainable = [name for name, part in parts.items() if any(True for _ in part.parameters())]
+        return DPFineTuner(model, (x, y), trainable=trainable, device=self.device, progress=progress, **given)
+
+    def _parts(self, model: nn.Module) -> list[str]:
+        """Names of the modules that train, none within another."""
+        from safexplain.dp.models.adapters import LoRALinear
+        from safexplain.dp.models.parameters import blocks
+
+        head = head_name(model)
+        if self.how.trainable == "head":
+            return [head]
+        if self.how.trainable == "lora":
+            adapted = [name for name, module in model.named_modules() if isinstance(module, LoRALinear)]
+            return [f"{name}.{part}" for name in adapted for part in ("lora_a", "lora_b")] + [head]
+        count, names = int(self.how.trainable), blocks(model, head)
+        if count > len(names):
+            raise InputError(
+                f"trainable: {type(model).__name__} has {len(names)} blocks below its head"
+                f" ({', '.join(names) or 'none'}), got {count}; to train everything, say trainable='all'"
+            )
+        order = [name for name, _ in model.named_modules()]
+        found: list[str] = []
+        for name in [*order[order.index(names[-count]) :], head]:
+            if not any(name == outer or name.startswith(outer + ".") for outer in found):
+                found.append(name)
+        return found
+
+    def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
+        """A copy with adapters beside the projections of attention, or beside all linear layers; not the head."""
+        from safexplain.dp.models.adapters import TARGETS, add_lora
+        from safexplain.dp.models.replacements import put, replace_composites
+
+        model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)
+        name = head_name(model)
+        head = model.get_submodule(name)
+        model = put(model, name, nn.Identity())
+        linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise InputError(
+                'trainable="lora": the model has no linear layer beside its head; train "head", a number of blocks or'
+                ' "all"'
+            )
+        attention = any(n.rpartition(".")[2] in TARGETS for n in linear)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self._mixed(i, 2))
+            add_lora(model, targets=TARGETS if attention else linear)
+        return put(model, name, head)
+
+
+@contextmanager
+def _only(model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Only the parameters of these parts require gradients; afterwards all as before."""
+    before = {p: p.requires_grad for p in model.parameters()}
+    training = {p for part in parts for p in part.parameters()}
+    for p in before:
+        p.requires_grad_(p in training and p.is_floating_point())
+    try:
+        yield
+    finally:
+        for p, required in before.items():
+            p.requires_grad_(required)
