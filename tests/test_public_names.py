@@ -67,6 +67,8 @@ NAMES = {
         "Policy",
         "Recipe",
         "train_shadows",
+        "fine_tune",
+        "FineTune",
         "collect_signals",
         "audit",
         "certify",

@@ -1,7 +1,7 @@
 """Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
 
-    population, recipe -> references (train) -> collect, queries (ask) -> signals -> splits -> attacks, controls
-    -> certify (judge) -> utility, root_cause, ablation (describe) -> outcome, report (files)
+    population, recipe -> references (train, fine-tune) -> collect, queries (ask) -> signals -> splits -> attacks,
+    controls -> certify (judge) -> utility, root_cause, ablation (describe) -> outcome, report (files)
 
 `holdout_uses` counts verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer
 is any callable, as nothing here knows the package's own or its hardening.
@@ -14,6 +14,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither
 from safexplain.audit.recipe import Recipe
 from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.shadows import Shadows, train_shadows
 from safexplain.audit.run import AuditOptions, audit
 from safexplain.audit.signals import Signals
@@ -24,6 +25,7 @@ __all__ = [
     "AuditOptions",
     "AuditRun",
     "Dither",
+    "FineTune",
     "ModelCache",
     "Policy",
     "Population",
@@ -33,6 +35,7 @@ __all__ = [
     "audit",
     "certify",
     "collect_signals",
+    "fine_tune",
     "train_shadows",
     "utility",
 ]

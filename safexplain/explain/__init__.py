@@ -11,7 +11,7 @@ from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments
-from safexplain.explain.wrap import harden
+from safexplain.explain.wrap import harden as harden
 
 __all__ = [
     "CATALOG",
@@ -21,5 +21,4 @@ __all__ = [
     "default_layer",
     "find_row",
     "grid_segments",
-    "harden",
 ]
