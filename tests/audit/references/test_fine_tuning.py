@@ -1,0 +1,530 @@
+"""Fine-tuned references: the members of the pre-training, another task, and nothing moves that is frozen."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
+from safexplain.audit.references import fine_tuning
+from safexplain.audit.references.fine_tuning import FineTune, fine_tune, replace_head
+from safexplain.audit.references.training import EstimatorModule
+from safexplain.dp.models.parameters import blocks, head_modules
+from safexplain.dp.models.replacements import BatchNormReplacedWarning
+from safexplain.dp.sgd import finetune
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+RECIPE = Recipe(lr=0.02, epochs=4, batch_size=16)
+DP = {"epsilon": 8.0, "delta": 1e-3}
+
+
+def images(n, classes, seed):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(classes), torch.randint(0, classes, (n - classes,), generator=g)])
+    x = torch.randn(n, 2, 8, 8, generator=g)
+    x[torch.arange(n), 0, y % 8] += 2.0
+    return Population(x, y)
+
+
+POOL, DOWNSTREAM = images(60, 4, 0), images(50, 3, 1)
+
+
+def cnn(seed=0):
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 6, 3, padding=1, stride=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(96, 8),
+        nn.Dropout(0.5),
+        nn.Linear(8, 4),
+    )
+
+
+class Attention(nn.Module):
+    """Two layers of torch's attention over the rows of the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(16, 8)
+        layers = [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True) for _ in range(2)]
+        self.encoder = nn.ModuleList(layers)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = self.stem(x.transpose(1, 2).flatten(2))
+        for layer in self.encoder:
+            h = layer(h)
+        return self.head(h.mean(1))
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    return train_shadows(POOL, RECIPE, build=cnn, models=3)
+
+
+@pytest.fixture(scope="module")
+def two(pretrained):
+    return Shadows(pretrained.models[:2], pretrained.membership[:2])
+
+
+@pytest.fixture(scope="module")
+def attentive():
+    return train_shadows(POOL, Recipe(epochs=1), build=lambda seed: Attention(), models=2)
+
+
+def moved(before, after):
+    """Which entries of the state are another tensor, those of another shape among them."""
+    a, b = before.state_dict(), after.state_dict()
+    return {name for name in a.keys() | b.keys() if name not in a or name not in b or not torch.equal(a[name], b[name])}
+
+
+def same(one, other):
+    return not any(moved(a, b) for a, b in zip(one.models, other.models, strict=True))
+
+
+def near(one, other, tolerance=1e-4):
+    states = [(a.state_dict(), b.state_dict()) for a, b in zip(one.models, other.models, strict=True)]
+    return all(torch.allclose(a[k].float(), b[k].float(), atol=tolerance) for a, b in states for k in a)
+
+
+NORM_2 = {"5.weight", "5.bias", "5.running_mean", "5.running_var", "5.num_batches_tracked"}
+HEAD = {"10.weight", "10.bias"}
+LAST_1 = HEAD | {"8.weight", "8.bias"}
+LAST_2 = LAST_1 | NORM_2 | {"4.weight", "4.bias"}
+
+# --------------------------------------------------------------------------------------------- what moves, what not
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [("head", HEAD), (1, LAST_1), (2, LAST_2), (3, None), ("all", None), ("lora", HEAD | {"8.weight"})],
+)
+@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
+def test_what_is_frozen_stays_bit_for_bit_and_what_trains_moves(pretrained, trainable, expected, augmentation):
+    recipe = Recipe(lr=0.02, epochs=1, batch_size=16, augmentation=augmentation)
+    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, recipe, trainable))
+    for before, after in zip(pretrained.models, tuned.models, strict=True):
+        assert moved(before, after) == (set(before.state_dict()) if expected is None else expected)
+
+
+def test_running_statistics_of_trained_blocks_move_and_of_frozen_ones_do_not(pretrained):
+    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, 2)).models[0]
+    assert torch.equal(tuned[1].running_mean, pretrained.models[0][1].running_mean)
+    assert not torch.equal(tuned[5].running_mean, pretrained.models[0][5].running_mean)
+
+
+def test_dropout_acts_where_a_block_trains_and_nowhere_else(pretrained, monkeypatch):
+    modes = []
+    original = nn.Dropout.forward
+
+    def seen(self, x):
+        modes.append(self.training)
+        return original(self, x)
+
+    monkeypatch.setattr(nn.Dropout, "forward", seen)
+    one = Shadows(pretrained.models[:1], pretrained.membership[:1])
+    expected = {"head": [False, False], 1: [False, True], "lora": [False, False], "all": [True, True]}
+    for trainable, both in expected.items():
+        modes.clear()
+        fine_tune(one, FineTune(DOWNSTREAM, Recipe(epochs=1, augmentation="flip"), trainable))
+        assert modes[:2] == [False, False]  # the look at whether the data fit
+        assert modes[2:4] == both
+
+
+def test_pretrained_models_are_left_as_they_are(pretrained):
+    before = copy.deepcopy(pretrained.models)
+    for trainable in ("head", 2, "all", "lora"):
+        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, trainable))
+    assert not any(moved(a, b) for a, b in zip(before, pretrained.models, strict=True))
+    assert all(p.requires_grad and p.grad is None for m in pretrained.models for p in m.parameters())
+
+
+@pytest.mark.parametrize("trainable", ["head", 2, "all", "lora"])
+def test_results_are_plain_models_with_the_membership_of_the_pretraining(pretrained, trainable):
+    tuned = fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, trainable))
+    assert np.array_equal(tuned.membership, pretrained.membership)
+    for model in tuned.models:
+        assert not model.training
+        assert all(p.requires_grad for p in model.parameters())
+        assert {type(m) for m in model.modules()} == {type(m) for m in cnn().modules()}
+        assert model(DOWNSTREAM.x).shape == (50, 3)
+
+
+@pytest.mark.parametrize("trainable", ["head", 1, "all", "lora"])
+def test_models_learn_the_downstream_task(pretrained, trainable):
+    how = FineTune(DOWNSTREAM, Recipe(lr=0.03, epochs=40, batch_size=16), trainable)
+    least = 0.5 if trainable == "head" else 0.8
+    for model in fine_tune(pretrained, how).models:
+        assert (model(DOWNSTREAM.x).argmax(1) == DOWNSTREAM.y).float().mean() > least
+
+
+# ---------------------------------------------------------------------------------------------- heads on features
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_heads_trained_on_features_are_those_of_the_plain_loop_through_the_network(pretrained, monkeypatch, optimizer):
+    how = FineTune(DOWNSTREAM, Recipe(optimizer, lr=0.02, epochs=5, batch_size=7, weight_decay=0.01), "head")
+    fast = fine_tune(pretrained, how)
+    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
+    slow = fine_tune(pretrained, how)
+    assert near(fast, slow)
+    assert not near(fast, fine_tune(pretrained, how, seed=1), 1e-2)
+
+
+def test_heads_of_unequal_shares_train_in_groups(pretrained, monkeypatch):
+    overlap = (Population(POOL.x[:20], POOL.y[:20] % 3), np.arange(20))
+    how = FineTune(DOWNSTREAM, Recipe(lr=0.02, epochs=2, batch_size=4), overlap=overlap)
+    fast = fine_tune(pretrained, how)
+    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
+    assert near(fast, fine_tune(pretrained, how))
+
+
+def test_a_head_whose_output_is_changed_trains_through_the_network(monkeypatch):
+    def build(seed):
+        return nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.ReLU(), nn.Linear(6, 4), nn.Softplus())
+
+    tuned = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
+    monkeypatch.setattr(fine_tuning._Job, "on_features", lambda *_: False)
+    again = fine_tune(train_shadows(POOL, Recipe(epochs=1), build=build, models=2), FineTune(DOWNSTREAM, RECIPE))
+    assert same(tuned, again)
+
+
+# ----------------------------------------------------------------------------------------------- shares and seeds
+
+
+def test_each_model_draws_its_own_share_without_replacement(pretrained, monkeypatch):
+    seen = {}
+    original = fine_tuning._Job.data
+
+    def data(self, i):
+        seen[i] = original(self, i)
+        return seen[i]
+
+    monkeypatch.setattr(fine_tuning._Job, "data", data)
+    for sample, count in ((0.85, 42), (0.3, 15), (1.0, 50)):
+        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, sample=sample))
+        sums = [{float(row.sum()) for row in x} for x, _ in seen.values()]
+        assert [len(s) for s in sums] == [len(y) for _, y in seen.values()] == [count] * 3
+        assert len({frozenset(s) for s in sums}) == (1 if sample == 1 else 3)
+
+
+def test_the_overlap_is_seen_by_its_members_only(pretrained, monkeypatch):
+    rows = np.array([3, 50, 7, 20, 21])
+    x = torch.arange(9.0, 14.0)[:, None, None, None].expand(5, 2, 8, 8)
+    marked = Population(x, torch.tensor([0, 1, 2, 0, 1]))
+    seen = {}
+    original = fine_tuning._Job.data
+
+    def data(self, i):
+        seen[i] = original(self, i)
+        return seen[i]
+
+    monkeypatch.setattr(fine_tuning._Job, "data", data)
+    fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=(marked, rows)))
+    for i, (x, y) in seen.items():
+        found = [(float(a.mean()) - 9, int(b)) for a, b in zip(x, y, strict=True) if a.std() == 0]
+        member = pretrained.membership[i, rows]
+        assert found == [(float(k), int(marked.y[k])) for k in np.flatnonzero(member)]
+
+
+def test_a_seed_makes_the_same_models_and_another_makes_others(pretrained):
+    for trainable in ("head", 1, "lora"):
+        how = FineTune(DOWNSTREAM, RECIPE, trainable)
+        first = fine_tune(pretrained, how, seed=3)
+        torch.rand(5)
+        state = torch.get_rng_state()
+        assert same(first, fine_tune(pretrained, how, seed=3))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not same(first, fine_tune(pretrained, how, seed=4))
+
+
+def test_new_heads_differ_between_models():
+    heads = [replace_head(cnn(), 3, seed=s)[10] for s in (0, 0, 1)]
+    assert torch.equal(heads[0].weight, heads[1].weight)
+    assert not torch.equal(heads[0].weight, heads[2].weight)
+    assert heads[0].weight.shape == (3, 8)
+
+
+def test_progress_ends_at_the_number_of_models(pretrained):
+    for trainable, dp in (("head", None), (1, None), ("head", DP)):
+        seen = []
+        fine_tune(
+            pretrained,
+            FineTune(DOWNSTREAM, RECIPE, trainable, dp=dp),
+            progress=lambda *call: seen.append(call),  # noqa: B023
+        )
+        assert seen[-1] == ("fine-tuning", 3, 3)
+        assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+# ------------------------------------------------------------------------------------------- architectures, blocks
+
+
+def test_a_resnet_has_stages_as_blocks_and_one_is_the_papers_last_two_layers():
+    models = pytest.importorskip("torchvision").models
+    with torch.device("meta"):
+        net, vgg = models.resnet34(num_classes=10), models.vgg11_bn()
+    assert blocks(net, "fc") == ["layer1", "layer2", "layer3", "layer4"]
+    sizes = {name: sum(p.numel() for p in net.get_submodule(name).parameters()) for name in ("", "layer4", "fc")}
+    assert (sizes["layer4"] + sizes["fc"]) / sizes[""] == pytest.approx(0.62, abs=0.005)  # as the paper says
+    assert blocks(vgg, "classifier.6")[-3:] == ["features.25", "classifier.0", "classifier.3"]
+
+
+def test_blocks_of_sequentials_and_of_stacks():
+    def block():
+        return nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
+
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
+    assert blocks(cnn(), "10") == ["0", "4", "8"]
+    assert blocks(nn.Sequential(block(), block(), nn.Flatten(), nn.Linear(8, 3)), "3") == ["0", "1"]
+    assert blocks(nn.Sequential(block(), block(), head), "2.1") == ["0", "1"]
+    assert blocks(nn.Sequential(nn.Sequential(*block(), nn.Conv2d(2, 2, 3)), head), "1.1") == ["0.0", "0.3"]
+    assert blocks(Attention(), "head") == ["encoder.0", "encoder.1"]
+    assert blocks(nn.Linear(3, 2), "") == []
+
+
+@pytest.mark.parametrize("name", ["torchvision resnet", "timm resnet", "timm vit", "timm convnext", "linear"])
+def test_heads_of_known_families_are_found_and_blocks_below_them_stay(name):
+    pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
+    from timm.models import convnext, resnet, vision_transformer
+    from torchvision.models import resnet as torch_resnet
+
+    def build(seed):
+        match name:
+            case "torchvision resnet":
+                return torch_resnet.ResNet(torch_resnet.BasicBlock, [1, 1, 1, 2], num_classes=4)
+            case "timm resnet":
+                return resnet.ResNet(resnet.BasicBlock, (1, 1, 1, 1), num_classes=4, channels=(8, 8, 8, 8))
+            case "timm vit":
+                return vision_transformer.VisionTransformer(16, 8, embed_dim=16, depth=3, num_heads=2, num_classes=4)
+            case "timm convnext":
+                return convnext.ConvNeXt(num_classes=4, depths=(1, 1, 1, 2), dims=(4, 8, 8, 8), patch_size=1)
+            case _:
+                return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = build(0).eval()
+        x = torch.randn(12, 3, 16, 16)
+    pool = Shadows((made,), np.ones((1, 5), dtype=bool))
+    down = Population(x, torch.arange(12) % 5)
+    (head,) = head_modules(made)
+    one = FineTune(down, Recipe(epochs=1, lr=0.01), sample=1.0)
+    tuned = fine_tune(pool, one).models[0]
+    assert {n.rpartition(".")[0] for n in moved(made, tuned)} == {head}
+    assert tuned(x).shape == (12, 5)
+    names = blocks(made, head)
+    if not names:
+        return
+    tuned = fine_tune(pool, FineTune(down, Recipe(epochs=1, lr=0.01), 1, sample=1.0)).models[0]
+    order = [n for n, _ in made.named_modules()]
+    frozen = [n for n in order[: order.index(names[-1])] if n and not names[-1].startswith(n + ".") and n != head]
+    assert not any(n.startswith(f + ".") for n in moved(made, tuned) for f in frozen if not head.startswith(f + "."))
+    assert any(n.startswith(names[-1] + ".") for n in moved(made, tuned))
+
+
+def test_adapters_go_beside_attention_only_and_torchs_attention_comes_back(attentive):
+    tuned = fine_tune(attentive, FineTune(DOWNSTREAM, RECIPE, "lora"))
+    for before, after in zip(attentive.models, tuned.models, strict=True):
+        assert isinstance(after.encoder[0].self_attn, nn.MultiheadAttention)
+        parts = ("in_proj_weight", "out_proj.weight")
+        expected = {f"encoder.{i}.self_attn.{part}" for i in (0, 1) for part in parts}
+        assert moved(before, after) == expected | {"head.weight", "head.bias"}
+
+
+def test_adapters_change_weights_by_a_matrix_of_low_rank():
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
+    how = FineTune(DOWNSTREAM, RECIPE, "lora")
+    tuned = fine_tune(Shadows((wide,), np.ones((1, 3), dtype=bool)), how).models[0]
+    assert torch.linalg.matrix_rank(tuned[1].weight - wide[1].weight, rtol=1e-4) == 8
+
+
+# ------------------------------------------------------------------------------------------------------------- dp
+
+
+@pytest.mark.parametrize(("trainable", "expected"), [("head", HEAD), (1, LAST_1), ("lora", HEAD | {"8.weight"})])
+def test_with_dp_only_what_trains_moves_and_noise_is_in_it(two, trainable, expected):
+    how = FineTune(DOWNSTREAM, RECIPE, trainable, dp=DP)
+    tuned = fine_tune(two, how)
+    for before, after in zip(two.models, tuned.models, strict=True):
+        assert moved(before, after) == expected
+        assert {type(m) for m in after.modules()} == {type(m) for m in cnn().modules()}
+    assert same(tuned, fine_tune(two, how))
+    assert not same(tuned, fine_tune(two, how, seed=1))
+    silent = {"epsilon": None, "noise_multiplier": 0.0, "delta": 1e-3}
+    noiseless = fine_tune(two, FineTune(DOWNSTREAM, RECIPE, trainable, dp=silent))
+    private = fine_tune(two, FineTune(DOWNSTREAM, RECIPE, trainable, dp={**DP, "epsilon": 0.1}))
+
+    def away(models):
+        pairs = zip(models, noiseless.models, strict=True)
+        return np.mean([(a[10].weight - b[10].weight).norm().item() for a, b in pairs])
+
+    assert 0 < away(tuned.models) < away(private.models)
+
+
+def test_dp_takes_the_recipe_where_nothing_else_is_given(two, monkeypatch):
+    given = []
+    original = finetune.DPFineTuner.__init__
+
+    @functools.wraps(original)
+    def seen(self, model, data, **arguments):
+        given.append(arguments)
+        original(self, model, data, **arguments)
+
+    monkeypatch.setattr(finetune.DPFineTuner, "__init__", seen)
+    plain = {"epochs": 4, "batch_size": 16, "optimizer": "adam", "lr": 0.02, "trainable": "head"}
+    for more, expected in (({}, plain), ({"steps": 3, "lr": 0.5}, {"steps": 3, "lr": 0.5, "batch_size": 16})):
+        given.clear()
+        fine_tune(two, FineTune(DOWNSTREAM, RECIPE, dp=DP | more))
+        assert {name: given[0][name] for name in expected} == expected
+        assert ("epochs" in given[0]) is not ("steps" in given[0])
+        assert len({arguments["seed"] for arguments in given}) == 2
+
+
+def test_batch_norm_that_would_train_with_dp_becomes_group_norm_and_is_stored(two, tmp_path):
+    how = FineTune(DOWNSTREAM, RECIPE, 2, dp=DP)
+    with pytest.warns(BatchNormReplacedWarning):
+        first = fine_tune(two, how, cache=tmp_path)
+    assert isinstance(first.models[0][1], nn.BatchNorm2d)
+    assert isinstance(first.models[0][5], nn.GroupNorm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchNormReplacedWarning)
+        assert same(first, fine_tune(two, how, cache=tmp_path, progress=only_loads))
+
+
+# --------------------------------------------------------------------------------------------------------- caching
+
+
+def only_loads(stage, done, total, note=""):
+    assert done == total, "a model was trained again"
+
+
+def test_finished_models_are_loaded_and_an_interrupted_run_resumes(pretrained, tmp_path):
+    for trainable in ("head", 1, "lora"):
+        how = FineTune(DOWNSTREAM, RECIPE, trainable)
+        whole = fine_tune(pretrained, how)
+
+        def stop(stage, done, total, note="", trainable=trainable):
+            if done >= (3 if trainable == "head" else 1.5):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(pretrained, how, cache=str(tmp_path / str(trainable)), progress=stop)
+        again = fine_tune(pretrained, how, cache=str(tmp_path / str(trainable)))
+        assert same(whole, again)
+        assert same(whole, fine_tune(pretrained, how, cache=str(tmp_path / str(trainable)), progress=only_loads))
+
+
+def test_nothing_else_is_reused(pretrained, tmp_path):
+    how = FineTune(DOWNSTREAM, RECIPE)
+    fine_tune(pretrained, how, cache=tmp_path)
+    stored = len(list(tmp_path.iterdir()))
+    other_labels = Population(DOWNSTREAM.x, DOWNSTREAM.y.flip(0))
+    overlap = (Population(POOL.x[:6], POOL.y[:6] % 3), np.arange(6))
+    others = [
+        (pretrained, FineTune(other_labels, RECIPE), 0),
+        (pretrained, FineTune(DOWNSTREAM, Recipe(lr=0.03, epochs=4, batch_size=16)), 0),
+        (pretrained, FineTune(DOWNSTREAM, RECIPE, sample=0.5), 0),
+        (pretrained, FineTune(DOWNSTREAM, RECIPE, 1), 0),
+        (pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=overlap), 0),
+        (pretrained, FineTune(DOWNSTREAM, RECIPE, dp=DP), 0),
+        (pretrained, how, 1),
+        (train_shadows(POOL, RECIPE, build=cnn, models=3, seed=1), how, 0),
+    ]
+    for number, (models, other, seed) in enumerate(others, 2):
+        found = fine_tune(models, other, seed=seed, cache=ModelCache(tmp_path))
+        assert len(list(tmp_path.iterdir())) == number * stored
+        assert same(found, fine_tune(models, other, seed=seed))
+
+
+def test_both_stages_share_a_folder_and_are_kept_apart(tmp_path):
+    before = train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path)
+    tuned = fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path)
+    assert len([p for p in tmp_path.iterdir() if p.suffix == ".pt"]) == 4
+    assert same(before, train_shadows(POOL, RECIPE, build=cnn, models=2, cache=tmp_path))
+    assert same(tuned, fine_tune(before, FineTune(POOL, RECIPE, "all"), cache=tmp_path, progress=only_loads))
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trainable": "heads"}, "trainable"),
+        ({"trainable": 0}, "trainable"),
+        ({"trainable": True}, "trainable"),
+        ({"trainable": 1.5}, "trainable"),
+        ({"sample": 0.0}, "sample"),
+        ({"sample": 1.2}, "sample"),
+        ({"sample": float("nan")}, "sample"),
+        ({"dp": {"delta": 1e-5}}, "epsilon must be given"),
+        ({"dp": {"epsilon": 1.0}}, "delta must be given"),
+        ({"dp": {**DP, "model": 1}}, "unknown"),
+        ({"dp": {**DP, "epsilon": -1.0}}, "epsilon"),
+        ({"dp": DP, "recipe": Recipe(augmentation="flip")}, "augmentation"),
+        ({"dp": 1.0}, "mapping"),
+        ({"sample": "half"}, "sample"),
+        ({"recipe": None}, "recipe"),
+        ({"downstream": (1, 2)}, "downstream"),
+        ({"overlap": POOL}, "overlap"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
+        FineTune(**{"downstream": DOWNSTREAM, "recipe": RECIPE, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("overlap", "message"),
+    [
+        ((POOL, np.arange(3)), "60 whole numbers"),
+        ((POOL, np.arange(60.0)), "whole numbers"),
+        ((POOL, np.zeros(60, dtype=int)), "at most once"),
+        ((POOL, np.arange(60)), "labels of the downstream task"),
+        ((Population(torch.zeros(2, 5), torch.arange(2)), np.arange(2)), "shape"),
+        ((Population(POOL.x, POOL.y % 3), np.arange(60) + 1), "beyond the pool"),
+    ],
+)
+def test_overlaps_that_do_not_fit_are_refused(pretrained, overlap, message):
+    with pytest.raises(InputError, match=message):
+        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, overlap=overlap))
+
+
+def test_models_that_cannot_be_fine_tuned_are_refused_with_what_to_do(pretrained):
+    member = np.ones((1, 5), dtype=bool)
+
+    def tuned(model, how):
+        return fine_tune(Shadows((model.eval(),), member), how)
+
+    how = FineTune(DOWNSTREAM, RECIPE)
+    fitted = LogisticRegression(max_iter=500).fit(POOL.x.flatten(1).numpy(), POOL.y.numpy())
+    with pytest.raises(InputError, match="scikit-learn"):
+        tuned(EstimatorModule(fitted, 4), how)
+    with pytest.raises(InputError, match=r"no head that could be replaced.*nn\.Linear"):
+        tuned(nn.Sequential(nn.Conv2d(2, 4, 8), nn.Flatten()), how)
+    with pytest.raises(InputError, match=r"cannot take the downstream data, examples of shape \(2, 8, 8\)"):
+        tuned(nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.ReLU(), nn.Linear(6, 4)), how)
+    with pytest.raises(InputError, match="must give"):
+        tuned(nn.Sequential(nn.Flatten(), nn.Linear(128, 4), nn.Unflatten(1, (-1, 1))), how)
+    with pytest.raises(InputError, match="has 3 blocks below its head"):
+        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, 4))
+    with pytest.raises(InputError, match="no linear layer beside its head"):
+        tuned(nn.Sequential(nn.Conv2d(2, 4, 8), nn.Flatten(), nn.Linear(4, 4)), FineTune(DOWNSTREAM, RECIPE, "lora"))
+    with pytest.raises(InputError, match="fewer than two classes"):
+        fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, sample=0.01))
+    with pytest.raises(ConfigurationTypeError, match="Shadows"):
+        fine_tune(list(pretrained.models), how)
