@@ -3,9 +3,10 @@
 Each is a frozen dataclass with `__call__(target, shadows, membership) -> scores`, as `base` says, where the threshold
 attack also is. `likelihood/` compares with models that saw the example and models that did not, `learned/` trains a
 classifier on whole maps, `boosted` trains trees on what references say, `rmia` and `recourse` are families of their
-own. `transfer` has what any attack needs to read predictions of a fine-tuned model. `patience` reads the labels of many
-queries, `stacked` joins attacks. `suite` is the table of what is run, one line an attack; `scoring` runs it against one
-target, and fits what learns on references that play the target.
+own. `transfer` has what any attack needs to read predictions of a fine-tuned model, `metaclassifier` trains a
+classifier for each point on them. `patience` reads the labels of many queries, `stacked` joins attacks. `suite` is the
+table of what is run, one line an attack; `scoring` runs it against one target, and fits what learns on references that
+play the target.
 """
 
 from safexplain.audit.attacks.base import Attack, Threshold
@@ -15,6 +16,7 @@ from safexplain.audit.attacks.likelihood.ratio import GlobalVariance as GlobalVa
 from safexplain.audit.attacks.likelihood.ratio import LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.likelihood.ratio import SeparateVariance as SeparateVariance
 from safexplain.audit.attacks.likelihood.ratio import SharedVariance as SharedVariance
+from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.transfer import AtTargetLabel
 from safexplain.audit.attacks.transfer import OverQueries as OverQueries
@@ -27,5 +29,6 @@ __all__ = [
     "LabelLikelihoodRatio",
     "Learned",
     "LikelihoodRatio",
+    "Metaclassifier",
     "Threshold",
 ]
