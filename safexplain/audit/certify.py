@@ -58,6 +58,8 @@ def certify(
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
     Every model that the signals name as a target is judged on its own, with all other trained models as references.
+    Signals that hold predictions and no explanation are judged as those of a service that releases predictions alone,
+    whatever the policy says of the release; the result's policy then says so.
 
     Args:
         signals: what was released.
@@ -78,18 +80,19 @@ def certify(
         The most exposed target's result, the others' within it.
 
     Raises:
-        InputError: no attack fits, the scored examples are all members or all non-members, an exact copy of a member is
-            a non-member, or uses cannot be counted.
+        InputError: no attack fits what is released, the scored examples are all members or all non-members, an exact
+            copy of a member is a non-member, or uses cannot be counted.
     """
     policy = policy or Policy()
     if inputs is not None and signals.inputs is None:
         signals = replace(signals, inputs=np.asarray(inputs))
     signals, copies = copies_together(signals)
+    policy = _of_release(signals, policy, suite)
     rows = fitting(signals, policy) if suite is None else list(suite)
-    if not any("explanation" in r.role for r in rows):
-        raise InputError(
-            f"no explanation signal among {sorted(signals.values)}; expected l1, l2, variance or attributions"
-        )
+    if not any(r.role == "loss" if policy.release == "prediction" else "explanation" in r.role for r in rows):
+        what = {"prediction": ("prediction", "prediction, loss or margin")}.get(policy.release)
+        kind, such = what or ("explanation", "l1, l2, variance or attributions, or prediction")
+        raise InputError(f"no {kind} signal among {sorted(signals.values)}; expected {such}")
     splits = Splits.of(signals, policy, trains=any(r.learns for r in rows))
     if split == "certification" and uses is None:
         uses = uses_of(signals, policy, [f"{r.name} on {r.title_signal}" for r in rows], seed, force)
@@ -106,6 +109,14 @@ def certify(
     first = max(range(len(found)), key=lambda i: (*_exposure(found[i]), -i))
     rest = tuple(r for i, r in enumerate(found) if i != first)
     return replace(found[first], others=rest)
+
+
+def _of_release(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) -> Policy:
+    """The policy, or, where there are predictions and no explanation, that for predictions alone."""
+    rows = fitting(signals, replace(policy, suite=())) if suite is None else suite
+    if any("explanation" in r.role for r in rows) or not any(r.role == "loss" for r in rows):
+        return policy
+    return replace(policy, release="prediction")
 
 
 def _exposure(result: AuditResult) -> tuple[float, float]:

@@ -76,6 +76,10 @@ class Signals:
         kept@200             share of these queries, (m, n) in [0, 1], that kept the label of the plain query
         shares@200           share of these queries, (m, n, classes) in [0, 1], that got each label
         attributions@200     averaged maps, (m, n, d)
+        prediction           what a model predicts of each of its classes, (m, n, classes), best as log p - log(1 - p)
+                             from its logits; probabilities that add up to 1 are turned into these
+        prediction@200       its mean over these queries
+        predictions@5        of each of 5 queries, one query after the other, (m, n, 5 * classes)
         attributions         optional float (m, n, d): whole maps, flattened
         inputs               optional float (n, ...): what was asked about
         examples             optional uint64 (n,): one hash an example (`hash_examples`), where inputs are too large
@@ -169,6 +173,11 @@ class Signals:
             raise InputError(
                 f"signal {name!r}: expected NAME@L with L queries, a whole number of at least 2, as l1@200; what was"
                 " asked once has no @"
+            )
+        if plain == "predictions" and (level == 1 or a.ndim != 3 or a.shape[2] % level):
+            raise InputError(
+                f"{name} must be of shape (models, examples, L * classes) and be called predictions@L, the predictions"
+                f" of each of L queries; got {a.shape}. Of one query, they are called prediction"
             )
         if plain in RESERVED and plain != WHOLE_MAP:
             raise InputError(f"no signal can be called {name}: {plain} does not depend on how often models are asked")

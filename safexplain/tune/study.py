@@ -27,7 +27,7 @@ from safexplain._files import whole_file
 from safexplain._progress import Progress, named, silent
 from safexplain._validate import check_whole
 from safexplain.audit.population import Population
-from safexplain.audit.queries import predict
+from safexplain.audit.queries import Labels, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows
@@ -43,7 +43,7 @@ from safexplain.audit.run import (
     prepare,
 )
 from safexplain.audit.splits import Splits, copies_together
-from safexplain.errors import InputError, MissingExtraError, SafexplainError
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
 from safexplain.explain.surrogate import PublicExplainer
 from safexplain.explain.wrap import Catalogued
 from safexplain.hardening.hardening import Hardening
@@ -141,7 +141,7 @@ def tune(
         progress: told after each trial, with the time left.
 
     Raises:
-        ConfigurationError: an unknown space, or fewer than one trial.
+        ConfigurationError: an unknown space, fewer than one trial, or a policy that releases no explanation.
         InputError: as `audit`; too few reference models or examples; or the folder holds the study of other data,
             models or settings.
         MissingExtraError: Optuna is not installed.
@@ -158,6 +158,10 @@ def tune(
             f" {0 if shadows is None and recipe is None else number}"
         )
     policy = policy or Policy()
+    if policy.release == "prediction":
+        raise ConfigurationError(
+            'a search looks for a release of explanations, and this policy has none: release = "prediction"'
+        )
     if not policy.selection:
         policy = replace(policy, selection=SELECTION)
     place = None if folder is None else Path(folder)
@@ -178,7 +182,8 @@ def tune(
         device=device,
         progress=progress,
     )
-    setting = _Setting(pool, methods_of(explainer, arguments), output, space, policy, options.batch_size, seed)
+    methods = methods_of(explainer, arguments)
+    setting = _Setting(pool, methods, output, space, policy, options.batch_size, seed, options.labels)
     search = _Search.of(setting, optuna, place, progress)
     reference, answers = _public(setting, search.objectives, public_models)
     interrupted = False
@@ -238,6 +243,7 @@ class _Setting:
     policy: Policy
     batch_size: int
     seed: int
+    labels: Labels = "own"
     splits: Splits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -278,6 +284,7 @@ class _Setting:
             "the policy": sha256(canonical(policy)),
             "the space": self.space,
             "the seed": str(self.seed),
+            **({} if self.labels == "own" else {"the labels": self.labels}),
         }
 
 
@@ -328,6 +335,7 @@ class _Search:
             models,
             Population(x, pool.population.y[at], groups),
             patience=(1,),
+            labels=setting.labels,
             batch_size=setting.batch_size,
             progress=named(progress, "asking for labels"),
         )

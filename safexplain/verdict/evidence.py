@@ -210,6 +210,8 @@ ATTACK_NAMES = {
     "DirectionLRT": "Direction likelihood ratio",
     "DirectionDensity": "Direction density ratio",
     "AveragingAttack": "Averaging attack",
+    "AtTargetLabel": "Likelihood ratio at the target's label",
+    "Metaclassifier": "Metaclassifier",
     "LabelPatience": "Best label attack",
     "PredictionPatience": "Best prediction attack",
     "Boosted": "Boosted trees",
@@ -235,6 +237,7 @@ SIGNAL_NAMES = {
     "class_mean": "signed means of several classes",
     "l1+mean+positive+sparsity+peak": "summary numbers of the map",
     "prediction": "prediction",
+    "predictions": "predictions, one by one",
     "kept": "share of queries that kept the label",
     "shares": "shares of queries with each label",
     "explanation": "whole explanation",
@@ -256,6 +259,8 @@ def signal_name(signal: str) -> str:
     level = split_level(parts[0].partition(":")[0])[1]
     for size in range(len(parts), 0, -1):
         plain = "+".join(parts[:size]).replace(f"@{level}", "")
+        if plain == "predictions" and level > 1:
+            return " and ".join([f"prediction, {level} queries one by one", *map(signal_name, parts[size:])])
         if plain in SIGNAL_NAMES and (size > 1 or len(parts) == 1):
             known = SIGNAL_NAMES[plain] + (f", {level} queries" if level > 1 else "")
             return " and ".join([known, *map(signal_name, parts[size:])])

@@ -146,6 +146,51 @@ def test_all_that_is_released_is_judged_when_the_prediction_is_too():
     assert "than the predictions of the same queries alone" in added.sentence
 
 
+def predictions(leak=0.0, seed=0, labelled=False, **fields):
+    """Log odds of four classes, which membership moves in a direction of each example's own."""
+    rng = np.random.default_rng(seed)
+    signals = synthetic(seed=seed, **fields)
+    way = rng.normal(size=(2, 1, len(signals), 4))
+    values = way[0] + leak * signals.membership[..., None] * way[1] + rng.normal(size=(*signals.membership.shape, 4))
+    return replace(signals, values={"prediction": values, **({"label": values.argmax(-1)} if labelled else {})})
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_predictions_without_explanations_are_judged_by_themselves(labelled):
+    result = certify(predictions(leak=1.0, labelled=labelled, examples=1000), EXCESS)
+    assert (result.policy.release, result.claim, result.limit) == ("prediction", "whole", 0.15)
+    assert result.policy == replace(EXCESS, release="prediction")
+    assert result.verdict == "leak"
+    assert result.judged == result.attacks
+    assert {a.role for a in result.attacks} == ({"loss", "label"} if labelled else {"loss"})
+    assert result.omitted == ()
+    assert "sees predictions alone" in result.sentence
+    assert "explanation" not in result.sentence
+    calm = certify(predictions(labelled=labelled, examples=1000), EXCESS)
+    assert (calm.verdict, calm.reasons) == ("certified", ())
+    assert certify(predictions(leak=1.0, examples=600), replace(EXCESS, release="explanation+prediction")).judged
+
+
+def test_losses_without_explanations_are_judged_by_themselves_too():
+    result = certify(synthetic(examples=600, names=(), others=("loss",)), LOOSE)
+    assert (result.policy.release, result.verdict) == ("prediction", "leak")
+
+
+def test_without_a_leak_predictions_prove_one_in_at_most_5_percent_of_audits():
+    policy = replace(ONCE, suite=("JointLikelihoodRatio", "AtTargetLabel"))
+    alarms = [certify(predictions(seed=s), policy).verdict == "leak" for s in range(40)]
+    assert np.mean(alarms) <= 0.05
+
+
+def test_explanations_that_are_not_released_are_not_attacked():
+    both = predictions(examples=600)
+    both = replace(both, values={**both.values, **synthetic(examples=600, leak=3.0).values})
+    result = certify(both, replace(LOOSE, release="prediction"))
+    assert not [a for a in result.attacks if "explanation" in a.role]
+    assert result.verdict != "leak"
+    assert certify(both, LOOSE).verdict == "leak"
+
+
 def test_the_excess_of_an_explanation_over_the_label_is_judged_by_pairs():
     passing = certify(with_label(synthetic(examples=6000)), EXCESS)
     assert passing.verdict == "certified"
@@ -529,8 +574,10 @@ def test_progress_counts_the_attacks_of_each_target():
 
 
 def test_signals_that_cannot_be_judged_are_refused():
-    with pytest.raises(InputError, match="no explanation signal"):
-        certify(synthetic(names=(), others=("loss",)), LOOSE)
+    with pytest.raises(InputError, match=r"no explanation signal among \['label'\]; expected l1, .* or prediction"):
+        certify(replace(synthetic(), values={"label": synthetic().membership * 1.0}), LOOSE)
+    with pytest.raises(InputError, match=r"no prediction signal among \['l1'\]; expected prediction, loss or margin"):
+        certify(synthetic(), replace(LOOSE, release="prediction"))
     with pytest.raises(InputError, match="signal 'peak' is not there"):
         certify(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])
     with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):

@@ -354,3 +354,12 @@ def test_hashes_come_from_the_inputs_unless_they_are_given():
     assert np.array_equal(signals(inputs=INPUTS).examples, HASHES)
     assert np.array_equal(signals(inputs=INPUTS, examples=HASHES + 1).examples, HASHES + 1)
     assert signals().examples is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("predictions", (4,)), ("predictions@2", ()), ("predictions@2", (5,)), ("predictions@3", (2,))]
+)
+def test_predictions_of_several_queries_are_as_many_for_each(name, shape):
+    with pytest.raises(InputError, match=rf"{name} must be of shape \(models, examples, L \* classes\)"):
+        signals(values={name: np.zeros((3, 40, *shape))})
+    assert signals(values={"predictions@2": np.zeros((3, 40, 6)), "prediction": np.zeros((3, 40, 3))}).levels == (1, 2)

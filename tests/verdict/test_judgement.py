@@ -161,6 +161,44 @@ def test_what_is_judged_is_whatever_the_stated_attacker_can_run():
     assert roles["explanation", "excess"] == {"explanation+label"}
     assert roles["explanation+prediction", "whole"] == set(module.ROLES)
     assert roles["explanation+prediction", "excess"] == {"explanation+loss"}
+    alone = Policy(release="prediction")
+    assert {r for r in module.ROLES if is_judged(r, alone)} == {"label", "loss"}
+
+
+def test_predictions_alone_are_judged_as_a_whole_and_the_sentence_speaks_of_them():
+    policy = replace(EXCESS, release="prediction")
+    best = attack(60, 30, "PredictionPatience", "prediction", "loss")
+    labels, explained = attack(50, 20, "LabelPatience", "label", "label"), attack(900, 800, signal="l1")
+    j = Judgement(policy, (best, labels, explained), 1000, 1000, 1)
+    assert (j.claim, j.limit, j.verdict) == ("whole", 0.15, "certified")
+    assert j.judged == (best, labels)
+    assert j.baseline(1) is None
+    assert j.levels[0]["labels"] is None
+    assert j.sentence.startswith(
+        "Certified, against an attacker who asks once about each example and sees predictions alone: the strongest"
+        " judged attack (best prediction attack on the prediction) finds between"
+    )
+    assert "Not judged, because it reads what is not released: threshold of the L1 norm finds" in j.sentence
+    assert "explanation" not in j.sentence.partition("Not judged")[0]
+    assert Judgement.from_dict(j.to_dict()) == j
+    patient = Judgement(replace(policy, patience=(1, 5)), (best,), 1000, 1000, 1)
+    assert "the signals lack arrays such as prediction@5 and kept@5" in patient.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "signal", "says"),
+    [
+        ("Metaclassifier", "prediction", "metaclassifier of the prediction"),
+        ("AtTargetLabel", "prediction", "likelihood ratio at the target's label of the prediction"),
+        ("JointLikelihoodRatio", "prediction@4", "joint likelihood ratio of the prediction, 4 queries"),
+        ("JointLikelihoodRatio", "predictions@4", "joint likelihood ratio of the prediction, 4 queries one by one"),
+        ("JointLikelihoodRatio", "class_l1", "joint likelihood ratio of the L1 norms of several classes"),
+        ("JointLikelihoodRatio", "l1+prediction", "joint likelihood ratio of the L1 norm and prediction"),
+        ("PredictionPatience", "prediction@4", "best prediction attack on the prediction, 4 queries"),
+    ],
+)
+def test_attacks_on_predictions_have_names_that_read_well(name, signal, says):
+    assert module.title(name, signal) == says
 
 
 def test_an_attack_on_the_loss_is_judged_only_where_the_prediction_is_released_and_named_where_not():
@@ -279,6 +317,9 @@ def test_half_of_the_risk_goes_to_the_main_attacks_and_all_of_it_is_spent():
     assert sum(lower_risks(names, LOOSE, targets=5)) == pytest.approx(LOOSE.risk / 5)
     assert lower_risks(["Threshold"] * 4, LOOSE) == pytest.approx([LOOSE.risk / 4] * 4)
     assert lower_risks([MAIN] * 3, LOOSE) == pytest.approx([LOOSE.risk / 3] * 3)
+    alone = replace(LOOSE, release="prediction")  # there, the attack that joins those on predictions is the main one
+    risks = lower_risks(["PredictionPatience", "Threshold", "JointLikelihoodRatio"], alone)
+    assert risks == pytest.approx([LOOSE.risk / 2, LOOSE.risk / 4, LOOSE.risk / 4])
 
 
 def test_with_too_few_non_members_everything_counts_as_found():

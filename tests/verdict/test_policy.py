@@ -31,6 +31,16 @@ def test_the_limit_of_an_excess_is_what_is_tolerated_above_chance_or_what_is_sai
     assert Policy(claim="whole", max_excess=0.1).tolerated_excess == 0.1
 
 
+def test_where_predictions_alone_are_released_nothing_is_compared_whatever_the_claim():
+    for claim in ("excess", "whole"):
+        policy = Policy(release="prediction", claim=claim)
+        assert (policy.claim, policy.limit) == ("whole", 0.03)
+        assert Policy.from_dict(policy.to_dict()) == policy
+    assert Policy(release="prediction", max_tpr=0.01).limit == 0.01  # no excess that would have to be tolerated
+    with pytest.raises(ConfigurationError, match=r"release is one of .*, prediction; got 'label'"):
+        Policy(release="label")
+
+
 def test_levels_of_patience_are_in_order_and_each_is_there_once():
     assert Policy(patience=[200, 1, 5, 5]).patience == (1, 5, 200)
     assert Policy.from_dict({"patience": [3]}).patience == (3,)

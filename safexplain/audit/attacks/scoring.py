@@ -23,6 +23,7 @@ from safexplain.audit.attacks.suite import (
     OF_LABELS,
     PREDICTION,
     VIEWS,
+    WHOLE_PREDICTION,
     Numbers,
     SuiteRow,
     values_of,
@@ -211,4 +212,4 @@ def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
 def _explains(row: SuiteRow) -> bool:
     """Whether anything of the explanation is read."""
     names = {split_level(part)[0] for part in row.parts}
-    return not names <= {*OF_LABELS, *PREDICTION}
+    return not names <= {*OF_LABELS, *PREDICTION, *WHOLE_PREDICTION}

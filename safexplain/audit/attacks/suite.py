@@ -2,7 +2,7 @@
 
 Every level of the policy's patience has its rows: attacks on the explanation alone, what is known without it (the
 baseline: the labels of the same queries, with the probabilities where these are released), and every attack on the
-explanation stacked with the baseline.
+explanation stacked with the baseline. Where predictions alone are released, there are only the attacks on these.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.stacked import Stacked
+from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
@@ -108,11 +109,18 @@ EXPLANATION_SCALARS = ("variance", "l1", "l2")
 SHAPE_SCALARS = ("mean", "positive", "support", "sparsity", "peak")
 """Signals that no clipping and no scaling takes away."""
 
+OF_CLASSES = ("class_l1", "class_l2", "class_mean")
+"""Signals of the explanations of several classes. How large each of them is tells nearly what the whole prediction
+tells, without any probability being released."""
+
 SUMMARY = ("l1", "mean", "positive", "sparsity", "peak")
 """Summary numbers of a map that are read together."""
 
 PREDICTION = ("loss", "margin")
-"""Signals of a service that releases probabilities."""
+"""Signals of a service that releases probabilities, of the example's own label."""
+
+WHOLE_PREDICTION = ("prediction", "predictions")
+"""Signals of it that need no label: the log odds of every class, and those of several queries one by one."""
 
 OF_LABELS = ("label", "kept", "shares")
 """Signals of the labels of the same queries."""
@@ -149,7 +157,8 @@ ONCE: tuple[SuiteRow, ...] = (
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
     SuiteRow("Learned", Learned(), WHOLE_MAP, "explanation"),
     SuiteRow("LearnedElsewhere", Learned(non_members="out-of-distribution"), WHOLE_MAP, "explanation"),
-    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"class_{s}", "explanation") for s in ("l1", "l2", "mean")),
+    *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
+    *(SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
 )
 """Attacks on the explanation of the plain query."""
 
@@ -158,8 +167,25 @@ OFTEN: tuple[SuiteRow, ...] = (
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "+".join(SUMMARY), "explanation"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
     *(SuiteRow("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:{view}", "explanation") for view in VIEWS),
+    *(SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), s, "explanation") for s in OF_CLASSES),
 )
 """Attacks on the explanation averaged over several queries."""
+
+OF_PREDICTIONS: tuple[SuiteRow, ...] = (
+    SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss"),
+    SuiteRow("AtTargetLabel", AtTargetLabel(), "prediction", "loss"),
+)
+"""Attacks on the log odds of all classes (`audit.attacks.transfer`)."""
+
+
+def one_by_one(level: int) -> tuple[SuiteRow, ...]:
+    """Attacks on the log odds that each of several queries got."""
+    joint, at_label = (OverQueries(row.attack, level) for row in OF_PREDICTIONS[:2])
+    return (
+        SuiteRow("JointLikelihoodRatio", joint, "predictions", "loss"),
+        SuiteRow("AtTargetLabel", at_label, "predictions", "loss"),
+    )
+
 
 NUMBERS = (
     ("Threshold", Threshold()),
@@ -175,12 +201,16 @@ SUITE: tuple[SuiteRow, ...] = (
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), "loss", "loss"),
     SuiteRow("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
     SuiteRow("RMIA", RMIA(), "loss", "loss"),
+    *OF_PREDICTIONS,
     *RECOURSE,
 )
 """The attacks on single answers, run as far as the signals are there; `fitting` adds the levels and the stacks."""
 
 NAMES = frozenset({r.name for r in SUITE} | {"LabelPatience", "PredictionPatience", "Boosted", "Stacked"})
 """Names that `Policy.suite` may list."""
+
+JOINED = ("JointLikelihoodRatio", "AtTargetLabel", "LikelihoodRatio")
+"""Attacks on predictions that are joined into one, the first before the others."""
 
 OF_MAPS = ("LikelihoodRatio", "JointLikelihoodRatio")
 """Attacks on the plain answer that a patient attacker stacks with those on averaged ones."""
@@ -233,23 +263,27 @@ class _Level:
 
     def rows(self) -> list[SuiteRow]:
         """Those that can be run."""
-        alone = self._explanation()
         known = self._known()
+        if self.policy.release == "prediction":
+            return known
+        alone = self._explanation()
         baseline = next((r for r in known if r.baseline), None)
         if baseline is None:
             if self._learn() and (numbers := self._numbers(alone)) and (trees := self._trees(numbers)):
                 alone.append(trees)
             return [*alone, *known]
-        return [*alone, *known, *self._with(baseline, alone)]
+        explained = alone or _Level(self.signals, self.policy, 1)._explanation()
+        return [*alone, *known, *(self._with(baseline, alone) if explained else [])]
 
     def _explanation(self) -> list[SuiteRow]:
         """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
         named = {part for r in (*SUITE, *RECOURSE) for part in r.parts if r not in RECOURSE or self._recourse()}
+        named |= {*OF_LABELS, *WHOLE_PREDICTION}
         table = ONCE if self.level == 1 else OFTEN
         extra = [
             SuiteRow(name, attack, signal, "explanation")
             for signal in self._base_names()
-            if signal not in named and signal not in OF_LABELS and not signal.startswith("label")
+            if signal not in named and not signal.startswith("label")
             for name, attack in NUMBERS[self.level > 1 :]
         ]
         rows = [self._at(r) for r in (*table, *extra)]
@@ -261,19 +295,27 @@ class _Level:
     def _known(self) -> list[SuiteRow]:
         """What is known without an explanation, and the stacks of that."""
         single = [r for r in SUITE if r.role in ("label", "loss") and (self.level == 1 or r.name != "RMIA")]
+        if self.level > 1 and self._has(at_level("predictions", self.level)):
+            each = one_by_one(self.level)
+            instead = {r.name for r in each} - {"JointLikelihoodRatio"}  # which also reads the mean of the queries
+            single = [*each, *(r for r in single if r not in OF_PREDICTIONS or r.name not in instead)]
         rows = [self._at(r) for r in single if self.level == 1 or r.role == "loss"]
         rows = [r for r in rows if self._fits(r) and self._varies(r)]
         if not self._learn():
             return rows
         labels = self._label_columns() if self._labelled() else []
-        joined = [r for r in rows if r.role == "loss" and r.name in ("JointLikelihoodRatio", "LikelihoodRatio")]
-        predicted = bool(joined) and self.policy.release == "explanation+prediction"
+        joined = [r for r in rows if r.role == "loss" and r.name in JOINED]
+        predicted = bool(joined) and self.policy.release != "explanation"
+        alone = self.policy.release == "prediction"
         if labels:
-            rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, not predicted))
+            baseline = not (predicted or alone)
+            rows.append(self._stack("LabelPatience", at_level("label", self.level), "label", labels, baseline))
         if predicted:
-            trees = self._trees([at_level(s, self.level) for s in PREDICTION])
-            columns = [*sorted(joined, key=lambda r: r.name), *([trees] if trees else []), *labels]
-            rows.append(self._stack("PredictionPatience", at_level("prediction", self.level), "loss", columns, True))
+            of_label = [name for s in PREDICTION if self._has(name := at_level(s, self.level))]
+            trees = self._trees(of_label) if of_label else None
+            columns = [*sorted(joined, key=lambda r: JOINED.index(r.name)), *([trees] if trees else []), *labels]
+            signal = at_level("prediction", self.level)
+            rows.append(self._stack("PredictionPatience", signal, "loss", columns, not alone))
         return rows
 
     def _labelled(self) -> bool:
@@ -302,10 +344,12 @@ class _Level:
         single = [r for r in alone if r.needs_references and r.role == "explanation"]
         rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
         also = [s for name in PREDICTION if self._has(s := at_level(name, self.level))] if what == "loss" else []
+        whole = [s for s in [at_level("prediction", self.level)] if what == "loss" and self._has(s)]
         numbers = self._numbers(alone)
         joint: list[SuiteRow] = []
-        if also and numbers and sum(map(self._width, (numbers[0], *also))) <= MOST_NUMBERS:
-            signal = "+".join((numbers[0], *also))
+        beside = also or whole
+        if beside and numbers and sum(map(self._width, (numbers[0], *beside))) <= MOST_NUMBERS:
+            signal = "+".join((numbers[0], *beside))
             joint = [SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), signal, role, self.level)]
         trees = self._trees([*numbers, *also]) if numbers else None
         if trees is not None:
@@ -349,12 +393,14 @@ class _Level:
         """Whether its signals are there, of a shape that it reads, and its references are enough."""
         references = len(self.signals.models) - 1
         width = sum(map(self._width, row.parts)) if all(map(self._has, row.parts)) else 0
+        attack: Attack = row.attack
+        if isinstance(row.attack, OverQueries):
+            attack, width = row.attack.attack, width // row.attack.queries
         return (
             width > 0
-            and (
-                width == 1 or not isinstance(row.attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT)
-            )
-            and (width <= MOST_NUMBERS or not isinstance(row.attack, JointLikelihoodRatio))
+            and (width > 1 or not isinstance(attack, AtTargetLabel))
+            and (width == 1 or not isinstance(attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT))
+            and (width <= MOST_NUMBERS or not isinstance(attack, JointLikelihoodRatio))
             and (not row.needs_references or references >= 2)
             and (not row.learns or references >= FEWEST_TO_LEARN)
             and (row.name != "LearnedElsewhere" or self.signals.out_of_distribution is not None)
@@ -400,8 +446,21 @@ def _best(rows: list[SuiteRow]) -> list[SuiteRow]:
     return [r for r in rows if r.name != "LikelihoodRatio" or r.signal not in scalars] or rows
 
 
+def _as_log_odds(values: Numbers, queries: int) -> Numbers:
+    """Predictions (m, n, queries * classes) as log odds, where they are probabilities that add up to 1."""
+    p = values.reshape(*values.shape[:2], queries, -1)
+    if p.shape[3] < 2 or p.min() < 0 or abs(p.sum(3) - 1).max() > 1e-4:
+        return values
+    log_p = np.log(np.maximum(np.asarray(p, dtype=np.float64), 1e-30))
+    p, others = np.exp(log_p), np.empty_like(log_p)
+    for c in range(p.shape[3]):  # not 1 - p_c, which may be 0
+        others[..., c] = np.delete(p, c, axis=3).sum(3)
+    return np.asarray(log_p - np.log(others)).reshape(values.shape)
+
+
 def values_of(signals: Signals, signal: str) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads; shares of labels as log odds, and labels, where asked for, as 0 and 1.
+    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds, and labels, where asked
+    for, as 0 and 1.
 
     Raises:
         InputError: it is not there.
@@ -419,4 +478,6 @@ def values_of(signals: Signals, signal: str) -> Numbers:
     what, level = split_level(name)
     if what in ("kept", "shares") and level > 1:
         return log_odds(values, level)
+    if what in WHOLE_PREDICTION and values.ndim == 3:
+        return _as_log_odds(values, level if what == "predictions" else 1)
     return VIEWS[view](values) if view else values

@@ -38,7 +38,7 @@ MATTERS = {"effect of all signals": 0.1, "effect": 0.1, "level": 0.1, "spread": 
 """Smallest difference that counts, however sure it is: of effects, a share of the references'; of levels, standard
 deviations between models; of spreads, the logarithm of a ratio of variances. Attacks hardly lose by smaller ones."""
 
-PREDICTED = ("label", "loss", "margin", "kept", "shares")
+PREDICTED = ("label", "loss", "margin", "kept", "shares", "prediction")
 """Signals that all models are asked for alike at every level of patience. What reference models explain at levels above
 1 they explain less often and without noise, so that it is no draw of what the target does."""
 

@@ -10,10 +10,14 @@ from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.suite import families_allowed, fitting, values_of
+from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc
+
+WHOLE = ("JointLikelihoodRatio", "AtTargetLabel")
+"""Attacks on the predictions of all classes."""
 
 LEVELS = (1, 20)
 MODELS, EXAMPLES, CLASSES = 13, 400, 4
@@ -138,6 +142,116 @@ def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queri
         assert any(r.role == "explanation+loss" and r.name == "Stacked" for r in rows if r.level == level)
     codes = [(r.name, r.title_signal) for r in rows]
     assert len(codes) == len(set(codes))
+
+
+# ------------------------------------------------------------------------------------------------ whole predictions
+
+
+def foreign(leak=0.0, levels=(1, 4, 20), labelled=True, seed=0, explained=False):
+    """Log odds of all classes of another task, which membership moves in a direction of each example's own."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((MODELS, EXAMPLES)) < 0.5
+    level, way = rng.normal(size=(2, 1, EXAMPLES, CLASSES))
+
+    def asked():
+        return level + leak * member[..., None] * way + rng.normal(size=(MODELS, EXAMPLES, CLASSES))
+
+    values = {"prediction": asked()}
+    for many in levels[1:]:
+        each = [asked() for _ in range(many)]
+        values[f"prediction@{many}"] = np.mean(each, axis=0)
+        if many <= 16:
+            values[f"predictions@{many}"] = np.concatenate(each, axis=-1)
+    if labelled:
+        values["label"] = values["prediction"].argmax(-1)
+        for many in levels[1:]:
+            values[f"kept@{many}"] = rng.binomial(many, 0.8, member.shape) / many
+    if explained:
+        values |= {f"l1{'' if many == 1 else f'@{many}'}": np.exp(rng.normal(size=member.shape)) for many in levels}
+    return Signals(member, values, None, {"targets": [0]})
+
+
+def names_of(rows):
+    return {(r.name, r.signal) for r in rows}
+
+
+def test_every_attack_on_whole_predictions_runs_that_fits_them():
+    rows = fitting(foreign(), Policy(patience=(1, 4, 20), release="prediction"))
+    assert {r.role for r in rows} == {"loss", "label"}
+    assert not any(r.baseline for r in rows)
+    loss = names_of(r for r in rows if r.role == "loss")
+    assert loss == {
+        *((name, "prediction") for name in WHOLE),
+        *((name, "predictions@4") for name in WHOLE),
+        ("JointLikelihoodRatio", "prediction@4"),
+        *((name, "prediction@20") for name in ("JointLikelihoodRatio", "AtTargetLabel")),
+        *(("PredictionPatience", f"prediction{at}") for at in ("", "@4", "@20")),
+    }
+    assert names_of(r for r in rows if r.role == "label") >= {("LabelPatience", f"label{at}") for at in ("", "@4")}
+    many = next(r for r in rows if r.signal == "predictions@4" and r.name == "AtTargetLabel")
+    assert many.attack == OverQueries(AtTargetLabel(), 4)
+    for row in rows:
+        if row.name == "PredictionPatience":
+            assert row.columns[0].name == "JointLikelihoodRatio"
+            assert row.columns[0].signal == {1: "prediction", 4: "predictions@4", 20: "prediction@20"}[row.level]
+            assert len(set(row.columns)) == len(row.columns)
+
+
+def test_no_label_is_needed_for_attacks_on_predictions():
+    signals = foreign(leak=0.7, levels=(1,), labelled=False)
+    rows = fitting(signals, Policy(patience=(1,), release="prediction"))
+    assert {r.role for r in rows} == {"loss"}
+    found = dict(zip([r.name for r in rows], scorer(signals, rows).scores(0), strict=True))
+    assert set(found) == {*WHOLE, "PredictionPatience"}
+    member = signals.membership[0]
+    assert roc(found["JointLikelihoodRatio"], member).auc > 0.7
+    assert roc(found["PredictionPatience"], member).auc >= roc(found["JointLikelihoodRatio"], member).auc - 0.02
+    none = foreign(levels=(1,), labelled=False)
+    for scores in scorer(none, rows).scores(0):
+        assert abs(roc(scores, none.membership[0]).auc - 0.5) < 0.1
+
+
+def test_beside_an_explanation_whole_predictions_are_the_baseline_where_they_are_released():
+    signals = foreign(explained=True)
+    rows = fitting(signals, Policy(patience=(1, 4), release="explanation+prediction"))
+    for level in (1, 4):
+        (baseline,) = (r for r in rows if r.level == level and r.baseline)
+        assert (baseline.name, baseline.role) == ("PredictionPatience", "loss")
+        assert any(r.role == "explanation+loss" and r.name == "Stacked" for r in rows if r.level == level)
+    stack = next(r for r in rows if r.name == "Stacked" and r.level == 1)
+    assert "l1+prediction" in {c.signal for c in stack.columns}
+    plain = fitting(signals, Policy(patience=(1, 4)))
+    assert {r.name for r in plain if r.baseline} == {"LabelPatience"}
+    assert {r.role for r in plain if r.signal.startswith("prediction")} == {"loss"}
+    assert not [r for r in plain if r.role.startswith("explanation") and "prediction" in str(r.parts)]
+
+
+def test_the_norms_of_several_classes_are_read_jointly_at_every_level():
+    norms = {name: np.exp(foreign(levels=(1,)).values["prediction"]) for name in ("class_l1", "class_l1@4")}
+    signals = replace(foreign(explained=True), values={**foreign(explained=True).values, **norms})
+    rows = fitting(signals, Policy(patience=(1, 4)))
+    assert {("JointLikelihoodRatio", "class_l1"), ("JointLikelihoodRatio", "class_l1@4")} <= names_of(rows)
+
+
+def test_probabilities_are_read_as_their_log_odds():
+    scores = 3 * np.random.default_rng(0).normal(size=(3, 50, 8)).reshape(3, 50, 2, 4)
+    p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    odds = np.log(p) - np.log1p(-p)
+    member = np.random.default_rng(1).random((3, 50)) < 0.5
+    values = {"prediction": p[:, :, 0], "predictions@2": p.reshape(3, 50, 8), "prediction@2": odds[:, :, 0]}
+    found = Signals(member, values)
+    assert np.allclose(values_of(found, "prediction"), odds[:, :, 0], rtol=1e-6)
+    assert np.allclose(values_of(found, "predictions@2"), odds.reshape(3, 50, 8), rtol=1e-6)
+    assert values_of(found, "prediction@2") is found.values["prediction@2"]
+    sure = Signals(member, {"prediction": np.broadcast_to([1.0, 0.0, 0.0], (3, 50, 3)).astype(np.float32)})
+    assert np.isfinite(values_of(sure, "prediction")).all()
+    assert (values_of(sure, "prediction")[..., 0] > 60).all()
+
+
+def test_one_number_an_example_has_no_class_to_look_at():
+    signals = replace(foreign(), values={"prediction": foreign().values["prediction"][..., 0]})
+    rows = fitting(signals, Policy(patience=(1,), release="prediction"))
+    assert names_of(rows) == {("JointLikelihoodRatio", "prediction"), ("PredictionPatience", "prediction")}
 
 
 def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_changes_no_score():
