@@ -121,6 +121,7 @@ class AuditRun:
         return {
             **self.result.to_dict(),
             "configuration": self.judged.name,
+            **({"subject_data": self.report.subject_data} if self.report.subject_data else {}),
             "utility": self.utility.to_dict() if self.utility else None,
             "compared": {c.name: c.result.to_dict() for c in self.configurations[:-1]},
             "notes": list(self.notes),

@@ -437,6 +437,7 @@ def audit_pools(
     materials = dict(options.materials)
     if way.recipe:
         materials["recipe sha256"] = sha256(way.recipe)
+    stage = None if options.subject_data == "training" else options.subject_data
     said = {
         "subject": subject,
         "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": dict(arguments or {})},
@@ -452,7 +453,7 @@ def audit_pools(
         "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
         "limits": limits(judged.result, None if hardening.noise is None else True),
-        "subject_data": None if options.subject_data == "training" else options.subject_data,
+        "subject_data": stage,
     }
     report = ReportData(
         title=options.title or "audit",
@@ -466,6 +467,7 @@ def audit_pools(
         root_cause=causes,
         root_cause_sentence=cause,
         other_key=None if hardening.noise is None else True,
+        subject_data=stage,
     )
     return AuditRun(configurations, signals, report, said, looked.findings)
 

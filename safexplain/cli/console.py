@@ -22,6 +22,7 @@ from rich.table import Table
 from safexplain.audit.outcome import AuditRun
 from safexplain.audit.report.model import Configuration
 from safexplain.errors import InputError, SafexplainError
+from safexplain.verdict.certificate.write import SUBJECT_DATA
 from safexplain.verdict.evidence import ATTACK_NAMES, Evidence, Verdict, code, signal_name
 from safexplain.verdict.judgement import AuditResult, Judgement
 from safexplain.verdict.release import utility_in_words
@@ -112,6 +113,8 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
         console.print(verdict_table(found.configurations))
         console.print()
         show_verdict(console, found.result)
+        if found.report.subject_data:
+            console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
         if found.judged.says:
             said = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
             if found.utility is not None:

@@ -21,7 +21,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import write_json
+from safexplain.verdict.certificate.write import SUBJECT_DATA, write_json
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
@@ -130,6 +130,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "privacy": predicate.get("privacy"),
         "canaries": predicate.get("canaries"),
         "search": certificate.search,
+        "subject_data": certificate.subject_data,
         "utility": predicate["utility"],
         "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
@@ -170,6 +171,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "released": in_words(hardening.to_dict()),
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         "about": _about(judgement),
+        **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
         "attacker": f"asks {asked} about each example; released: {policy.release}",
         "policy": f"at most {policy_limit} {measure} found at a false-positive rate of {policy.fpr:.1%},"
         f" {policy.confidence:.0%} confidence{f'; {policy.reason}' if policy.reason else ''}",

@@ -93,6 +93,13 @@ def body(html: str) -> str:
     return html[html.index("<body") :]
 
 
+def test_of_a_model_trained_in_two_stages_the_report_says_whose_membership_was_attacked() -> None:
+    said = text_of(audited(), subject_data="pre-training")
+    assert "who was in the pre-training data?" in said
+    assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
+    assert "pre-training" not in text_of(audited())
+
+
 def test_the_file_is_self_contained() -> None:
     html = standard()
     page = Page(html)

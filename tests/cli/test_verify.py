@@ -46,6 +46,7 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
         notes=more.get("notes", ["Only 4 reference models"]),
         native=audited(LEAK).summary(),
         limits=limits(audited(), None),
+        subject_data=more.get("subject_data"),
     )
     return write_json(path, content)
 
@@ -119,6 +120,15 @@ def test_what_the_verdict_is_about_is_said(cli: Cli, tmp_path: Path, judged: Jud
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")
     assert code == 0, err
     assert said in out
+
+
+def test_whose_membership_was_attacked_is_said(cli: Cli, tmp_path: Path) -> None:
+    arguments = ("verify", "certificate.json", "--model", "model.pt")
+    assert "subject data" not in cli(*arguments)[1]
+    assert json.loads(cli(*arguments, "--json")[1])["subject_data"] is None
+    certificate(tmp_path / "certificate.json", tmp_path / "model.pt", subject_data="pre-training")
+    assert "who was in the pre-training data, and says nothing about the fine-tuning data" in cli(*arguments)[1]
+    assert json.loads(cli(*arguments, "--json")[1])["subject_data"] == "pre-training"
 
 
 def tampered(folder: Path) -> None:

@@ -100,6 +100,8 @@ class ReportData:
         privacy: the guarantee of the model's training; None: none is stated.
         canaries: what canaries found about that training; None: none were trained.
         other_key: whether the reference models answered with another noise key than the target; None: there is none.
+        subject_data: whose membership was attacked, a name in `SUBJECT_DATA` of `safexplain.verdict.certificate.write`;
+            None: the model was trained once.
 
     Raises:
         InputError: there is no configuration.
@@ -116,6 +118,7 @@ class ReportData:
     privacy: PrivacyStatement | None = None
     canaries: Finding | None = None
     other_key: bool | None = None
+    subject_data: str | None = None
 
     def __post_init__(self) -> None:
         if not self.configurations:

@@ -11,6 +11,7 @@ from safexplain._files import write_whole
 from safexplain.audit.report import figures, maps, tables, words
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.audit.root_cause import sentence
+from safexplain.verdict.certificate.write import SUBJECT_DATA
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""
@@ -53,6 +54,7 @@ def render(report: ReportData) -> str:
             parts=tables.part_tables(audited),
             seen=tables.seen_rows(audited),
             about=words.about(audited),
+            subject=SUBJECT_DATA.get(report.subject_data or "", ""),
             curves=curves,
             strips=_strips(report),
             signs=maps.has_signs(report.pictures) if report.pictures else (False, False),

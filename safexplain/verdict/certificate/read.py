@@ -27,6 +27,7 @@ from safexplain.verdict.certificate.write import (
     PREDICATE_TYPE,
     SCHEMA_VERSION,
     STATEMENT_TYPE,
+    SUBJECT_DATA,
     checksum,
     configuration_digest,
 )
@@ -84,6 +85,8 @@ class Certificate:
             that the training was as stated.
         canaries: what canaries found about a training like the model's, or None.
         search: `trials` and `digest` of the search that chose the configuration, or None.
+        subject_data: whose membership was attacked, "pre-training" or "fine-tuning", of a model that was trained in two
+            stages; None: it was trained once.
         signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
@@ -105,6 +108,7 @@ class Certificate:
     privacy: PrivacyStatement | None
     canaries: Finding | None
     search: Mapping[str, Any] | None
+    subject_data: str | None
     signature: Signature
     statement: Mapping[str, Any]
 
@@ -221,9 +225,8 @@ def _hint(content: Mapping[str, Any]) -> str:
 
 def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     """The certificate of an audit in a statement; raises `CertificateError`, without the file's name."""
-    predicate = predicate_of(
-        content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional={"noise_stream", "privacy", "canaries", "search"}
-    )
+    optional = {"noise_stream", "privacy", "canaries", "search", "subject_data"}
+    predicate = predicate_of(content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional)
     judgement = recount(predicate["audit"])
     if predicate["verdict"] != judgement.verdict:
         raise CertificateError(
@@ -253,6 +256,7 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
         privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
         canaries=_block_of(predicate, "canaries", finding_of),
         search=_search_of(predicate),
+        subject_data=_subject_data_of(predicate),
         signature=signature,
         statement=content,
     )
@@ -364,6 +368,16 @@ def _search_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:
     if type(trials) is not int or trials < 1 or not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CertificateError(f"search: expected trials from 1 on and a SHA-256; got {search!r:.120}")
     return search
+
+
+def _subject_data_of(predicate: Mapping[str, Any]) -> str | None:
+    """One of the names, or None."""
+    if "subject_data" not in predicate:
+        return None
+    named = predicate["subject_data"]
+    if not isinstance(named, str) or named not in SUBJECT_DATA:
+        raise CertificateError(f"subject_data: expected {' or '.join(SUBJECT_DATA)}, got {named!r:.60}")
+    return named
 
 
 def object_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -26,6 +26,14 @@ GUARANTEE_TYPE = f"urn:safexplain:explanation-guarantee:v{GUARANTEE_VERSION}"
 MODEL_DIGEST = "safexplainModelDigest"
 """Name of `safexplain._digest.model_digest` among the digests of a subject."""
 
+SUBJECT_DATA = {
+    "pre-training": "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning"
+    " data.",
+    "fine-tuning": "The verdict is about who was in the fine-tuning data, and says nothing about the pre-training"
+    " data.",
+}
+"""Of a model that was trained in two stages: which data the verdict is about, and the sentence that says so."""
+
 CONFIGURATION = "configuration sha256"
 """Material that names explainer, hardening and policy together."""
 
@@ -66,8 +74,8 @@ def statement(
         search: where a search chose the configuration: its `trials` and the `digest` of what it found.
         native: `AuditResult.summary()` of the explanation without hardening, audited beside it; None: this is it.
         limits: what the audit does not show, each a headline and a sentence.
-        subject_data: "pre-training" or "fine-tuning", where the model was trained in these two stages: of which of them
-            the membership is that was attacked. None: the model was trained once.
+        subject_data: a name in `SUBJECT_DATA`, where the model was trained in two stages: whose membership was judged.
+            None: the model was trained once.
     """
     content = {
         "_type": STATEMENT_TYPE,
