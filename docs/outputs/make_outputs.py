@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[list[str], ...]] = {
          "--run-dir", "safexplain-runs/canaries"],
     ),
     "audit_sklearn": ([str(EXAMPLES / "audit_sklearn.py")],),
+    "audit_pretraining": ([str(EXAMPLES / "audit_pretraining.py")],),
     "harden_captum": ([str(EXAMPLES / "harden_captum.py")],),
     "credit_recourse": ([str(EXAMPLES / "credit_recourse.py")],),
     "ledger": (

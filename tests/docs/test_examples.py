@@ -112,6 +112,17 @@ def test_a_scikit_learn_model_is_audited(tmp_path: Path) -> None:
     assert magnitudes < native
 
 
+@pytest.mark.slow
+def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_path: Path) -> None:
+    printed = run("audit_pretraining", tmp_path)
+    found = [float(line.split("AUC ")[1][:5]) for line in printed.splitlines() if "AUC" in line]
+    norms, prediction, hardened, _ = found
+    assert norms > 0.6
+    assert prediction > 0.6
+    assert abs(hardened - 0.5) < 0.1
+    assert "hardened: leak" not in printed
+
+
 def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     printed = run("attack_own_signals", tmp_path)
     assert "leaking.npz: leak" in printed
