@@ -1,9 +1,9 @@
 """A fine-tuned model audited: does it tell who was in the data that its backbone was pre-trained on?
 
-The backbone learned digits from a pool in which a third of the labels were wrong, so that it remembers examples. Then a new
-head was put on it for another task, other digits modulo 5. Nobody can read a loss of the pool's examples off that model; its
-five probabilities, or the norms of the five classes' native explanations, still tell who was in the pool. The
-recommended hardening releases none of this.
+The backbone learned digits from a pool in which a third of the labels were wrong, so that it remembers examples. Then a
+new head was put on it for another task, other digits modulo 5. Nobody can read a loss of the pool's examples off that
+model; its five probabilities, or the norms of the five classes' native explanations, still tell who was in the pool.
+The recommended hardening releases none of this.
 """
 
 import numpy as np
@@ -11,7 +11,17 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
-from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, Shadows, audit, fine_tune, train_shadows
+from safexplain.audit import (
+    AuditOptions,
+    FineTune,
+    Policy,
+    Population,
+    Recipe,
+    Shadows,
+    audit,
+    fine_tune,
+    train_shadows,
+)
 
 POLICY = Policy(fpr=0.05, max_tpr=0.15, patience=(1,))  # an attacker who asks once about each example
 ABOUT = AuditOptions(subject_data="pre-training", classes=(0, 1, 2, 3, 4))  # clients may ask about each class
