@@ -300,7 +300,8 @@ def predict(
         progress: told after each call, of all queries.
 
     Raises:
-        InputError: outputs are not finite, or not of shape (batch, classes >= 2), or too few for labels of their own.
+        InputError: outputs are not finite, or not of shape (batch, classes >= 2), too few for labels of their own, or,
+            with foreign ones, not as many of each model.
         ConfigurationError: `labels` is neither.
     """
     check_labels(labels)
@@ -313,6 +314,11 @@ def predict(
         for i, model in enumerate(shadows.models):
             x, y = (each[part.start : part.stop].to(device_of(model)) for each in (population.x, population.y))
             sums, plain = _Asked.plainly(model, x, y if labels == "own" else None, levels)
+            if labels == "foreign" and classes not in (0, sums.outputs.classes):
+                raise InputError(
+                    f"expected models of one task, got {classes} classes of the first and {sums.outputs.classes} of"
+                    f" model {i}; fine-tune reference models to the target's task"
+                )
             table.put(i, part, plain)
             asked.append(sums)
             classes = sums.outputs.classes

@@ -244,7 +244,9 @@ def audit(
         build: makes an untrained model from a seed, see `train_shadows`.
         references: how many reference models are trained; 0, or at least 4.
         shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
-            private training, for example.
+            private training, for example. To attack the membership of pre-training data
+            (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
+            of `fine_tune`.
         policy: what counts as a leak; default `Policy()`.
         options: what few need to say.
         seed: of everything random, noise keys included.
@@ -255,7 +257,7 @@ def audit(
     Raises:
         InputError: the model, the data or the number of reference models cannot be used, an explanation fails, or the
             privacy statement or the canaries are about another model.
-        ConfigurationError: a `Recipe` without `build`.
+        ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
     """
     pool, options = prepare(
         model,
@@ -337,6 +339,12 @@ def prepare(
     _check_privacy(options, target)
     notes = [*options.notes, *_fit_notes(target, population, member, options)]
     notes += _group_notes(population, member)
+    if options.labels == "foreign" and shadows is None and (isinstance(recipe, Recipe) or hasattr(recipe, "fit")):
+        raise ConfigurationError(
+            'subject_data="pre-training": one recipe makes no fine-tuned reference models; pass'
+            " shadows=fine_tune(train_shadows(population, recipe, ...), FineTune(...)), or a function that pre-trains"
+            " and fine-tunes"
+        )
     if shadows is None and recipe is not None and references:
         shadows = train_shadows(
             population,

@@ -28,6 +28,7 @@ from safexplain.audit.attacks import (
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
+from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
 from safexplain.audit.attacks.stacked import Stacked
@@ -174,17 +175,19 @@ OFTEN: tuple[SuiteRow, ...] = (
 OF_PREDICTIONS: tuple[SuiteRow, ...] = (
     SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss"),
     SuiteRow("AtTargetLabel", AtTargetLabel(), "prediction", "loss"),
+    SuiteRow("Metaclassifier", Metaclassifier(), "prediction", "loss"),
 )
 """Attacks on the log odds of all classes (`audit.attacks.transfer`)."""
 
 
 def one_by_one(level: int) -> tuple[SuiteRow, ...]:
     """Attacks on the log odds that each of several queries got."""
-    joint, at_label = (OverQueries(row.attack, level) for row in OF_PREDICTIONS[:2])
-    return (
-        SuiteRow("JointLikelihoodRatio", joint, "predictions", "loss"),
-        SuiteRow("AtTargetLabel", at_label, "predictions", "loss"),
-    )
+    attacks: dict[str, Attack] = {
+        "JointLikelihoodRatio": OverQueries(JointLikelihoodRatio("identity"), level),
+        "AtTargetLabel": OverQueries(AtTargetLabel(), level),
+        "Metaclassifier": Metaclassifier(queries=level),
+    }
+    return tuple(SuiteRow(name, attack, "predictions", "loss") for name, attack in attacks.items())
 
 
 NUMBERS = (
@@ -209,7 +212,7 @@ SUITE: tuple[SuiteRow, ...] = (
 NAMES = frozenset({r.name for r in SUITE} | {"LabelPatience", "PredictionPatience", "Boosted", "Stacked"})
 """Names that `Policy.suite` may list."""
 
-JOINED = ("JointLikelihoodRatio", "AtTargetLabel", "LikelihoodRatio")
+JOINED = ("JointLikelihoodRatio", "AtTargetLabel", "LikelihoodRatio", "Metaclassifier")
 """Attacks on predictions that are joined into one, the first before the others."""
 
 OF_MAPS = ("LikelihoodRatio", "JointLikelihoodRatio")
@@ -304,7 +307,7 @@ class _Level:
         if not self._learn():
             return rows
         labels = self._label_columns() if self._labelled() else []
-        joined = [r for r in rows if r.role == "loss" and r.name in JOINED]
+        joined = [_cheaper(r) for r in rows if r.role == "loss" and r.name in JOINED]
         predicted = bool(joined) and self.policy.release != "explanation"
         alone = self.policy.release == "prediction"
         if labels:
@@ -342,9 +345,10 @@ class _Level:
         what = "loss" if baseline.role == "loss" else "label"
         role: Role = "explanation+loss" if what == "loss" else "explanation+label"
         single = [r for r in alone if r.needs_references and r.role == "explanation"]
-        rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
         also = [s for name in PREDICTION if self._has(s := at_level(name, self.level))] if what == "loss" else []
         whole = [s for s in [at_level("prediction", self.level)] if what == "loss" and self._has(s)]
+        what = "prediction" if whole and not also else what  # there is no loss of foreign labels
+        rows = [self._stack(r.name, f"{r.signal}+{what}", role, [baseline, r]) for r in single]
         numbers = self._numbers(alone)
         joint: list[SuiteRow] = []
         beside = also or whole
@@ -398,11 +402,11 @@ class _Level:
             attack, width = row.attack.attack, width // row.attack.queries
         return (
             width > 0
-            and (width > 1 or not isinstance(attack, AtTargetLabel))
+            and (width > 1 or not isinstance(attack, AtTargetLabel | Metaclassifier))
             and (width == 1 or not isinstance(attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT))
             and (width <= MOST_NUMBERS or not isinstance(attack, JointLikelihoodRatio))
             and (not row.needs_references or references >= 2)
-            and (not row.learns or references >= FEWEST_TO_LEARN)
+            and (not (row.learns or isinstance(attack, Metaclassifier)) or references >= FEWEST_TO_LEARN)
             and (row.name != "LearnedElsewhere" or self.signals.out_of_distribution is not None)
         )
 
@@ -438,6 +442,12 @@ class _Level:
     def _varies_signal(self, name: str) -> bool:
         values = values_of(self.signals, name)
         return values.size > 0 and any(bool((part != values.flat[0]).any()) for part in values)
+
+
+def _cheaper(row: SuiteRow) -> SuiteRow:
+    """As a column of a stack, which is also computed for every model that plays the target."""
+    attack = row.attack
+    return replace(row, attack=replace(attack, kind="logistic")) if isinstance(attack, Metaclassifier) else row
 
 
 def _best(rows: list[SuiteRow]) -> list[SuiteRow]:

@@ -7,6 +7,7 @@ import pytest
 
 from safexplain.audit.attacks import LikelihoodRatio, Threshold
 from safexplain.audit.attacks.boosted import Boosted
+from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
 from safexplain.audit.attacks.suite import families_allowed, fitting, values_of
@@ -16,7 +17,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc
 
-WHOLE = ("JointLikelihoodRatio", "AtTargetLabel")
+WHOLE = ("JointLikelihoodRatio", "AtTargetLabel", "Metaclassifier")
 """Attacks on the predictions of all classes."""
 
 LEVELS = (1, 20)
@@ -184,7 +185,7 @@ def test_every_attack_on_whole_predictions_runs_that_fits_them():
         *((name, "prediction") for name in WHOLE),
         *((name, "predictions@4") for name in WHOLE),
         ("JointLikelihoodRatio", "prediction@4"),
-        *((name, "prediction@20") for name in ("JointLikelihoodRatio", "AtTargetLabel")),
+        *((name, "prediction@20") for name in WHOLE),
         *(("PredictionPatience", f"prediction{at}") for at in ("", "@4", "@20")),
     }
     assert names_of(r for r in rows if r.role == "label") >= {("LabelPatience", f"label{at}") for at in ("", "@4")}
@@ -195,6 +196,7 @@ def test_every_attack_on_whole_predictions_runs_that_fits_them():
             assert row.columns[0].name == "JointLikelihoodRatio"
             assert row.columns[0].signal == {1: "prediction", 4: "predictions@4", 20: "prediction@20"}[row.level]
             assert len(set(row.columns)) == len(row.columns)
+            assert not [c for c in row.columns if c.attack in (Metaclassifier(), Metaclassifier(queries=4))]  # slow
 
 
 def test_no_label_is_needed_for_attacks_on_predictions():
