@@ -247,7 +247,8 @@ def audit(
             private training, for example. To attack the membership of pre-training data
             (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
             of `fine_tune`.
-        policy: what counts as a leak; default `Policy()`.
+        policy: what counts as a leak; default `Policy()`. Where it says that predictions alone are released, these are
+            judged, and what the explainer gives is not looked at.
         options: what few need to say.
         seed: of everything random, noise keys included.
         cache: where finished reference models are kept, so that an interrupted audit can be taken up.
@@ -405,6 +406,9 @@ def audit_pools(
         ConfigurationError: an unknown output.
     """
     options, policy = options or AuditOptions(), policy or Policy()
+    alone = policy.release == "prediction"
+    if alone:  # no explanation is released that could be hardened
+        hardening = hardening.none()
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     first, population = pools[0].shadows.models[0], pools[0].population
@@ -437,7 +441,7 @@ def audit_pools(
         signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
     configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening, looked) for n, s in signals.items())
-    causes, cause = way.root_cause(pools, hardening.none(), signals["native"], keep)
+    causes, cause = ((), "") if alone else way.root_cause(pools, hardening.none(), signals["native"], keep)
     judged = configurations[-1]
     subject = options.subject or {
         f"target {i + 1}": {MODEL_DIGEST: model_digest(p.shadows.models[0]).hex()} for i, p in enumerate(pools)
@@ -465,10 +469,10 @@ def audit_pools(
     }
     report = ReportData(
         title=options.title or "audit",
-        explainer=f"{way.method} of the predicted {output}",
+        explainer="predictions alone" if alone else f"{way.method} of the predicted {output}",
         configurations=configurations,
         provenance={},
-        pictures=pictures(population.x, pools[0].shadows.membership[0], signals, judged.name),
+        pictures=None if alone else pictures(population.x, pools[0].shadows.membership[0], signals, judged.name),
         notes=tuple(notes),
         privacy=options.privacy,
         canaries=options.canaries,
@@ -679,6 +683,8 @@ class _Way:
             exposed=self.options.exposed,
             progress=named(self.progress, f"attacking ({name})"),
         )
+        if self.policy.release == "prediction":
+            return Configuration("native", "no explanation, and predictions as they are", result, None)
         if signals is native:
             return Configuration("native", "the native explanation, as it is", result, None)
         maps = None

@@ -155,7 +155,8 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
         low, high = r.bounds(best)
         whole = (f"{best.auc:.3f}", f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]")
         kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
-        table.add_row(c.name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess else whole), kept)
+        name = "predictions" if r.policy.release == "prediction" else c.name
+        table.add_row(name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess else whole), kept)
     return table
 
 

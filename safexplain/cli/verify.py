@@ -160,6 +160,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     uses = judgement.uses
     sign = "+" if judgement.claim == "excess" else ""
     policy_limit = f"{judgement.limit:{sign}.1%}"
+    alone = policy.release == "prediction"
     grouped = "" if judgement.grouped is None else f" (groups of {judgement.grouped:,} examples)"
     return {
         "kind": BY_AUDIT,
@@ -168,7 +169,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "model": ", ".join(certificate.subject),
         "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
         "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
-        "released": in_words(hardening.to_dict()),
+        "released": "predictions alone, no explanation" if alone else in_words(hardening.to_dict()),
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         "about": _about(judgement),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),

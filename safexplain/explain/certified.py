@@ -130,6 +130,8 @@ def load_certified(
     options = _options_of(certificate, row.name)
     if certificate.verdict != "certified":
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
+    if certificate.judgement.policy.release == "prediction":
+        raise CertificateError(f"{path} is about predictions alone, and certifies no explanation; audit what is served")
     _check_versions(certificate.environment, path)
     if not isinstance(model, nn.Module) or in_training(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__

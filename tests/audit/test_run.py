@@ -9,6 +9,7 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import (
@@ -23,11 +24,25 @@ from safexplain import (
     TopKSet,
     harden,
 )
-from safexplain.audit import AuditOptions, Dither, Policy, Population, Recipe, Signals, audit, train_shadows
+from safexplain.audit import (
+    AuditOptions,
+    Dither,
+    FineTune,
+    Policy,
+    Population,
+    Recipe,
+    Shadows,
+    Signals,
+    audit,
+    certify,
+    fine_tune,
+    train_shadows,
+)
 from safexplain.audit.run import Pool, audit_pools
 from safexplain.cli import _run
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.loading.models.load import load_model
+from safexplain.verdict.certificate.read import load_certificate
 
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=5, batch_size=20)
 POLICY = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio"), patience=(1, 3))
@@ -406,3 +421,105 @@ def test_a_model_in_training_mode_is_refused(case):
     population, _, member = case
     with pytest.raises(InputError, match=r"model\.eval"):
         audit(build(0), population, member=member, explainer=HardenedSaliency, hardening=HARDENING)
+
+
+# --------------------------------------------------------------------------------------- who was pre-trained on
+
+
+@pytest.fixture(scope="module")
+def fine_tuned():
+    """Digits with labels from 20 on, and models that were pre-trained on halves of them and fine-tuned to parity."""
+    x, y = load_digits(return_X_y=True)
+    x = x[np.random.default_rng(0).permutation(len(y))].reshape(-1, 1, 8, 8) / 16
+    y = y[np.random.default_rng(0).permutation(len(y))]
+    pool, other = Population.of(x[:240], y[:240]), Population.of(x[240:640], y[240:640] % 3)
+
+    def backbone(seed):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    recipe = Recipe(lr=3e-3, epochs=20)
+    pretrained = train_shadows(pool, recipe, build=backbone, models=6, seed=1)
+    return replace(pool, y=pool.y + 20), fine_tune(pretrained, FineTune(other, replace(recipe, epochs=5))), recipe
+
+
+def of_pre_training(fine_tuned, **changes):
+    pool, shadows, _ = fine_tuned
+    given = {
+        "member": shadows.membership[0],
+        "shadows": Shadows(shadows.models[1:], shadows.membership[1:]),
+        "explainer": OwnExplainer,
+        "hardening": HARDENING,
+        "policy": replace(POLICY, suite=("JointLikelihoodRatio", "LikelihoodRatio", "Metaclassifier")),
+        "options": AuditOptions(subject_data="pre-training"),
+    }
+    return audit(shadows.models[0], pool, **{**given, **changes})
+
+
+def test_the_pre_training_data_of_a_fine_tuned_model_is_audited_natively_and_hardened(fine_tuned, tmp_path):
+    run = of_pre_training(fine_tuned)
+    assert set(run.signals) == {"native", "custom"}
+    for signals in run.signals.values():
+        assert signals.values["prediction"].shape == (6, 240, 3)
+        assert signals.values["predictions@3"].shape == (6, 240, 9)
+        assert not [name for name in signals.values if name.startswith(("loss", "margin"))]
+        assert signals.slices["class"].min() >= 20
+        assert signals.meta["labels"] == "foreign"
+        assert "crop-flip" in signals.meta["dither"]["auc"]
+    assert (run.result.claim, run.exit_code) == ("excess", {"certified": 0, "leak": 1, "inconclusive": 3}[run.verdict])
+    found = {(a.attack, a.signal): run.result.is_judged(a) for a in run.result.attacks}
+    assert found["Metaclassifier", "prediction"] is found["JointLikelihoodRatio", "predictions@3"] is False
+    assert found["JointLikelihoodRatio", "l1@3+label"]
+    assert any("10 classes) are of another task than the model's" in note for note in run.notes)
+    assert not any("Accuracy" in note or "guessing" in note for note in run.notes)
+    assert run.report.root_cause
+    run.save(tmp_path)
+    certificate = load_certificate(tmp_path / "certificate.json")
+    assert (certificate.subject_data, certificate.verdict) == ("pre-training", run.verdict)
+    assert "pre-training" in (tmp_path / "report.html").read_text()
+    again = certify(Signals.load(tmp_path / "signals.npz"), replace(run.result.policy, uncounted=True))
+    assert [e.to_dict() for e in again.evidence] == [e.to_dict() for e in run.result.evidence]
+
+
+@pytest.mark.parametrize("release", ["explanation+prediction", "prediction"])
+def test_predictions_on_pre_training_data_are_judged_where_they_are_released(fine_tuned, release, tmp_path):
+    policy = replace(POLICY, suite=("JointLikelihoodRatio", "Metaclassifier"), release=release)
+    run = of_pre_training(fine_tuned, policy=policy, hardening=Hardening.none())
+    roles = {a.role for a in run.result.judged}
+    assert roles == ({"loss"} if release == "prediction" else {"explanation+loss"})
+    assert "prediction" in run.result.sentence
+    run.save(tmp_path)
+    assert load_certificate(tmp_path / "certificate.json").judgement.policy.release == release
+    page = (tmp_path / "report.html").read_text()
+    assert f"Membership audit of {'predictions' if release == 'prediction' else 'explanations'}" in page
+    assert ("Explanations add" in page) == (release != "prediction")
+
+
+def test_a_certificate_of_predictions_alone_serves_no_explanation(fine_tuned, tmp_path):
+    loose = Policy(0.3, 0.95, patience=(1,), suite=(), references=1, uncounted=True, release="prediction")
+    run = of_pre_training(fine_tuned, policy=loose, explainer=HardenedSaliency)
+    assert run.result.policy.claim == "whole"
+    assert [c.name for c in run.configurations] == ["native"]
+    assert run.result.verdict == "certified", run.result.sentence
+    run.save(tmp_path)
+    with pytest.raises(CertificateError, match="about predictions alone, and certifies no explanation"):
+        HardenedSaliency.from_certificate(fine_tuned[1].models[0], tmp_path / "certificate.json")
+
+
+def test_one_recipe_makes_no_reference_models_that_were_fine_tuned(fine_tuned):
+    *_, recipe = fine_tuned
+    with pytest.raises(ConfigurationError, match=r"one recipe makes no fine-tuned reference models; pass shadows="):
+        of_pre_training(fine_tuned, shadows=None, recipe=recipe)
+    pretrained = Shadows(tuple(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(5)), np.eye(5, 240) > 0)
+    with pytest.raises(InputError, match="expected models of one task, got 3 classes of the first and 10 of model 1"):
+        of_pre_training(
+            fine_tuned, shadows=pretrained, options=AuditOptions(subject_data="pre-training", dither=Dither())
+        )
+
+
+def test_an_audit_of_one_training_says_nothing_of_two(run, tmp_path):
+    found = run()
+    assert "labels" not in found.signals["custom"].meta
+    found.save(tmp_path)
+    assert "subject_data" not in json.loads((tmp_path / "certificate.json").read_text())["predicate"]
+    with pytest.raises(ConfigurationError, match="subject_data is one of training, pre-training, fine-tuning; got 'x'"):
+        AuditOptions(subject_data="x")

@@ -241,6 +241,37 @@ def test_what_the_prediction_tells_is_judged_when_it_is_released(
     assert "the predictions of the same queries alone" in content["sentence"]
 
 
+@pytest.mark.parametrize(("leak", "level", "code"), [(2.0, (), 1), (0.0, (), 3), (0.0, (2,), 0)])
+def test_predictions_alone_are_enough_to_be_attacked(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, leak: float, level: tuple[int, ...], code: int
+) -> None:
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 800)) < 0.5
+    base, way = rng.normal(size=(2, 1, 800, 3))
+
+    def asked() -> np.ndarray:
+        scores = base + leak * member[..., None] * way + rng.normal(size=(9, 800, 3))
+        return np.exp(scores) / np.exp(scores).sum(2, keepdims=True)
+
+    values = {"prediction": asked()}
+    for many in level:
+        values[f"predictions@{many}"] = np.concatenate([asked() for _ in range(many)], axis=2)
+        values[f"prediction@{many}"] = values[f"predictions@{many}"].reshape(9, 800, many, 3).mean(2)
+    Signals(member, values, meta={"targets": [0]}).save(tmp_path / "predictions.npz")
+    (tmp_path / "policy.toml").write_text(f"{POLICY}patience = [1, 2]\n".replace("patience = [1]\n", ""))
+    found, out, _ = cli("attack", tmp_path / "predictions.npz", "--policy", tmp_path / "policy.toml", "--json")
+    content = json.loads(out)
+    assert found == code, content["sentence"]
+    assert (content["policy"]["release"], content["claim"]) == ("prediction", "whole")
+    assert {e["role"] for e in content["evidence"]} == {"loss"}
+    assert {e["attack"] for e in content["evidence"]} == {
+        "AtTargetLabel", "JointLikelihoodRatio", "Metaclassifier", "PredictionPatience"
+    }  # fmt: skip
+    assert all(e["judged"] for e in content["evidence"])
+    told = cli("attack", tmp_path / "predictions.npz", "--policy", tmp_path / "policy.toml")[1]
+    assert "explanation" not in told.replace("predictions.npz", "").lower()
+
+
 # --- audit ----------------------------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,8 @@ class Configuration:
         says: what is released, in words.
 
     Raises:
-        InputError: no attack on the explanation was run, so there is nothing to report.
+        InputError: no attack on the explanation was run, so there is nothing to report; unless predictions alone are
+            released.
     """
 
     name: str
@@ -42,7 +43,8 @@ class Configuration:
     says: str = ""
 
     def __post_init__(self) -> None:
-        if not any("explanation" in a.role for a in self.result.attacks):
+        alone = self.result.policy.release == "prediction"
+        if not (alone or any("explanation" in a.role for a in self.result.attacks)):
             raise InputError(
                 f"configuration {self.name!r} has no attack on the explanation, so nothing can be judged;"
                 " audit signals of the explanation (l1, l2, variance or attributions)"

@@ -36,6 +36,7 @@ def render(report: ReportData) -> str:
             report=report,
             audited=report.audited,
             result=audited,
+            alone=audited.policy.release == "prediction",
             facts=words.facts(report.audited),
             controlled=words.with_controls(report.configurations),
             limits=words.limits(audited, report.other_key),

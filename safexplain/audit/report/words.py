@@ -290,6 +290,8 @@ def attack_name(attack: str, signal: str, level: int | None = None) -> str:
 
 def release_name(configuration: Configuration) -> str:
     """Readable name of a configuration."""
+    if configuration.result.policy.release == "prediction":
+        return "Predictions"
     return RELEASES.get(configuration.name, configuration.name)
 
 
@@ -373,6 +375,8 @@ def reading_sentence(result: AuditResult) -> str:
         f" {percent(result.policy.fpr, 3)} of the non-members for members,"
     )
     together = f"between {percent(whole['low'])} and {percent(whole['high'])} of the members"
+    if result.policy.release == "prediction":
+        return f"{who} finds {together} by the predictions."
     if labels is None:
         return f"{who} finds {together}."
     text = f"{who} finds {percent(labels['tpr'])} of the members by the {anyway} alone"
