@@ -222,6 +222,110 @@ def test_a_difference_without_any_noise_is_found():
     assert scores[usable & ~member[0]].max() < -100
 
 
+# ------------------------------------------------------------------------------------------- more than 32 columns
+
+
+def wide(n=500, m=24, k=100, leak=2.5, directions=None, seed=0, noise=1.0):
+    """k columns mixed of as many independent numbers, `directions` of which are moved by membership."""
+    rng = np.random.default_rng(seed)
+    directions = directions or k
+    member = rng.random((m + 1, n)) < 0.5
+    mix = rng.normal(size=(k, k)) / math.sqrt(k) * np.linspace(0.1, 3, k)
+    own = noise * rng.normal(size=(m + 1, n, k))
+    own[..., :directions] += leak / math.sqrt(directions) * rng.normal(size=(n, directions)) * member[..., None]
+    signal = own @ mix + rng.normal(0, 3, (n, k))
+    return signal[0], signal[1:], member[1:], member[0]
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_columns_that_only_mix_fewer_numbers_score_as_these(attack):
+    target, shadows, membership, _ = world(150, 12, leak=(1.5, 0.5, 0.0), calm=0.7)
+    membership[:, 3], membership[:, 4] = True, False
+    mix = np.random.default_rng(3).normal(size=(3, 100))
+    found = attack(target @ mix, shadows @ mix, membership)
+    assert np.allclose(found, attack(target, shadows, membership), atol=1e-4)
+    assert found[3] == found[4] == 0
+
+
+def test_columns_that_membership_hardly_moves_change_little():
+    """Ten numbers and ninety of noise, rotated."""
+    rng = np.random.default_rng(0)
+    n, m = 1500, 24
+    member = rng.random((m + 1, n)) < 0.5
+    own = rng.normal(0, 2, (n, 100)) + rng.normal(size=(m + 1, n, 100)) * np.where(np.arange(100) < 10, 1.0, 0.01)
+    own[..., :10] += member[..., None] * rng.normal(size=(n, 10))
+    turned = own @ linalg.qr(rng.normal(size=(100, 100)))[0]
+    attack = JointLikelihoodRatio("identity")
+    plain = attack(own[0, :, :10], own[1:, :, :10], member[1:])
+    found = attack(turned[0], turned[1:], member[1:])
+    assert np.corrcoef(plain, found)[0, 1] > 0.85
+    assert roc(found, member[0]).auc > roc(plain, member[0]).auc - 0.03 > 0.8
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_a_mix_of_many_columns_scores_as_the_columns(attack):
+    target, shadows, membership, _ = wide(120, 12, 40)
+    mix = np.random.default_rng(1).normal(size=(40, 40)) * np.logspace(-3, 3, 40)
+    assert np.allclose(attack(target @ mix, shadows @ mix, membership), attack(target, shadows, membership), atol=1e-4)
+
+
+@pytest.mark.parametrize(("directions", "more"), [(10, 0.1), (40, 0.01)])
+def test_of_a_hundred_correlated_columns_more_is_found_together_than_one_by_one(directions, more):
+    case = wide(directions=directions)
+    joint, one_by_one = JointLikelihoodRatio("identity"), LikelihoodRatio("identity")
+    assert auc_of(joint, case) > auc_of(one_by_one, case) + more
+
+
+def test_a_leak_in_all_of_a_hundred_directions_is_not_lost():
+    case = wide(1200, 32)
+    assert auc_of(JointLikelihoodRatio("identity"), case) > auc_of(LikelihoodRatio("identity"), case) - 0.03
+    assert auc_of(JointLikelihoodRatio("identity"), case) > 0.7
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_in_many_columns_without_a_leak_nothing_is_found(attack):
+    for seed in range(2):
+        target, shadows, membership, member = wide(600, 12, 60, leak=0.0, seed=seed)
+        low, high = auc_interval(roc(attack(target, shadows, membership), member), 0.999)
+        assert low < 0.5 < high
+
+
+def test_many_columns_in_parts_give_the_same_scores(monkeypatch):
+    case = wide(60, 10, 50)[:3]
+    whole = JointLikelihoodRatio()(*case)
+    monkeypatch.setattr("safexplain.audit.attacks.likelihood.moments.CHUNK", 10 * 50 * 7)
+    assert np.allclose(JointLikelihoodRatio()(*case), whole, rtol=1e-6, atol=1e-8)
+
+
+def test_each_of_many_columns_has_its_scale_as_each_of_few():
+    target, shadows, membership, _ = wide(60, 10, 40)
+    target[:, :20], shadows[..., :20] = np.exp(target[:, :20]), np.exp(shadows[..., :20])
+    shadows[0, 0, 3], shadows[1, :, 5], target[2, 7] = 0.0, 0.0, 0.0
+    t, s = target.copy(), shadows.copy()
+    for j in range(20):
+        least = min(a[a > 0].min() for a in (t[:, j], s[..., j])) / 2
+        t[:, j], s[..., j] = np.log(np.maximum(t[:, j], least)), np.log(np.maximum(s[..., j], least))
+    by_hand = JointLikelihoodRatio("identity")(t, s, membership)
+    assert np.allclose(JointLikelihoodRatio()(target, shadows, membership), by_hand, atol=1e-8)
+    assert not np.allclose(JointLikelihoodRatio("identity")(target, shadows, membership), by_hand, atol=0.1)
+    with pytest.raises(InputError, match="transform='identity'"):
+        JointLikelihoodRatio("log")(target, shadows, membership)
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_scores_of_many_odd_columns_are_finite(attack):
+    rng = np.random.default_rng(0)
+    odd = np.array([0.0, 5e-324, 1e-300, 1.0, -1.0, 1e-9, 1e100, 1e300])
+    for _ in range(5):
+        m, n, k = rng.integers(2, 5), rng.integers(1, 5), rng.integers(33, 60)
+        membership = rng.random((m, n)) < 0.5
+        membership[:2, 0] = True, False
+        signal = np.where(rng.random((m + 1, n, k)) < 0.5, rng.choice(odd, (m + 1, n, k)), rng.normal(size=k))
+        assert np.isfinite(attack(signal[0], signal[1:], membership)).all()
+    for value in (0.0, 0.1):
+        assert not attack(np.full((20, 40), value), np.full((8, 20, 40), value), world(20, 8)[2]).any()
+
+
 # -------------------------------------------------------------------------------------------------- odd signals
 
 
@@ -257,12 +361,13 @@ def test_it_is_an_attack_that_compares_and_prints():
 # ------------------------------------------------------------------------------------------------------- errors
 
 
-def test_more_than_32_numbers_are_refused():
-    signal = np.random.default_rng(0).normal(size=(5, 6, 33))
+def test_more_than_2048_numbers_are_refused():
+    signal = np.random.default_rng(0).normal(size=(5, 6, 2049))
     membership = np.arange(24).reshape(4, 6) % 5 < 2
-    with pytest.raises(InputError, match=r"1 to 32 numbers an example, got 33; use LikelihoodRatio"):
+    with pytest.raises(InputError, match=r"1 to 2048 numbers an example, got 2049; use LikelihoodRatio"):
         JointLikelihoodRatio()(signal[0], signal[1:], membership)
-    assert np.isfinite(JointLikelihoodRatio()(signal[0, :, :32], signal[1:, :, :32], membership)).all()
+    with pytest.raises(InputError, match="1 to 2048 numbers an example, got 0"):
+        JointLikelihoodRatio()(signal[0, :, :0], signal[1:, :, :0], membership)
 
 
 def test_references_on_one_side_only_and_logarithms_of_negative_signals_are_refused():

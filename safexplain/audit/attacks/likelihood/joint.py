@@ -5,7 +5,8 @@
 LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) adds this up over independent numbers; norms
 and losses of one example are far from independent. Everything that one example has too few reference models for is
 borrowed from the other examples: the covariances by shrinkage, the means by a normal prior (empirical Bayes, as in
-Efron & Morris, 1973).
+Efron & Morris, 1973). Of more numbers than references can tell the covariance of, the ratio is taken in the directions
+in which membership tells most (`_Directions`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from safexplain.audit.attacks.likelihood.moments import (
 from safexplain.errors import ConfigurationError, InputError
 
 MOST_NUMBERS = 32
-"""Most numbers an example; the reference models of an audit cannot tell the covariance of more."""
+"""Most numbers an example that are read as they are: references cannot tell each example's covariance of more."""
+
+MOST_COLUMNS = 2048
+"""Most numbers an example; their pooled covariance takes time and memory that grow with the cube and the square."""
 
 FLOOR = 1e-9
 """Least variance in any direction, as a share of the pooled one."""
@@ -47,6 +51,18 @@ class JointLikelihoodRatio:
 
     W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides ("shared" and "relative") or
     of one ("separate"), dof_i their degrees of freedom: the prior of `SharedVariance`, for matrices.
+
+    Of more than 32 numbers each example's covariance cannot be told by few references. They are mapped, by one linear
+    map for all examples that is learned from the reference models alone, to uncorrelated directions v, ordered by how
+    large the gaps between the in- and the out-mean are in them beside the spread,
+
+        B v = lambda P v,    B = mean of gap_i gap_i^T - (P_in mean(1 / c_in) + P_out mean(1 / c_out)),
+
+    P the pooled covariance and c the numbers of references on a side, without whose noise B would be large where gaps
+    are only badly known. This is Fisher's discriminant (Fisher, 1936; Rao, 1948, for several directions), between the
+    sides of every example. The ratio above is taken of the first 32 directions; those of the others are added one by
+    one, the gaps shrunk towards 0 by a normal prior with the mean of their lambda as variance: where membership moves
+    no more than 32 directions, they add next to nothing. Invertible linear maps of the columns change no score.
 
     Args:
         transform: "log", "identity", or "auto": the logarithm of every column that is never negative.
@@ -78,7 +94,7 @@ class JointLikelihoodRatio:
         """Score every example; higher says "member".
 
         Args:
-            target: (n,) or (n, k) numbers of the target model, k <= 32.
+            target: (n,) or (n, k) numbers of the target model, k <= 2,048.
             shadows: (m, n) or (m, n, k) numbers of reference models.
             membership: (m, n) bool.
 
@@ -86,17 +102,23 @@ class JointLikelihoodRatio:
             (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
 
         Raises:
-            InputError: shapes disagree, values are not finite, more than 32 columns, no example has references on
+            InputError: shapes disagree, values are not finite, more than 2,048 columns, no example has references on
                 both sides, or the logarithm of a negative signal was asked for.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim == 1:
             target, shadows = target[:, None], shadows[:, :, None]
-        n, k = target.shape
-        if not 1 <= k <= MOST_NUMBERS:
-            raise InputError(f"expected 1 to {MOST_NUMBERS} numbers an example, got {k}; use LikelihoodRatio for more")
+        k = target.shape[1]
+        if not 1 <= k <= MOST_COLUMNS:
+            raise InputError(f"expected 1 to {MOST_COLUMNS} numbers an example, got {k}; use LikelihoodRatio for more")
         usable = two_sided(membership)
-        t, values = self._scaled(target, shadows)
+        if k > MOST_NUMBERS:
+            return self._many(_Columns.of(self.transform, target, shadows), target, shadows, membership, usable)
+        return self._few(*self._scaled(target, shadows), membership, usable)
+
+    def _few(self, t: Array, values: Array, membership: Bools, usable: Bools) -> Array:
+        """(n,) log ratios of (n, k) and (m, n, k) numbers of about the same size, k <= 32."""
+        n, k = t.shape
         cut = list(parts(n, len(values) * k))
         count, mean = np.empty((2, n, 1)), np.empty((2, n, k))
         total = np.zeros((2, k, k))
@@ -122,6 +144,48 @@ class JointLikelihoodRatio:
             scores[part] = log_p[0] - log_p[1]
         scores[~usable] = 0.0
         return scores
+
+    def _many(self, columns: _Columns, target: Floats, shadows: Floats, membership: Bools, usable: Bools) -> Array:
+        """(n,) log ratios in the directions of `_Directions`: the first 32 together, the others one by one."""
+        m, n, k = shadows.shape
+        cut = list(parts(n, m * k))
+        found = _Directions.of(columns, shadows, membership, usable, cut)
+        r = min(MOST_NUMBERS, found.frame.shape[1])
+        t, values, scores = np.empty((n, r)), np.empty((m, n, r)), np.zeros(n)
+        for part in cut:
+            one, many = columns(target[part]) @ found.frame, columns(shadows[:, part]) @ found.frame
+            t[part], values[:, part] = one[:, :r], many[..., :r]
+            if r < found.frame.shape[1]:
+                scores[part] = self._one_by_one(one[:, r:], many[..., r:], membership[:, part], found)
+        scores[~usable] = 0.0
+        if r == 0:
+            return scores
+        largest = np.maximum(np.abs(t).max(0), np.abs(values).max((0, 1)))
+        largest[largest == 0] = 1.0
+        return scores + self._few(t / largest, values / largest, membership, usable)
+
+    def _one_by_one(self, t: Array, values: Array, member: Bools, found: _Directions) -> Array:
+        """(p,) summed log ratios of (p, d) and (m, p, d) numbers in the last directions, as if independent."""
+        pooled = found.spread[:, None, -t.shape[1] :]
+        if self.covariance == "shared" or (found.dof == 0).any():
+            pooled = np.ones_like(pooled)
+        weight = np.stack([member, ~member]).astype(np.float64)
+        count = weight.sum(1)[..., None]
+        mean = np.einsum("smp,mpd->spd", weight, values, optimize=True) / np.maximum(count, 1)
+        ss = np.stack([np.einsum("mp,mpd->pd", w, np.square(values - c)) for w, c in zip(weight, mean, strict=True)])
+        ss, dof, count = ss / pooled, np.maximum(count - 1, 0), np.maximum(count, 1)
+        if self.covariance != "separate":
+            ss, dof = ss.sum(0, keepdims=True), dof.sum(0, keepdims=True)
+        spread = np.maximum(shrunk(ss, dof, self.shrink, np.ones(1)), FLOOR) * pooled
+        if self.means == "shrunk":
+            noise = spread / count
+            gap, share = mean[0] - mean[1], noise[0] / noise.sum(0)
+            level = mean[0] - share * gap  # the means weighted by what is known of them
+            gap = gap * found.prior / (found.prior + noise.sum(0))
+            mean = np.stack([level + share * gap, level - (1 - share) * gap])
+        log_p = -0.5 * (np.minimum((t - mean) ** 2 / spread, 1e290) + np.log(spread)).sum(-1)
+        out: Array = log_p[0] - log_p[1]
+        return out
 
     def _scaled(self, target: Floats, shadows: Floats) -> tuple[Array, Array]:
         """Both in double precision, every column on its scale and divided by its largest absolute value."""
@@ -207,3 +271,83 @@ def _basis(change: Array) -> Array:
     kept = w > 1e-10
     basis: Array = inverse[:, None] * v[:, kept] / np.sqrt(w[kept])
     return basis
+
+
+# ---------------------------------------------------------------------------------------------------- many columns
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The scale of every column, as `_scaled` has it, for a few examples at a time."""
+
+    floor: Array  # (k,) what the logarithm is taken of at least; 0: none is taken
+    largest: Array  # (k,)
+
+    @classmethod
+    def of(cls, transform: Transform, target: Floats, shadows: Floats) -> _Columns:
+        """Of (n, k) and (m, n, k) numbers.
+
+        Raises:
+            InputError: the logarithm of a negative signal was asked for.
+        """
+        lowest = np.minimum(target.min(0), shadows.min((0, 1))).astype(np.float64)
+        highest = np.maximum(target.max(0), shadows.max((0, 1))).astype(np.float64)
+        if transform == "log" and lowest.min() < 0:
+            raise InputError(f"the signal has negative values (down to {lowest.min():g}); use transform='identity'")
+        logs = np.zeros(len(lowest), dtype=bool) if transform == "identity" else lowest >= 0
+        smallest = np.where(lowest > 0, lowest, np.inf)
+        for j in np.flatnonzero(logs & (lowest == 0) & (highest > 0)):
+            smallest[j] = min(a[a > 0].min() for a in (target[:, j], shadows[:, :, j]) if (a > 0).any())
+        floor = np.where(logs, np.maximum(np.where(np.isfinite(smallest), smallest, 1.0) / 2, 5e-324), 0.0)
+        safe = np.where(logs, floor, 1.0)
+        ends = (np.where(logs, np.log(np.maximum(safe, np.abs(end))), np.abs(end)) for end in (lowest, highest))
+        largest = np.maximum(*map(np.abs, ends))
+        return cls(floor, np.where(largest > 0, largest, 1.0))
+
+    def __call__(self, values: Floats) -> Array:
+        """(..., k) in double precision, on that scale."""
+        out, logs = np.array(values, dtype=np.float64), self.floor > 0
+        if logs.any():
+            out[..., logs] = np.log(np.maximum(out[..., logs], self.floor[logs]))
+        out /= self.largest
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Directions:
+    """Uncorrelated directions of unit spread, pooled over both sides, those with the largest gaps first."""
+
+    frame: Array  # (k, r)
+    spread: Array  # (2, r) pooled variance of each side
+    dof: Array  # (2,) degrees of freedom of these
+    prior: float  # mean square of the gaps beyond the first 32 directions, less that of their noise
+
+    @classmethod
+    def of(cls, columns: _Columns, shadows: Floats, membership: Bools, usable: Bools, cut: list[slice]) -> _Directions:
+        """Of the references' (m, n, k) numbers, a part of the examples at a time."""
+        k, number = shadows.shape[2], int(usable.sum())
+        total, gaps = np.zeros((2, k, k)), np.zeros((k, k))
+        dof, scarce = np.zeros(2), np.zeros(2)
+        for part in cut:
+            chosen = usable[part]
+            x, inside = columns(shadows[:, part][:, chosen]), membership[:, part][:, chosen]
+            means = []
+            for side, member in enumerate((inside, ~inside)):
+                count = member.sum(0)
+                means.append(np.einsum("mn,mnk->nk", member.astype(np.float64), x, optimize=True) / count[:, None])
+                away = (x - means[side])[member]
+                total[side] += away.T @ away
+                dof[side] += (count - 1).sum()
+                scarce[side] += (1 / count).sum() / number
+            gap = means[0] - means[1]
+            gaps += gap.T @ gap
+        basis = _basis((total.sum(0) + gaps) / (dof.sum() + number))
+        total, gaps = basis.T @ total @ basis / np.maximum(dof, 1.0)[:, None, None], basis.T @ gaps @ basis / number
+        w, v = np.linalg.eigh((total * dof[:, None, None]).sum(0) / max(dof.sum(), 1.0))
+        white = v / np.sqrt(np.maximum(w, FLOOR))
+        between = white.T @ (gaps - (total * scarce[:, None, None]).sum(0)) @ white
+        moved, found = np.linalg.eigh(between)
+        white = white @ found[:, ::-1]
+        spread = np.maximum(np.einsum("kr,skl,lr->sr", white, total, white, optimize=True), FLOOR)
+        rest = moved[::-1][MOST_NUMBERS:]
+        return cls(basis @ white, spread, dof, max(float(rest.mean()), 0.0) if len(rest) else 0.0)
