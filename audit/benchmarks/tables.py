@@ -72,3 +72,14 @@ def power(found: dict[str, Any]) -> str:
     ]
     names = next(iter(found["problems"].values()))["share"]
     return markdown((f"{found['references']} references", "oracle's TPR at 1 %", *names), rows)
+
+
+def metaclassifiers(found: dict[str, Any]) -> str:
+    """All networks at once, and in a loop."""
+    a_network, areas = found["ms_a_network_median"], found["auc_on_the_sample"]
+    rows = [
+        ("together", f"{a_network['together']:.2f}", f"{found['together_seconds']:,.0f}", f"{areas['together']:.3f}"),
+        (f"loop (extrapolated from {found['loop_networks_trained']})", f"{a_network['loop']:.0f}",
+         f"{found['loop_seconds_extrapolated']:,.0f}", f"{areas['loop']:.3f}"),
+    ]  # fmt: skip
+    return markdown((f"{found['networks']:,} networks", "ms each", "seconds for all", "AUC on the sample"), rows)

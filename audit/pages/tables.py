@@ -270,6 +270,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_power": ("attack_power", benchmark_tables.power),
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
+    "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
