@@ -360,9 +360,11 @@ class _Networks:
         gradient = torch.empty_like(self.parameters)
         to_first, to_second, to_bias = self._views(gradient, self.k)
         adam = _Adam(self.parameters)
+        rooms = {size: self._room(x, size) for size in {min(batch, rows), rows % batch} - {0}}
         for epoch, index, kept in self.draws(rows, batch, epochs):
-            xs, ys = x[index].transpose(0, 1), y[index].T
-            hidden = torch.bmm(xs, self.first).clamp_(min=0).mul_(kept)
+            taken, weighed, hidden, through = rooms[len(index)]
+            xs, ys = torch.index_select(x, 0, index, out=taken).transpose(0, 1), y[index].T
+            torch.bmm(xs, self.first, out=hidden).clamp_(min=0).mul_(kept)
             v = self.second[:, 1] - self.second[:, 0]
             u = torch.bmm(v[:, None], hidden.transpose(1, 2))[:, 0] + (self.bias[:, 1:] - self.bias[:, :1])
             d = torch.sigmoid_(u).sub_(ys).div_(len(index))
@@ -370,9 +372,18 @@ class _Networks:
             to_second[:, 0] = -to_second[:, 1]
             to_bias[:, 1] = d.sum(1)
             to_bias[:, 0] = -to_bias[:, 1]
-            through = torch.bmm((xs * d[:, :, None]).transpose(1, 2), hidden.sign_())
+            torch.mul(xs, d[:, :, None], out=weighed)
+            torch.bmm(weighed.transpose(1, 2), hidden.sign_(), out=through)
             torch.mul(through, v[:, None] / (1 - DROPOUT), out=to_first)
             adam.step(gradient, LR * LR_FACTOR ** (epoch // LR_EPOCHS))
+
+    @staticmethod
+    def _room(x: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where a step with `size` rows of x writes: new memory in every step would take longer than the products."""
+        _, count, k = x.shape
+        shapes = (size, count, k), (count, size, k), (count, size, WIDTH), (count, k, WIDTH)
+        taken, weighed, hidden, through = (x.new_empty(shape) for shape in shapes)
+        return taken, weighed, hidden, through
 
     @torch.no_grad()
     def log_odds(self, x: Tensor) -> Tensor:
