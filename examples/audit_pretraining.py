@@ -2,7 +2,7 @@
 
 The backbone learned digits from a pool in which a third of the labels are wrong, so that it remembers examples. Its new
 head was trained on another task, other digits modulo 5, which has no label for the pool's examples. Its probabilities,
-or the norms of the native explanations of its classes, still tell who was in the pool; the recommended hardening does not.
+or the norms of native explanations of its classes, still tell who was in the pool; the recommended hardening does not.
 """
 
 import numpy as np
