@@ -29,6 +29,7 @@ from safexplain.cli.console import (
     make_folder,
     resumable,
 )
+from safexplain.cli.stages import Stages, TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
@@ -93,11 +94,12 @@ class Question:
     quiet: Quiet = False
 
     @contextmanager
-    def begun(self, kept: str = "finished models") -> Iterator[Begun]:
+    def begun(self, kept: str = "finished models", stages: Stages | None = None) -> Iterator[Begun]:
         """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
         Args:
             kept: what an interruption leaves in the directory, in words.
+            stages: of the training, whose membership is asked about; None: it was one.
 
         Raises:
             SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
@@ -108,35 +110,47 @@ class Question:
         trained = Recipe(seed=self.seed) if self.recipe is None else Recipe.from_toml(self.recipe)
         folder = choose_folder(self.run_dir, self.resume)
         with resumable(folder, kept), shown(self.quiet or self.json_) as progress:
-            read, loaded, outputs = load_both(
-                self.data, self.model, self.group_column, self.slice_by or [], self.arch, self.trust_pickle
-            )
-            notes = check_data(read, num_classes=outputs)
+            pool = None if stages is None else stages.pool
+            columns = (self.group_column, self.slice_by or [])
+            own = columns if pool is None else (None, [])
+            read, loaded, outputs = load_both(self.data, self.model, *own, self.arch, self.trust_pickle)
+            references = 0 if loaded.fresh is None else self.references
+            materials = {f"data {read.source} sha256": read.sha256}
+            if stages is not None and pool is not None:
+                asked = load_data(pool, group=columns[0], slices=columns[1])
+                two = TwoStages(stages, read, asked, loaded, trained, outputs, references, self.seed)
+                notes, materials = two.notes(), materials | two.materials()
+            else:
+                asked, two = read, None
+                notes = check_data(read, num_classes=outputs)
+                notes += () if stages is None else stages.notes(references)
             if loaded.fresh is None:
                 notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
             elif self.recipe is None and self.references:
-                notes += (_no_recipe(trained),)
+                notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
             name, digest = self.model.name, model_digest(loaded.model.to(place)).hex()
             options = AuditOptions(
-                slices=read.slices,
+                slices=asked.slices,
                 title=name,
                 subject={name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}},
-                materials={f"data {read.source} sha256": read.sha256},
+                materials=materials,
                 notes=notes,
                 privacy=None if self.privacy is None else PrivacyStatement.load(self.privacy),
                 canaries=None if self.canaries is None else load_finding(self.canaries),
+                subject_data="training" if stages is None else stages.subject,
             )
             make_folder(folder)
+            population = Population.of(asked.x, asked.y, asked.groups)
             arguments = {
                 "model": loaded.model,
-                "population": Population.of(read.x, read.y, read.groups),
+                "population": population,
                 "recipe": trained,
-                "member": read.member,
+                "member": asked.member,
                 "explainer": methods[0] if len(methods) == 1 else methods,
                 "output": self.output,
                 "arguments": given,
                 "build": loaded.fresh,
-                "references": 0 if loaded.fresh is None else self.references,
+                "references": references,
                 "policy": judged_by,
                 "options": options,
                 "seed": self.seed,
@@ -144,6 +158,8 @@ class Question:
                 "device": place,
                 "progress": progress,
             }
+            if two is not None:
+                arguments["shadows"] = two.train(population, place, folder / "models", progress)
             yield Begun(folder, arguments, read.feature_names or ())
 
 
@@ -263,11 +279,3 @@ def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Harde
         methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
         raise ConfigurationError(f"{row.name} gives no map of numbers to attack; expected one of {methods}")
     return HARDENED[row.name], values
-
-
-def _no_recipe(recipe: Recipe) -> str:
-    return (
-        f"No --recipe: reference models were trained by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
-        f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was trained differently, a real"
-        " attacker may do better than this audit: a leak found is a leak, a certificate says less."
-    )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
-from safexplain._validate import check_number
+from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
@@ -63,6 +63,7 @@ class FineTune:
             used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no privacy.
         overlap: examples of the pool with labels of the downstream task, and their (k,) rows in the pool: each model is
             also fine-tuned on those that are its members.
+        outputs: of the new head; None: as many as the downstream labels need.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range, dp without epsilon and
@@ -76,6 +77,7 @@ class FineTune:
     sample: float = 0.85
     dp: Mapping[str, Any] | None = None
     overlap: tuple[Population, NDArray[np.int64]] | None = None
+    outputs: int | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("downstream", Population), ("recipe", Recipe)):
@@ -86,6 +88,10 @@ class FineTune:
         if sample > 1:
             raise ConfigurationError(f"sample: expected a share in (0, 1], got {self.sample!r}")
         object.__setattr__(self, "sample", sample)
+        if self.outputs is not None and check_whole("outputs", self.outputs, 2) < self.downstream.classes:
+            raise ConfigurationError(
+                f"outputs: the downstream labels need {self.downstream.classes}, got {self.outputs}"
+            )
         if self.dp is not None:
             self._check_dp()
         if self.overlap is not None:
@@ -94,7 +100,17 @@ class FineTune:
     @property
     def classes(self) -> int:
         """Outputs of the new head."""
-        return self.downstream.classes
+        return self.outputs or self.downstream.classes
+
+    def check(self, model: nn.Module) -> None:
+        """See whether a model of this architecture can be fine-tuned so, before anything long.
+
+        Raises:
+            InputError: as `fine_tune`, but for what is wrong with a share of the data.
+        """
+        one = Shadows((model,), np.zeros((1, 1), dtype=bool))
+        job = _Job(one, self, 0, next((p.device for p in model.parameters()), torch.device("cpu")))
+        job.check(job.start(0))
 
     def _check_dp(self) -> None:
         from safexplain.dp.sgd.finetune import DPFineTuner
@@ -341,6 +357,10 @@ class _Job:
                 f"{type(model).__name__} must give ({len(x)}, {self.how.classes}) outputs, from a linear head of that"
                 f" many classes, got {shape}"
             )
+        if isinstance(self.how.trainable, int):
+            self._parts(model)
+        elif self.how.trainable == "lora":
+            self._beside(model)
 
     def _outputs(self, model: nn.Module, x: Tensor) -> Any:
         model.eval()
@@ -464,7 +484,7 @@ class _Job:
         count, names = int(self.how.trainable), blocks(model, head)
         if count > len(names):
             raise InputError(
-                f"trainable: {type(model).__name__} has {len(names)} blocks below its head"
+                f"trainable: {type(model).__name__} has {len(names)} block{'s' * (len(names) != 1)} below its head"
                 f" ({', '.join(names) or 'none'}), got {count}; to train everything, say trainable='all'"
             )
         order = [name for name, _ in model.named_modules()]
@@ -476,24 +496,30 @@ class _Job:
 
     def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
         """A copy with adapters beside the projections of attention, or beside all linear layers; not the head."""
-        from safexplain.dp.models.adapters import TARGETS, add_lora
+        from safexplain.dp.models.adapters import add_lora
         from safexplain.dp.models.replacements import put, replace_composites
 
         model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)
-        name = head_name(model)
+        targets, name = self._beside(model), head_name(model)
         head = model.get_submodule(name)
         model = put(model, name, nn.Identity())
-        linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self._mixed(i, 2))
+            add_lora(model, targets=targets)
+        return put(model, name, head)
+
+    def _beside(self, model: nn.Module) -> Sequence[str]:
+        """Names of the linear layers that get adapters."""
+        from safexplain.dp.models.adapters import TARGETS
+
+        head = head_name(model)
+        linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name != head]
         if not linear:
             raise InputError(
                 'trainable="lora": the model has no linear layer beside its head; train "head", a number of blocks or'
                 ' "all"'
             )
-        attention = any(n.rpartition(".")[2] in TARGETS for n in linear)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(self._mixed(i, 2))
-            add_lora(model, targets=TARGETS if attention else linear)
-        return put(model, name, head)
+        return TARGETS if any(name.rpartition(".")[2] in TARGETS for name in linear) else linear
 
 
 @contextmanager

@@ -49,12 +49,13 @@ class AuditData:
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def check_data(data: AuditData, *, num_classes: int | None) -> tuple[str, ...]:
+def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = True) -> tuple[str, ...]:
     """Refuse data on which an audit would fail or mean nothing.
 
     Args:
         data: The data.
         num_classes: Outputs of the model, where they are known (`check_model_fits`).
+        both_sides: Whether members and non-members are to be told apart; else members are enough.
 
     Returns:
         Warnings, one sentence each: rows that are both member and non-member, classes seen on one side only.
@@ -74,9 +75,14 @@ def check_data(data: AuditData, *, num_classes: int | None) -> tuple[str, ...]:
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != n:
             raise InputError(f"x has {n} rows but {name} has shape {column.shape}; expected ({n},): one entry a row")
-    _check_membership(data.member)
+    if both_sides:
+        _check_membership(data.member)
+    elif not data.member.any():
+        raise InputError(f"none of the {n} rows of {data.source} is a member, a row that the model was trained on")
     _check_finite(data)
     _check_labels(data, num_classes)
+    if not both_sides:
+        return ()
     return (*_duplicates(data), *_lopsided_classes(data))
 
 

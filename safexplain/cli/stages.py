@@ -1,0 +1,251 @@
+"""Audits of a model that was pre-trained and fine-tuned: whose membership is asked about, and its references.
+
+An audit of the pre-training data has two sets of data: the pool, of which a part was in the pre-training, and the
+data of the fine-tuning. Its reference models go the target's way: pre-trained on random halves of the pool, then
+fine-tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from safexplain._digest import sha256
+from safexplain._progress import Progress, named
+from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
+from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
+from safexplain.audit.run import FEWEST_REFERENCES, SubjectData
+from safexplain.audit.signals import hash_examples
+from safexplain.audit.splits import refuse_copies
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
+from safexplain.loading.models.exported import ExportedModel
+from safexplain.loading.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The options about a training in two stages.
+
+    Args:
+        subject: whose membership is asked about, "pre-training" or "fine-tuning" data.
+        pool: data of the pre-training, members and others; None: the fine-tuning data is asked about.
+        recipe: of the pre-training.
+        trainable: what was fine-tuned.
+    """
+
+    subject: SubjectData
+    pool: Path | None
+    recipe: Path | None
+    trainable: Trainable
+
+    @classmethod
+    def of(cls, subject: str | None, pool: Path | None, recipe: Path | None, trainable: str | None) -> Stages | None:
+        """From the words of the command line; None where the training was one.
+
+        Raises:
+            ConfigurationError: options that do not go together, or an unknown word.
+        """
+        if subject not in (None, "training", "pre-training", "fine-tuning"):
+            raise ConfigurationError(f"--subject-data is training or fine-tuning, got {subject!r}")
+        if pool is None:
+            for name, given in (("--pretraining-recipe", recipe), ("--trainable", trainable)):
+                if given is not None:
+                    raise ConfigurationError(
+                        f"{name} is for audits of the pre-training data: give it too, --pretraining-pool pool.npz"
+                    )
+            if subject == "pre-training":
+                raise ConfigurationError(
+                    "--subject-data pre-training needs the pre-training data, --pretraining-pool pool.npz, and the"
+                    " fine-tuning data as --data"
+                )
+            return cls("fine-tuning", None, None, "head") if subject == "fine-tuning" else None
+        if subject not in (None, "pre-training"):
+            raise ConfigurationError(
+                f"--pretraining-pool asks about the pre-training data, --subject-data {subject} about other data; give"
+                " one of them"
+            )
+        return cls("pre-training", pool, recipe, _parse_trainable(trainable or "head"))
+
+    def notes(self, references: int) -> tuple[str, ...]:
+        """Caveats of an audit of the fine-tuning data."""
+        if not references:
+            return ()
+        return (
+            "Reference models started from new weights, not from the pre-trained ones, unless --arch gives them these:"
+            " an attacker who has the pre-trained weights may do better than this audit.",
+        )
+
+
+def _parse_trainable(text: str) -> Trainable:
+    trainable = int(text) if text.isascii() and text.isdigit() else text
+    try:
+        check_trainable(trainable)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"--trainable is head, all, lora, or a number of blocks of at least 1; got {text!r}"
+        ) from None
+    return trainable  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """An audit of the pre-training data: everything is checked when it is made.
+
+    Args:
+        stages: the options.
+        downstream: data of the fine-tuning, its members what the model was fine-tuned on.
+        pool: data of the pre-training.
+        loaded: the model.
+        tuning: recipe of the fine-tuning.
+        outputs: of the model.
+        references: how many reference models.
+        seed: of everything random.
+
+    Raises:
+        InputError: the data or the model cannot be used.
+    """
+
+    stages: Stages
+    downstream: AuditData
+    pool: AuditData
+    loaded: LoadedModel
+    tuning: Recipe
+    outputs: int
+    references: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_data(self.downstream, num_classes=self.outputs, both_sides=False)
+        check_model_fits(self.loaded.model, self.pool)
+        if 0 < self.references < FEWEST_REFERENCES:
+            raise InputError(f"--references: expected 0 or at least {FEWEST_REFERENCES}, got {self.references}")
+        refuse_copies(hash_examples(self.pool.x), self.pool.member)
+        if self.references:
+            self._check_architecture()
+
+    def _check_architecture(self) -> None:
+        fresh = self._new(self.seed)
+        try:
+            self.how.check(fresh)
+        except InputError as error:
+            raise InputError(f"reference models cannot be fine-tuned: {error}") from None
+
+    @cached_property
+    def pretraining(self) -> Recipe:
+        """Of the pre-training."""
+        given = self.stages.recipe
+        return Recipe(seed=self.seed) if given is None else Recipe.from_toml(given)
+
+    @cached_property
+    def how(self) -> FineTune:
+        """Of the fine-tuning: on as many rows as the model was fine-tuned on."""
+        data = Population.of(self.downstream.x, self.downstream.y)
+        share = float(self.downstream.member.mean())
+        return FineTune(data, self.tuning, self.stages.trainable, sample=share, outputs=self.outputs)
+
+    def notes(self) -> tuple[str, ...]:
+        """Caveats, and what the reader must know of the fine-tuning."""
+        found = check_data(self.pool, num_classes=None)
+        member, hit = self.downstream.member, self._hits()
+        others = "" if member.all() else f", {hit[~member].mean():.1%} on others"
+        found += (
+            f"Accuracy of the model on the fine-tuning data: {hit[member].mean():.1%} on the rows that it was"
+            f" fine-tuned on{others}.",
+        )
+        if hit[member].mean() < 1.5 / len(np.unique(self.downstream.y)):
+            found += ("It is hardly better than guessing there: are the labels and the scaling of x right?",)
+        both = np.isin(hash_examples(self.downstream.x), hash_examples(self.pool.x)) & member
+        if both.any():
+            found += (
+                f"{int(both.sum())} of the rows that the model was fine-tuned on are in the pool, too: of these, the"
+                " audit cannot tell which stage they were found by.",
+            )
+        if self.references:
+            count, n = int(member.sum()), len(member)
+            found += (
+                f"Reference models were pre-trained on random halves of the pool ({len(self.pool.y):,} examples), then"
+                f" fine-tuned ({_in_words(self.stages.trainable)}) on {count:,} of the {n:,} rows of the fine-tuning"
+                " data each.",
+            )
+            if self.stages.recipe is None:
+                found += (no_recipe(self.pretraining, "--pretraining-recipe", "pre-trained"),)
+        return found
+
+    def materials(self) -> dict[str, str]:
+        """Digests of the pool and of the recipe of the pre-training."""
+        recipe = {"pre-training recipe sha256": sha256(self.pretraining.to_toml())} if self.references else {}
+        return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
+
+    def train(self, population: Population, device: torch.device, cache: Path, progress: Progress) -> Shadows | None:
+        """The reference models; None where there are to be none.
+
+        Args:
+            population: the pool.
+            device: where they train.
+            cache: where finished models of both stages are kept.
+            progress: told after each model.
+        """
+        if not self.references:
+            return None
+        pretrained = train_shadows(
+            population,
+            self.pretraining,
+            build=self._new,
+            models=self.references,
+            seed=self.seed,
+            device=device,
+            cache=cache,
+            progress=named(progress, "pre-training reference models"),
+        )
+        told = named(progress, "fine-tuning reference models")
+        return fine_tune(pretrained, self.how, seed=self.seed, device=device, cache=cache, progress=told)
+
+    def _new(self, seed: int) -> nn.Module:
+        """An untrained model with a head for the pool's classes."""
+        assert self.loaded.fresh is not None
+        fresh = self.loaded.fresh(seed)
+        if isinstance(fresh, ExportedModel):
+            raise InputError(
+                "reference models cannot be pre-trained from an exported graph, which has no head that could be"
+                " replaced; say with --arch how the network is built, beside the same file"
+            )
+        try:
+            return replace_head(fresh, int(self.pool.y.max()) + 1, seed=seed)
+        except InputError as error:
+            raise InputError(f"reference models cannot be pre-trained: {error}") from None
+
+    def _hits(self) -> NDArray[np.bool_]:
+        """Which rows of the fine-tuning data the model classifies as their labels say."""
+        model, x = self.loaded.model, torch.from_numpy(self.downstream.x)
+        device = next((p.device for p in model.parameters()), x.device)
+        with torch.no_grad():
+            said = torch.cat([model(rows.to(device)).argmax(1).cpu() for rows in torch.split(x, 256)])
+        return np.asarray(said.numpy() == self.downstream.y)
+
+
+def _in_words(trainable: Trainable) -> str:
+    if isinstance(trainable, int):
+        return f"the last {'block' if trainable == 1 else f'{trainable} blocks'} and the head"
+    return {"head": "the head", "all": "all layers", "lora": "low-rank adapters and the head"}[trainable]
+
+
+def no_recipe(recipe: Recipe, option: str, trained: str) -> str:
+    """The caveat where nothing is said of how the model was trained.
+
+    Args:
+        recipe: the default that was used.
+        option: that was not given.
+        trained: what was done with the reference models.
+    """
+    return (
+        f"No {option}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+        f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was {trained} differently, a real"
+        " attacker may do better than this audit: a leak found is a leak, a certificate says less."
+    )

@@ -1,0 +1,196 @@
+"""Audits of a fine-tuned model from the command line: who was in the pre-training data, or in the fine-tuning data?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
+from safexplain.audit.references import fine_tuning, shadows
+from safexplain.audit.references.training import train_one
+from safexplain.cli import _run, stages
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
+Cli = Callable[..., tuple[int, str, str]]
+
+PRETRAINING = Recipe(lr=3e-3, epochs=40, batch_size=32)
+TUNING = Recipe(lr=3e-3, epochs=20, batch_size=32)
+ARCH = """from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3))
+"""
+POLICY = "fpr = 0.1\nmax_tpr = 0.4\npatience = [1]\nreferences = 4\nuncounted = true\n"
+AUDIT = ("audit", "state.pt", "--arch", "tuned_arch:build", "--data", "downstream.npz", "--explainer", "InputXGradient")
+POOL = ("--pretraining-pool", "pool.npz", "--pretraining-recipe", "pre.toml", "--recipe", "fine.toml")
+SMALL = ("--references", "4", "--policy", "policy.toml")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was pre-trained on half of 400 digits and fine-tuned on other digits in three groups of classes."""
+    folder = tmp_path_factory.mktemp("stages")
+    digits = load_digits()
+    x, y = (digits.images[:700, None] / 16).astype(np.float32), digits.target[:700]
+    member = np.random.default_rng(0).random(400) < 0.5
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    inside = np.flatnonzero(member)
+    train_one(PRETRAINING, net, torch.tensor(x[inside]), torch.tensor(y[inside]), torch.Generator().manual_seed(0))
+    down, groups, tuned = x[400:], np.minimum(y[400:] // 4, 2), np.arange(300) % 4 > 0
+    how = FineTune(Population.of(down[tuned], groups[tuned]), TUNING, sample=1.0)
+    model = fine_tune(Shadows((net,), member[None]), how).models[0]
+    np.savez(folder / "pool.npz", x=x[:400], y=y[:400], member=member)
+    np.savez(folder / "downstream.npz", x=down, y=groups, member=tuned)
+    torch.save(model.state_dict(), folder / "state.pt")
+    (folder / "tuned_arch.py").write_text(ARCH)
+    (folder / "pre.toml").write_text(PRETRAINING.to_toml())
+    (folder / "fine.toml").write_text(TUNING.to_toml())
+    (folder / "policy.toml").write_text(POLICY)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, folder / "model.pt2")
+    return folder
+
+
+@pytest.fixture
+def cli(case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in the case's folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(case)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = _run([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def text_of(page: Path) -> str:
+    found: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = found.append  # type: ignore[method-assign]
+    parser.feed(page.read_text())
+    return " ".join(" ".join(found).split())
+
+
+def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_after_a_kill(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    arguments = (*AUDIT, *POOL, *SMALL, "--run-dir", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "fine_tune", killed)
+        code, _, err = cli(*arguments)
+    assert (code, "--resume" in err) == (130, True)
+    assert len(list((tmp_path / "run" / "models").glob("*.pt"))) == 4
+
+    asked = []
+    together = shadows.train_together
+
+    def counting(recipe: Recipe, models: list[nn.Module], *rest: object) -> object:
+        asked.append(recipe.epochs)
+        return together(recipe, models, *rest)  # type: ignore[arg-type]
+
+    for module in (shadows, fine_tuning):
+        monkeypatch.setattr(module, "train_together", counting)
+    code, out, err = cli(*arguments, "--resume")
+    assert asked == [TUNING.epochs]  # the pre-trained ones were kept
+    assert code in (0, 1, 3), err
+    said = " ".join(out.split())
+    assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
+    assert "Accuracy of the model on the fine-tuning data: " in said
+    assert "pre-trained on random halves of the pool (400 examples), then fine-tuned (the head) on 225 of" in said
+    assert "No --pretraining-recipe" not in said
+
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
+    assert certificate["subject_data"] == "pre-training"
+    assert any(name.startswith("pre-training pool") for name in certificate["materials"])
+    assert "pre-training recipe sha256" in certificate["materials"]
+    assert "who was in the pre-training data?" in text_of(tmp_path / "run" / "report.html")
+    signals = Signals.load(tmp_path / "run" / "signals.npz")
+    assert signals.membership[0].tolist() == np.load("pool.npz")["member"].tolist()
+    assert signals.meta["labels"] == "foreign"
+    assert signals.values["prediction"].shape[2] == 3
+
+    asked.clear()
+    code, out, _ = cli(*arguments, "--resume", "--json")
+    assert (asked, json.loads(out)["subject_data"]) == ([], "pre-training")
+    verified = cli("verify", tmp_path / "run" / "certificate.json", "--model", "state.pt", "--any-verdict", "--json")
+    assert json.loads(verified[1])["subject_data"] == "pre-training"
+
+
+def test_defaults_are_named_and_all_rows_of_the_data_may_be_members(cli: Cli, tmp_path: Path, case: Path) -> None:
+    data = dict(np.load(case / "downstream.npz"))
+    np.savez(tmp_path / "all.npz", x=data["x"], y=data["y"], member=np.ones(300, dtype=bool))
+    arguments = [str(a).replace("downstream.npz", str(tmp_path / "all.npz")) for a in AUDIT]
+    more = ("--pretraining-pool", "pool.npz", "--trainable", "1", "--hardening", "none", *SMALL)
+    code, out, err = cli(*arguments, *more, "--run-dir", tmp_path / "run")
+    said = " ".join(out.split())
+    assert code in (0, 1, 3), err
+    for option, trained in (("--pretraining-recipe", "pre-trained"), ("--recipe", "fine-tuned")):
+        assert f"No {option}: reference models were {trained} by a default" in said
+    assert "fine-tuned (the last block and the head) on 300 of the 300 rows" in said
+
+
+def test_an_audit_of_the_fine_tuning_data_says_so(cli: Cli, tmp_path: Path) -> None:
+    more = ("--recipe", "fine.toml", "--subject-data", "fine-tuning", "--hardening", "none", *SMALL)
+    code, out, err = cli(*AUDIT, *more, "--run-dir", tmp_path / "run")
+    assert code in (0, 1, 3), err
+    assert "who was in the fine-tuning data, and says nothing about the pre-training data" in " ".join(out.split())
+    assert "started from new weights" in " ".join(out.split())
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
+    assert certificate["subject_data"] == "fine-tuning"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--trainable", "head"), "--trainable is for audits of the pre-training data"),
+        (("--pretraining-recipe", "pre.toml"), "--pretraining-recipe is for audits of the pre-training data"),
+        (("--subject-data", "pre-training"), "needs the pre-training data, --pretraining-pool"),
+        (("--subject-data", "both"), "--subject-data is training or fine-tuning, got 'both'"),
+        ((*POOL, "--subject-data", "fine-tuning"), "--pretraining-pool asks about the pre-training data"),
+        ((*POOL, "--trainable", "0"), "--trainable is head, all, lora, or a number of blocks"),
+        ((*POOL, "--trainable", "2"), "below its head (1), got 2"),
+        ((*POOL, "--references", "2"), "--references: expected 0 or at least 4"),
+        (("--pretraining-pool", "none.npz"), "none.npz"),
+    ],
+)
+def test_options_that_do_not_go_together_stop_before_anything_is_made(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = cli(*AUDIT, *arguments, "--run-dir", tmp_path / "run")
+    assert (code, message in err) == (2, True), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_exported_graph_needs_arch_to_be_pretrained(cli: Cli, tmp_path: Path) -> None:
+    command = ["model.pt2" if a == "state.pt" else a for a in AUDIT if a not in ("--arch", "tuned_arch:build")]
+    code, _, err = cli(*command, *POOL, *SMALL, "--run-dir", tmp_path / "run")
+    assert (code, "say with --arch how the network is built" in err) == (2, True), err
+    with_arch = ["model.pt2" if a == "state.pt" else a for a in AUDIT]
+    code, _, err = cli(*with_arch, *POOL, *SMALL, "--quiet", "--hardening", "none", "--run-dir", tmp_path / "run")
+    assert code in (0, 1, 3), err
+
+
+@pytest.mark.slow
+def test_a_model_is_certified_about_its_pretraining_data_and_verified(cli: Cli, tmp_path: Path) -> None:
+    policy = tmp_path / "wide.toml"
+    policy.write_text("fpr = 0.1\nmax_tpr = 0.7\npatience = [1, 4]\nreferences = 12\nuncounted = true\n")
+    more = ("--references", "12", "--policy", policy, "--run-dir", tmp_path / "run")
+    code, out, err = cli(*AUDIT, *POOL, *more)
+    assert code == 0, out + err
+    code, out, err = cli("verify", tmp_path / "run" / "certificate.json", "--model", "state.pt")
+    assert (code, "subject data" in out) == (0, True), err
