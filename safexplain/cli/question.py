@@ -160,6 +160,8 @@ class Question:
             }
             if two is not None:
                 arguments["shadows"] = two.train(population, place, folder / "models", progress)
+                if arguments["shadows"] is None:
+                    arguments["recipe"] = None
             yield Begun(folder, arguments, read.feature_names or ())
 
 

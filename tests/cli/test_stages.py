@@ -185,6 +185,12 @@ def test_an_exported_graph_needs_arch_to_be_pretrained(cli: Cli, tmp_path: Path)
     assert code in (0, 1, 3), err
 
 
+def test_without_reference_models_nothing_can_be_certified(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli(*AUDIT, *POOL, "--references", "0", "--policy", "policy.toml", "--run-dir", tmp_path / "run")
+    assert code in (1, 3), err
+    assert "No reference models: only threshold attacks ran, so nothing can be certified." in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_a_model_is_certified_about_its_pretraining_data_and_verified(cli: Cli, tmp_path: Path) -> None:
     policy = tmp_path / "wide.toml"
