@@ -462,24 +462,27 @@ class References(NamedTuple):
 
 def choose_dither(
     pools: Sequence[References],
-    explain: Explain,
+    explain: Explain | None,
     *,
     candidates: Sequence[Dither] | None = None,
     labels: Labels = "own",
+    predictions: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Dither, dict[str, float]]:
     """The candidate by whose queries reference models are told best, of whom each plays the target in turn.
 
     Compared is the AUC of a logistic regression on two log likelihood ratios, of the share of ten queries that kept
-    the label and of the map averaged over them. Nothing about the target is used.
+    the label and of the map averaged over them. Where labels are foreign and predictions are released there is a third,
+    of the predictions averaged over them. Nothing about the target is used.
 
     Args:
         pools: reference models, and examples of which at most 400 in all are looked at, drawn at random.
-        explain: what is released, without its noise.
+        explain: what is released, without its noise; None: no map is.
         candidates: kinds and amplitudes; their seeds are replaced. None: `CANDIDATES`, and where labels are foreign and
             all examples are images that can be cropped, crops and flips too.
         labels: see `predict`.
+        predictions: whether they are released.
         seed: of the draws of what is chosen.
         progress: told after each candidate.
 
@@ -501,7 +504,7 @@ def choose_dither(
     found: dict[str, float] = {}
     best = candidates[0]
     for done, candidate in enumerate(candidates):
-        parts = [_told(pool, candidate, explain, labels) for pool in few]
+        parts = [_told(pool, candidate, explain, labels, predictions) for pool in few]
         features, member = (np.concatenate(each) for each in zip(*parts, strict=True))
         auc = _separable(features, member)
         if auc > max(found.values(), default=-1.0):
@@ -512,30 +515,33 @@ def choose_dither(
 
 
 def _told(
-    pool: References, dither: Dither, explain: Explain, labels: Labels
+    pool: References, dither: Dither, explain: Explain | None, labels: Labels, predictions: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Log ratios of kept shares and of averaged maps, (played * rows, 2), and who was a member of the one played."""
+    """Log ratios of what is averaged, (played * rows, 2 or 3), and who was a member of the one played."""
     queries, rows = Queries.of(pool.population, dither), torch.from_numpy(pool.rows)
     x, y = pool.population.x[rows], pool.population.y[rows]
     asked = [queries(pool.rows, number) for number in range(TRIED)]
     models = pool.shadows.models[:MOST_TO_CHOOSE]
-    kept, maps = [], []
+    averaged: list[list[NDArray[np.float64]]] = []
     for model in models:
         to = device_of(model)
         sums, _ = _Asked.plainly(model, x.to(to), y.to(to) if labels == "own" else None)
         total = None
         for query in asked:
             sums.add(model, query.to(to), 1)
-            found = joined(explain(model, query.to(to), sums.label)).double()
-            total = found if total is None else total.add_(found)
-        assert total is not None
-        kept.append(sums.means(TRIED)["kept"].cpu().numpy())
-        maps.append((total / TRIED).cpu().numpy())
+            if explain is not None:
+                found = joined(explain(model, query.to(to), sums.label)).double()
+                total = found if total is None else total.add_(found)
+        means = sums.means(TRIED)
+        seen = [means["kept"], *([] if total is None else [total / TRIED])]
+        if predictions and labels == "foreign":
+            seen.append(means["prediction"])
+        averaged.append([one.cpu().numpy() for one in seen])
     member = pool.shadows.membership[: len(models), pool.rows]
     ratio, features = LikelihoodRatio("identity"), []
     for t in range(min(PLAYED, len(models))):
         others = [i for i in range(len(models)) if i != t]
-        by = [ratio(np.array(values)[t], np.array(values)[others], member[others]) for values in (kept, maps)]
+        by = [ratio(np.array(v)[t], np.array(v)[others], member[others]) for v in zip(*averaged, strict=True)]
         features.append(np.stack(by, axis=1))
     return np.concatenate(features), member[: len(features)].reshape(-1)
 
@@ -547,7 +553,7 @@ def joined(answer: Answer) -> Tensor:
 
 
 def _separable(features: NDArray[np.float64], member: NDArray[np.bool_]) -> float:
-    """AUC of a logistic regression on the examples that it was fitted to; two features leave it little to overfit."""
+    """AUC of a logistic regression on the examples that it was fitted to; few features leave it little to overfit."""
     from sklearn.linear_model import LogisticRegression
 
     if member.all() or not member.any():

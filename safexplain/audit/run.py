@@ -574,9 +574,15 @@ class _Way:
             )
             for pool, start, end in zip(pools, places[:-1], places[1:], strict=True)
         ]
+        release = self.policy.release
         explain = self.explain(_keyed(hardening, self.seed, "references").without_noise())
         best, tried = choose_dither(
-            references, explain, labels=self.options.labels, seed=self.seed, progress=self.progress
+            references,
+            None if release == "prediction" else explain,
+            labels=self.options.labels,
+            predictions=release != "explanation",
+            seed=self.seed,
+            progress=self.progress,
         )
         return best, {"chosen": "on reference models" if tried else "by default", "auc": tried}
 

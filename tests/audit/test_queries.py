@@ -417,3 +417,22 @@ def test_crops_are_tried_where_labels_are_foreign_and_examples_are_images():
     assert list(choose_dither([pools[0]._replace(population=table)], constant, labels="foreign")[1]) == named
     with pytest.raises(ConfigurationError, match="labels are own or foreign"):
         choose_dither(pools, constant, labels="none")
+
+
+def test_queries_are_chosen_by_predictions_where_these_are_released():
+    class Sure(Remembering):
+        """The same label always, surer on its members the nearer they are."""
+
+        def forward(self, x):
+            near, at = torch.cdist(x, self.x).min(1)
+            sure = 1 + (self.hold[at] > 0.5) / (1 + 20 * near)
+            return torch.stack([sure, -sure, torch.zeros_like(sure)], dim=1)
+
+    pool = Population(torch.randn(60, 8, generator=torch.Generator().manual_seed(5)) + 4, torch.arange(60) % 50)
+    member = pool.flip(8, seed=0)
+    pools = [References(Shadows(tuple(Sure(pool, row, 0.9) for row in member), member), pool, np.arange(60))]
+    soft = Dither("multiplicative", 0.001)
+    for explain in (constant, None):
+        options = {"candidates": (soft,), "labels": "foreign"}
+        assert choose_dither(pools, explain, **options)[1]["multiplicative 0.001"] < 0.7
+        assert choose_dither(pools, explain, predictions=True, **options)[1]["multiplicative 0.001"] > 0.9

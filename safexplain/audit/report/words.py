@@ -463,7 +463,7 @@ def _uses(result: AuditResult, native: bool) -> Fact:
         return Fact(
             "Uses of these examples", "selection split", "to be looked at as often as one likes; nothing is decided"
         )
-    if native and result.uses is None:
+    if native and result.uses is None and result.policy.release != "prediction":
         return Fact(
             "Uses of these examples", "not counted", "for the native explanation: there is no hardening to choose"
         )
