@@ -26,7 +26,7 @@ from safexplain.audit.attacks import (
     Threshold,
 )
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.likelihood.joint import MOST_NUMBERS
+from safexplain.audit.attacks.likelihood.joint import MOST_COLUMNS, MOST_NUMBERS
 from safexplain.audit.attacks.likelihood.ratio import PooledDensityRatio
 from safexplain.audit.attacks.metaclassifier import Metaclassifier
 from safexplain.audit.attacks.patience import OwnLabelRatio, log_odds
@@ -352,7 +352,8 @@ class _Level:
         numbers = self._numbers(alone)
         joint: list[SuiteRow] = []
         beside = also or whole
-        if beside and numbers and sum(map(self._width, (numbers[0], *beside))) <= MOST_NUMBERS:
+        most = MOST_NUMBERS if also else MOST_COLUMNS
+        if beside and numbers and sum(map(self._width, (numbers[0], *beside))) <= most:
             signal = "+".join((numbers[0], *beside))
             joint = [SuiteRow("JointLikelihoodRatio", JointLikelihoodRatio(), signal, role, self.level)]
         trees = self._trees([*numbers, *also]) if numbers else None
@@ -400,11 +401,13 @@ class _Level:
         attack: Attack = row.attack
         if isinstance(row.attack, OverQueries):
             attack, width = row.attack.attack, width // row.attack.queries
+        of_classes = {split_level(part)[0] for part in row.parts} <= {*WHOLE_PREDICTION, *OF_CLASSES}
+        most = MOST_COLUMNS if of_classes else MOST_NUMBERS
         return (
             width > 0
             and (width > 1 or not isinstance(attack, AtTargetLabel | Metaclassifier))
             and (width == 1 or not isinstance(attack, Threshold | RMIA | CounterfactualDistance | CounterfactualLRT))
-            and (width <= MOST_NUMBERS or not isinstance(attack, JointLikelihoodRatio))
+            and (width <= most or not isinstance(attack, JointLikelihoodRatio))
             and (not row.needs_references or references >= 2)
             and (not (row.learns or isinstance(attack, Metaclassifier)) or references >= FEWEST_TO_LEARN)
             and (row.name != "LearnedElsewhere" or self.signals.out_of_distribution is not None)

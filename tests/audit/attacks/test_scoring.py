@@ -199,6 +199,19 @@ def test_every_attack_on_whole_predictions_runs_that_fits_them():
             assert not [c for c in row.columns if c.attack in (Metaclassifier(), Metaclassifier(queries=4))]  # slow
 
 
+def test_predictions_of_many_classes_are_read_jointly_too():
+    small = foreign(levels=(1, 4))
+    values = {name: np.tile(small.values[name], 12) for name in ("prediction", "prediction@4")}
+    values["predictions@4"] = np.tile(values["prediction"], 4)
+    signals = replace(small, values={**values, "class_l1": np.exp(values["prediction"])})
+    rows = names_of(fitting(signals, Policy(patience=(1, 4), release="explanation+prediction")))
+    assert {("JointLikelihoodRatio", name) for name in (*values, "class_l1")} <= rows
+    wide = replace(small, values={"prediction": np.zeros((MODELS, EXAMPLES, 2049), np.float32)})
+    wide.values["prediction"][0] = 1.0
+    alone = names_of(fitting(wide, Policy(patience=(1,), release="prediction")))
+    assert alone == {(name, "prediction") for name in ("AtTargetLabel", "Metaclassifier", "PredictionPatience")}
+
+
 def test_no_label_is_needed_for_attacks_on_predictions():
     signals = foreign(leak=0.7, levels=(1,), labelled=False)
     rows = fitting(signals, Policy(patience=(1,), release="prediction"))
