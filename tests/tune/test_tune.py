@@ -15,7 +15,7 @@ import torch
 from tuning import EXAMPLES, POLICY, RECIPE, TRIALS, build, figures, search, telling, world
 
 from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
-from safexplain.audit import Population
+from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 from safexplain.tune import Tuned, study, tune
@@ -252,11 +252,22 @@ def test_several_explainers_are_searched_as_one_release() -> None:
         ({"shadows": None, "references": 3}, InputError, "at least 4 reference models"),
         ({"shadows": None, "references": 0}, InputError, "at least 4 reference models"),
         ({"policy": replace(POLICY, selection=0.01)}, InputError, "examples to choose by"),
+        ({"policy": replace(POLICY, release="prediction")}, ConfigurationError, "a search looks for a release of expl"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says) -> None:
     with pytest.raises(error, match=says):
         search(HardenedInputXGradient, **changes)
+
+
+@pytest.mark.usefixtures("unconfirmed")
+@pytest.mark.parametrize("release", ["explanation", "explanation+prediction"])
+def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another_task(release) -> None:
+    pool = replace(world()[0], y=world()[0].y + 20)
+    options, policy = AuditOptions(dither=Dither(), subject_data="pre-training"), replace(POLICY, release=release)
+    with pytest.raises(InputError, match="labels must be outputs"):
+        search(HardenedInputXGradient, trials=1, population=pool, policy=policy)
+    assert search(HardenedInputXGradient, trials=1, population=pool, policy=policy, options=options).study.trials == 1
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
