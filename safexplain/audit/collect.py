@@ -100,7 +100,7 @@ DITHERS_OF_REFERENCES = 4
 def collect_signals(
     shadows: Shadows,
     population: Population,
-    explain: Explain | Sequence[Explain],
+    explain: Explain | Sequence[Explain] | None,
     *,
     patience: Sequence[int] = PATIENCE,
     dither: Dither | None = None,
@@ -144,6 +144,7 @@ def collect_signals(
         shadows: m models with membership over `population`.
         population: the pool of n examples; its labels are the slice "class", its groups those of the signals.
         explain: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
+            None: nothing is explained, and what is predicted is all that is kept.
         patience: how often is asked about each example; the plain query is always among them.
         dither: how queries differ; None: `Dither()`. See `choose_dither`.
         without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
@@ -173,7 +174,10 @@ def collect_signals(
     (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
         raise InputError(f"membership is over {n} examples, the population has {len(population)}")
-    plainly, quietly = _each(explain, m), _each(explain if without_noise is None else without_noise, m)
+    if explain is None and not (without_noise is None and classes is None):
+        raise InputError("nothing is explained (explain=None), and yet without_noise or classes say how")
+    plainly = [] if explain is None else _each(explain, m)
+    quietly = plainly if without_noise is None else _each(without_noise, m)
     dither = dither or (Dither() if predictions is None else predictions.dither)
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
     several = None if classes is None else [int(c) for c in classes]
@@ -211,7 +215,7 @@ def collect_signals(
     queries = Queries.of(population, dither)
     scalars, maps = Table(m, n), Table(m, n, np.float32)
     explained = torch.from_numpy(predictions.values["label"]).long()
-    for i, model in enumerate(shadows.models):
+    for i, model in enumerate(shadows.models if plainly else ()):
         answer = plainly[i] if i in released else quietly[i]
         for part in batches(n, batch_size):
             about_what = explained[i, part.start : part.stop].to(device_of(model))

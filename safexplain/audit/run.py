@@ -248,7 +248,7 @@ def audit(
             (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
             of `fine_tune`.
         policy: what counts as a leak; default `Policy()`. Where it says that predictions alone are released, these are
-            judged, and what the explainer gives is not looked at.
+            judged, and nothing is explained.
         options: what few need to say.
         seed: of everything random, noise keys included.
         cache: where finished reference models are kept, so that an interrupted audit can be taken up.
@@ -417,7 +417,7 @@ def audit_pools(
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
     notes, copies = list(options.notes), len(policy.patience) * (1 if hardening.is_none else 2)
     size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
-    keep = size <= LARGEST_MAPS
+    keep = alone or size <= LARGEST_MAPS
     if not keep:
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
     dither, chosen = way.dither(pools, hardening)
@@ -433,7 +433,7 @@ def audit_pools(
         )
         for i, pool in enumerate(pools)
     ]
-    looked = way.look(pools, hardening)
+    looked = _Looked((), ()) if alone else way.look(pools, hardening)
     notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
     signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
     name = _name_of(hardening)
@@ -602,6 +602,7 @@ class _Way:
         """
         target, others = (_keyed(hardening, self.seed, whose) for whose in ("target", "references"))
         released, attackers, quiet = (self.explain(h) for h in (target, others, others.without_noise()))
+        alone = self.policy.release == "prediction"
         parts = []
         for i, (pool, predictions) in enumerate(zip(pools, asking, strict=True)):
             about = self._about(pool, name, hardening)
@@ -611,16 +612,16 @@ class _Way:
                 collect_signals(
                     pool.asked,
                     pool.population,
-                    [released, *[attackers] * (len(pool.asked.models) - 1)],
+                    None if alone else [released, *[attackers] * (len(pool.asked.models) - 1)],
                     patience=(1, *predictions.levels),
                     predictions=predictions,
                     labels=self.options.labels,
-                    without_noise=quiet,
+                    without_noise=None if alone else quiet,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
                     targets=(0,),
                     null=pool.null,
-                    classes=self.options.classes or None,
+                    classes=None if alone else self.options.classes or None,
                     slices=pool.slices,
                     meta=about,
                     progress=named(self.progress, stage or f"explaining ({name}{_numbered(i, pools)})"),

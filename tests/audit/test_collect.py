@@ -317,6 +317,19 @@ def test_of_foreign_labels_nothing_is_compared_and_whole_predictions_are_kept():
     assert "labels" not in own.meta
 
 
+@pytest.mark.parametrize("labels", ["own", "foreign"])
+def test_without_an_explainer_what_is_predicted_is_all_that_is_kept(labels):
+    options = {"patience": (1, 3), "dither": DITHER, "labels": labels}
+    found, explained = collect(SHADOWS, POOL, None, **options), collect(SHADOWS, POOL, released, **options)
+    predicted = predict(SHADOWS, POOL, **options).values
+    assert set(found.values) == set(predicted)
+    assert all(np.array_equal(found.values[name], explained.values[name]) for name in predicted)
+    assert found.attributions is None
+    assert np.array_equal(found.examples, explained.examples)
+    with pytest.raises(InputError, match="nothing is explained"):
+        collect(SHADOWS, POOL, None, classes=(0,), **options)
+
+
 def test_predictions_must_be_of_the_same_labels():
     predictions = predict(SHADOWS, POOL, patience=(1,), labels="foreign")
     with pytest.raises(InputError, match="asked for with labels='foreign', the explanations 'own'"):

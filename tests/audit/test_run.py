@@ -499,6 +499,7 @@ def test_a_certificate_of_predictions_alone_serves_no_explanation(fine_tuned, tm
     run = of_pre_training(fine_tuned, policy=loose, explainer=HardenedSaliency)
     assert run.result.policy.claim == "whole"
     assert [c.name for c in run.configurations] == ["native"]
+    assert set(run.signals["native"].values) == {"label", "prediction"}
     assert run.result.verdict == "certified", run.result.sentence
     run.save(tmp_path)
     with pytest.raises(CertificateError, match="about predictions alone, and certifies no explanation"):
