@@ -167,8 +167,14 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "verdict": judgement.verdict,
         "signed": SIGNATURES[certificate.signature],
         "model": ", ".join(certificate.subject),
-        "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
-        "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
+        **(
+            {}
+            if alone
+            else {
+                "explainer": f"{certificate.method} of the predicted {certificate.output}{options}",
+                "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
+            }
+        ),
         "released": "predictions alone, no explanation" if alone else in_words(hardening.to_dict()),
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
         "about": _about(judgement),
@@ -238,7 +244,9 @@ def _level(line: Mapping[str, Any], anyway: str) -> str:
     parts = [
         "" if labels is None else f"{anyway} alone {labels['tpr']:.1%}",
         "" if added is None else f"explanations add {added['low']:+.1%} to {added['high']:+.1%}",
-        "" if whole is None else f"together {whole['low']:.1%} to {whole['high']:.1%}",
+        ""
+        if whole is None
+        else f"{'together' if labels or added else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}",
     ]
     return f"{often}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 

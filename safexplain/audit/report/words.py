@@ -112,9 +112,10 @@ def _asked(result: AuditResult, other_key: bool | None) -> str:
             if other_key
             else " The attacker's reference models answered with the key of the service, which favours the attacker."
         )
+    others = " explanations of other outputs or by other methods than those released,"
     return (
-        f"{text} Not attacked: more queries, queries optimised for one example, explanations of other outputs or by"
-        " other methods than those released, and attackers who work together."
+        f"{text} Not attacked: more queries, queries optimised for one example,"
+        f"{'' if result.policy.release == 'prediction' else others} and attackers who work together."
     )
 
 

@@ -58,6 +58,7 @@ AUDITS = {
     "whole, with advice": lambda: results.audited(0.2, results.WHOLE, examples=600),
     "no labels": lambda: results.audited(0.0, results.POLICY, labels=False),
     "groups": lambda: results.audited(0.0, group=3, mixture=2),
+    "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "several targets": lambda: results.of_targets(0.0, 4.0),
 }
 
