@@ -221,7 +221,11 @@ class Metaclassifier:
         step = max(1, (1 << 18) // rows[0].size)  # what stays in a processor's cache
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            x, t = (_with_one(torch.from_numpy(a[part]).to(device, torch.float64)) for a in (rows, asked))
+            x, t = (torch.from_numpy(a[part]).to(device, torch.float64) for a in (rows, asked))
+            if x.shape[2] > x.shape[1]:  # the weights are combinations of the rows: so many coordinates say all
+                span = torch.linalg.qr(x.transpose(1, 2)).Q
+                x, t = x @ span, t @ span
+            x, t = _with_one(x), _with_one(t)
             y = torch.from_numpy(label[part]).to(device, torch.float64)
             w = _newton(x, y, self.penalty)
             out[part] = (t @ w[:, :, None])[:, :, 0].cpu().numpy()

@@ -125,9 +125,10 @@ def test_all_networks_at_once_are_as_one_after_the_other(scale, n, m, queries):
     assert np.allclose(found[points], [slow_mlp(case, i, attack) for i in points], atol=1e-4)
 
 
+@pytest.mark.parametrize("k", [4, 60], ids=["few columns", "more columns than rows"])
 @pytest.mark.parametrize(("scale", "penalty"), [("standard", 1.0), ("standard", 30.0), ("unit", 0.1)])
-def test_all_logistic_regressions_at_once_are_as_one_after_the_other(scale, penalty):
-    case = world(40, 12)
+def test_all_logistic_regressions_at_once_are_as_one_after_the_other(scale, penalty, k):
+    case = world(40, 12, k=k)
     attack = Metaclassifier("logistic", queries=2, scale=scale, penalty=penalty)
     expected = [slow_logistic(case, i, attack) for i in range(40)]
     assert np.allclose(attack(*case[:3]), expected, atol=1e-3)
