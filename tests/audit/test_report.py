@@ -97,7 +97,12 @@ def test_of_a_model_trained_in_two_stages_the_report_says_whose_membership_was_a
     said = text_of(audited(), subject_data="pre-training")
     assert "who was in the pre-training data?" in said
     assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
-    assert "pre-training" not in text_of(audited())
+    assert "Members are the examples that the model was pre-trained on, non-members" in said
+    assert "The prediction is not released" in said
+    own = text_of(audited())
+    assert "pre-training" not in own
+    assert "Members are the examples that the model was trained on, non-members" in own
+    assert "The loss is not released" in own
 
 
 def test_the_file_is_self_contained() -> None:
