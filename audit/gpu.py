@@ -108,6 +108,8 @@ STEPS = (
          resumes=True, cached=True),
     _canaries("text", 60),
     _canaries("scratch", 90),
+    Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
+         cached=True),
 )  # fmt: skip
 """In the order in which they are run: what fails early comes first, what takes longest last."""
 

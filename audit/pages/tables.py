@@ -15,6 +15,7 @@ from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
 from ..suites.paper_d import tables as paper_d_tables
+from ..suites.paper_e_tmi import tables as tmi_tables
 from ..suites.releases import tables as release_tables
 from ..suites.third_party import suite as third_party_suite
 from ..suites.verdict_errors import tables as verdict_tables
@@ -273,6 +274,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
+    **{name: ("paper_e_tmi", make) for name, make in tmi_tables.TABLES.items()},
     **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
     **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},

@@ -254,13 +254,20 @@ class Parts:
 
     def get(self, parameters: Any, make: Callable[[], Any]) -> Any:
         """The stored part, or what `make()` returns, stored."""
-        text = json.dumps([parameters, self.code], sort_keys=True)
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        path = self._path(parameters)
         if path.is_file():
             return json.loads(path.read_text())
         made = make()
         write_json(path, made)
         return json.loads(path.read_text())
+
+    def has(self, parameters: Any) -> bool:
+        """Whether the part is stored."""
+        return self._path(parameters).is_file()
+
+    def _path(self, parameters: Any) -> Path:
+        text = json.dumps([parameters, self.code], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 @cache

@@ -85,7 +85,7 @@ def scores(against: Against, values: Mapping[str, Floats], membership: Bools, ta
     """(t, p) scores, each of the first t models the target in turn and all others its references; and membership."""
     n = membership.shape[1] if against.points is None else min(against.points, membership.shape[1])
     signal, member, found = values[against.signal][:, :n], membership[:, :n], []
-    turns = min(targets if against.targets is None else against.targets, targets)
+    turns = min(targets, len(member), targets if against.targets is None else against.targets)
     for target in range(turns):
         others = np.arange(len(member)) != target
         found.append(against.attack(signal[target], signal[others], member[others]))

@@ -9,7 +9,7 @@ from ...shared.run import markdown, table
 from .evaluate import allowed, allowed_auc
 from .tasks import ABLATED, DELTA, SETTINGS
 
-PUBLISHED: dict[str, dict[str, tuple[float | None, float | None, float | None]]] = {
+PUBLISHED: dict[str, dict[str, tuple[float | None, float, float]]] = {
     "coarse, head": {"network": (0.78, 0.057, 0.161), "adapted LiRA": (None, 0.007, 0.031)},
     "cifar10, head": {"network": (0.684, 0.020, 0.080), "adapted LiRA": (None, 0.003, 0.015)},
     "pre-trained": {"LiRA": (0.83, 0.156, 0.229)},
@@ -43,7 +43,7 @@ def paper(setting: str, attack: str) -> str:
     if found is None:
         return ""
     auc, low, high = found
-    return f"{'' if auc is None else f'{auc:g}, '}{low:.2g}, {high:.2g}".replace("None", "")
+    return f"{'' if auc is None else f'{auc:g}, '}{100 * low:.3g}%, {100 * high:.3g}%"
 
 
 def row(setting: str, attack: str, f: Mapping[str, Any]) -> tuple[str, ...]:
@@ -144,12 +144,16 @@ def classifiers(found: dict[str, Any]) -> str:
 
 def explanations(found: dict[str, Any]) -> str:
     """Explanations beside prediction and label."""
+    if not found["results"]["explanations"]:
+        return "*Not run.*"
     return simply(found["results"]["explanations"]["attacks"])
 
 
 def text(found: dict[str, Any]) -> str:
     """Tables 4 and 5."""
     parts = found["results"]["text"]
+    if not parts:
+        return "*Not run.*"
     right = parts["pretraining"]["accuracy"]
     lira = parts["pretraining"]["attacks"]["LiRA"]
     out = [

@@ -84,12 +84,12 @@ class Size:
     pretrain: Recipe = field(default_factory=_pretraining)
     other: tuple[Recipe, int] = field(default_factory=_with_crops)
     head: Recipe = ADAM
-    deep: Recipe = field(default_factory=lambda: replace(ADAM, epochs=3, batch_size=32))
+    deep: Recipe = field(default_factory=lambda: replace(ADAM, epochs=2, batch_size=32))
     private: Recipe = field(
         default_factory=lambda: replace(SGD, lr=0.05, epochs=10, batch_size=512, schedule="constant")
     )
     learned: tuple[int, int] = (8, 1000)
-    explained: int = 600
+    explained: int = 500
     text: tuple[int, int] = (2000, 33)
     network: str = "small"
 
