@@ -13,7 +13,6 @@ from safexplain._progress import shown
 from safexplain.audit import Signals, audit, certify
 from safexplain.cli.console import WORDS, Json, Quiet, Seed, attack_table, show_audit, show_verdict
 from safexplain.cli.question import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
-from safexplain.cli.stages import Stages
 from safexplain.errors import ConfigurationError
 from safexplain.hardening.hardening import Hardening
 
@@ -22,29 +21,14 @@ from safexplain.hardening.hardening import Hardening
 def audit_command(
     question: Question,
     hardening: Annotated[str, typer.Option(help="recommended, none, deepleak, JSON, or a JSON file.")] = "recommended",
-    subject_data: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a model that was pre-trained and fine-tuned: fine-tuning, if --data is the fine-tuning data and"
-            " asked about."
-        ),
-    ] = None,
     pretraining_pool: Annotated[
         Path | None,
-        typer.Option(help="Data with a column member, who was in the pre-training: then these are asked about."),
-    ] = None,
-    pretraining_recipe: Annotated[Path | None, typer.Option(help="TOML file: how the model was pre-trained.")] = None,
-    trainable: Annotated[
-        str | None,
-        typer.Option(
-            help="What was fine-tuned: head, all, lora, or N: the last N blocks and the head.  [default: head]"
-        ),
+        typer.Option(help="Data of the pre-training, with a column member: then these are asked about."),
     ] = None,
 ) -> int:
     """Attack a model's explanations, native and hardened, and judge what was released."""
     chosen = parse_hardening(hardening)
-    stages = Stages.of(subject_data, pretraining_pool, pretraining_recipe, trainable)
-    with question.begun(stages=stages) as run:
+    with question.begun(pool=pretraining_pool) as run:
         found = audit(**run.arguments, hardening=chosen)
         found.save(run.folder)
     return show_audit(found, run.folder, question.json_, question.quiet)

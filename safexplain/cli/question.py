@@ -15,7 +15,7 @@ import typer
 
 from safexplain._digest import model_digest
 from safexplain._progress import shown
-from safexplain.audit import Policy, Population, Recipe
+from safexplain.audit import Policy, Population
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import (
     Device,
@@ -29,7 +29,7 @@ from safexplain.cli.console import (
     make_folder,
     resumable,
 )
-from safexplain.cli.stages import Stages, TwoStages, no_recipe
+from safexplain.cli.stages import TwoStages, no_recipe, read_recipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
@@ -94,12 +94,12 @@ class Question:
     quiet: Quiet = False
 
     @contextmanager
-    def begun(self, kept: str = "finished models", stages: Stages | None = None) -> Iterator[Begun]:
+    def begun(self, kept: str = "finished models", pool: Path | None = None) -> Iterator[Begun]:
         """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
         Args:
             kept: what an interruption leaves in the directory, in words.
-            stages: of the training, whose membership is asked about; None: it was one.
+            pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
 
         Raises:
             SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
@@ -107,10 +107,9 @@ class Question:
         judged_by = policy_of(self.policy, self.policy_fpr, self.max_tpr, self.attacks)
         methods, given = parse_methods(self.explainer, self.output, self.option or [])
         place = device_of(self.device)
-        trained = Recipe(seed=self.seed) if self.recipe is None else Recipe.from_toml(self.recipe)
+        trained, stages = read_recipe(self.recipe, pool, self.seed)
         folder = choose_folder(self.run_dir, self.resume)
         with resumable(folder, kept), shown(self.quiet or self.json_) as progress:
-            pool = None if stages is None else stages.pool
             columns = (self.group_column, self.slice_by or [])
             own = columns if pool is None else (None, [])
             read, loaded, outputs = load_both(self.data, self.model, *own, self.arch, self.trust_pickle)

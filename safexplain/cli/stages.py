@@ -18,6 +18,7 @@ from torch import nn
 
 from safexplain._digest import sha256
 from safexplain._progress import Progress, named
+from safexplain._validate import from_table, read_toml
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
 from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
 from safexplain.audit.run import FEWEST_REFERENCES, SubjectData
@@ -31,47 +32,19 @@ from safexplain.loading.models.load import LoadedModel
 
 @dataclass(frozen=True)
 class Stages:
-    """The options about a training in two stages.
+    """What is said about a training in two stages.
 
     Args:
         subject: whose membership is asked about, "pre-training" or "fine-tuning" data.
         pool: data of the pre-training, members and others; None: the fine-tuning data is asked about.
-        recipe: of the pre-training.
+        recipe: of the pre-training; None: nothing is said of it.
         trainable: what was fine-tuned.
     """
 
     subject: SubjectData
     pool: Path | None
-    recipe: Path | None
+    recipe: Recipe | None
     trainable: Trainable
-
-    @classmethod
-    def of(cls, subject: str | None, pool: Path | None, recipe: Path | None, trainable: str | None) -> Stages | None:
-        """From the words of the command line; None where the training was one.
-
-        Raises:
-            ConfigurationError: options that do not go together, or an unknown word.
-        """
-        if subject not in (None, "training", "pre-training", "fine-tuning"):
-            raise ConfigurationError(f"--subject-data is training or fine-tuning, got {subject!r}")
-        if pool is None:
-            for name, given in (("--pretraining-recipe", recipe), ("--trainable", trainable)):
-                if given is not None:
-                    raise ConfigurationError(
-                        f"{name} is for audits of the pre-training data: give it too, --pretraining-pool pool.npz"
-                    )
-            if subject == "pre-training":
-                raise ConfigurationError(
-                    "--subject-data pre-training needs the pre-training data, --pretraining-pool pool.npz, and the"
-                    " fine-tuning data as --data"
-                )
-            return cls("fine-tuning", None, None, "head") if subject == "fine-tuning" else None
-        if subject not in (None, "pre-training"):
-            raise ConfigurationError(
-                f"--pretraining-pool asks about the pre-training data, --subject-data {subject} about other data; give"
-                " one of them"
-            )
-        return cls("pre-training", pool, recipe, _parse_trainable(trainable or "head"))
 
     def notes(self, references: int) -> tuple[str, ...]:
         """Caveats of an audit of the fine-tuning data."""
@@ -83,15 +56,37 @@ class Stages:
         )
 
 
-def _parse_trainable(text: str) -> Trainable:
-    trainable = int(text) if text.isascii() and text.isdigit() else text
+def read_recipe(path: Path | None, pool: Path | None, seed: int) -> tuple[Recipe, Stages | None]:
+    """How the model was trained, and, where that was in two stages, the rest that is said about these.
+
+    The file is a recipe; of a model that was fine-tuned, that of the fine-tuning. There it may also say `trainable`,
+    and in a table `pretraining` the recipe of the pre-training.
+
+    Args:
+        path: of the file; None: by default.
+        pool: data of the pre-training, which is then asked about; None: `--data` is.
+        seed: of recipes that are not given.
+
+    Raises:
+        InputError: the file cannot be read or is not TOML.
+        ConfigurationError: an unknown name, or a value out of range.
+    """
+    if path is None:
+        return Recipe(seed=seed), None if pool is None else Stages("pre-training", pool, None, "head")
+    written = read_toml(path, "recipe")
+    trainable, before = written.pop("trainable", None), written.pop("pretraining", None)
+    recipe = from_table(Recipe, written, f"recipe {path}")
+    if pool is None and trainable is None and before is None:
+        return recipe, None
+    pretraining = None if before is None else from_table(Recipe, before, f"recipe {path}: pretraining")
+    what: Trainable = "head" if trainable is None else trainable
     try:
-        check_trainable(trainable)
+        check_trainable(what)
     except ConfigurationError:
         raise ConfigurationError(
-            f"--trainable is head, all, lora, or a number of blocks of at least 1; got {text!r}"
+            f'recipe {path}: trainable is "head", "all", "lora", or a number of blocks of at least 1; got {what!r}'
         ) from None
-    return trainable  # type: ignore[return-value]
+    return recipe, Stages("fine-tuning" if pool is None else "pre-training", pool, pretraining, what)
 
 
 @dataclass(frozen=True)
@@ -140,8 +135,7 @@ class TwoStages:
     @cached_property
     def pretraining(self) -> Recipe:
         """Of the pre-training."""
-        given = self.stages.recipe
-        return Recipe(seed=self.seed) if given is None else Recipe.from_toml(given)
+        return self.stages.recipe or Recipe(seed=self.seed)
 
     @cached_property
     def how(self) -> FineTune:
@@ -175,7 +169,7 @@ class TwoStages:
                 " data each.",
             )
             if self.stages.recipe is None:
-                found += (no_recipe(self.pretraining, "--pretraining-recipe", "pre-trained"),)
+                found += (no_recipe(self.pretraining, "[pretraining] in the recipe", "pre-trained"),)
         return found
 
     def materials(self) -> dict[str, str]:
@@ -236,16 +230,16 @@ def _in_words(trainable: Trainable) -> str:
     return {"head": "the head", "all": "all layers", "lora": "low-rank adapters and the head"}[trainable]
 
 
-def no_recipe(recipe: Recipe, option: str, trained: str) -> str:
+def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:
     """The caveat where nothing is said of how the model was trained.
 
     Args:
         recipe: the default that was used.
-        option: that was not given.
+        missing: what was not given.
         trained: what was done with the reference models.
     """
     return (
-        f"No {option}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+        f"No {missing}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
         f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was {trained} differently, a real"
         " attacker may do better than this audit: a leak found is a leak, a certificate says less."
     )

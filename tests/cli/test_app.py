@@ -487,8 +487,7 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
 def test_audit_and_tune_share_their_options_and_each_has_its_own() -> None:
     shared = {f.name for f in fields(Question)}
     audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
-    stages = {"subject_data", "pretraining_pool", "pretraining_recipe", "trainable"}
-    assert (audits - shared, tunes - shared) == ({"hardening", *stages}, {"space", "trials", "public"})
+    assert (audits - shared, tunes - shared) == ({"hardening", "pretraining_pool"}, {"space", "trials", "public"})
     assert shared <= audits & tunes
 
 

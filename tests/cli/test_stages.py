@@ -32,7 +32,7 @@ def build():
 """
 POLICY = "fpr = 0.1\nmax_tpr = 0.4\npatience = [1]\nreferences = 4\nuncounted = true\n"
 AUDIT = ("audit", "state.pt", "--arch", "tuned_arch:build", "--data", "downstream.npz", "--explainer", "InputXGradient")
-POOL = ("--pretraining-pool", "pool.npz", "--pretraining-recipe", "pre.toml", "--recipe", "fine.toml")
+POOL = ("--pretraining-pool", "pool.npz", "--recipe", "both.toml")
 SMALL = ("--references", "4", "--policy", "policy.toml")
 
 
@@ -54,8 +54,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "downstream.npz", x=down, y=groups, member=tuned)
     torch.save(model.state_dict(), folder / "state.pt")
     (folder / "tuned_arch.py").write_text(ARCH)
-    (folder / "pre.toml").write_text(PRETRAINING.to_toml())
-    (folder / "fine.toml").write_text(TUNING.to_toml())
+    (folder / "both.toml").write_text(f'{TUNING.to_toml()}trainable = "head"\n[pretraining]\n{PRETRAINING.to_toml()}')
+    (folder / "block.toml").write_text("trainable = 1\n")
     (folder / "policy.toml").write_text(POLICY)
     batch = torch.export.Dim("batch")
     program = torch.export.export(model, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
@@ -112,7 +112,7 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
     assert "Accuracy of the model on the fine-tuning data: " in said
     assert "pre-trained on random halves of the pool (400 examples), then fine-tuned (the head) on 225 of" in said
-    assert "No --pretraining-recipe" not in said
+    assert "by a default" not in said
 
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
     assert certificate["subject_data"] == "pre-training"
@@ -135,17 +135,16 @@ def test_defaults_are_named_and_all_rows_of_the_data_may_be_members(cli: Cli, tm
     data = dict(np.load(case / "downstream.npz"))
     np.savez(tmp_path / "all.npz", x=data["x"], y=data["y"], member=np.ones(300, dtype=bool))
     arguments = [str(a).replace("downstream.npz", str(tmp_path / "all.npz")) for a in AUDIT]
-    more = ("--pretraining-pool", "pool.npz", "--trainable", "1", "--hardening", "none", *SMALL)
+    more = ("--pretraining-pool", "pool.npz", "--recipe", "block.toml", "--hardening", "none", *SMALL)
     code, out, err = cli(*arguments, *more, "--run-dir", tmp_path / "run")
     said = " ".join(out.split())
     assert code in (0, 1, 3), err
-    for option, trained in (("--pretraining-recipe", "pre-trained"), ("--recipe", "fine-tuned")):
-        assert f"No {option}: reference models were {trained} by a default" in said
+    assert "No [pretraining] in the recipe: reference models were pre-trained by a default" in said
     assert "fine-tuned (the last block and the head) on 300 of the 300 rows" in said
 
 
-def test_an_audit_of_the_fine_tuning_data_says_so(cli: Cli, tmp_path: Path) -> None:
-    more = ("--recipe", "fine.toml", "--subject-data", "fine-tuning", "--hardening", "none", *SMALL)
+def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_data(cli: Cli, tmp_path: Path) -> None:
+    more = ("--recipe", "both.toml", "--hardening", "none", *SMALL)
     code, out, err = cli(*AUDIT, *more, "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), err
     assert "who was in the fine-tuning data, and says nothing about the pre-training data" in " ".join(out.split())
@@ -157,20 +156,25 @@ def test_an_audit_of_the_fine_tuning_data_says_so(cli: Cli, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--trainable", "head"), "--trainable is for audits of the pre-training data"),
-        (("--pretraining-recipe", "pre.toml"), "--pretraining-recipe is for audits of the pre-training data"),
-        (("--subject-data", "pre-training"), "needs the pre-training data, --pretraining-pool"),
-        (("--subject-data", "both"), "--subject-data is training or fine-tuning, got 'both'"),
-        ((*POOL, "--subject-data", "fine-tuning"), "--pretraining-pool asks about the pre-training data"),
-        ((*POOL, "--trainable", "0"), "--trainable is head, all, lora, or a number of blocks"),
-        ((*POOL, "--trainable", "2"), "below its head (1), got 2"),
+        ((*POOL[:2], "--recipe", "zero.toml"), 'trainable is "head", "all", "lora", or a number of blocks'),
+        ((*POOL[:2], "--recipe", "two.toml"), "below its head (1), got 2"),
+        ((*POOL[:2], "--recipe", "wrong.toml"), "wrong.toml: pretraining: unknown ['speed']"),
+        ((*POOL[:2], "--recipe", "flat.toml"), "flat.toml: pretraining must be a table"),
         ((*POOL, "--references", "2"), "--references: expected 0 or at least 4"),
         (("--pretraining-pool", "none.npz"), "none.npz"),
     ],
 )
 def test_options_that_do_not_go_together_stop_before_anything_is_made(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
+    cli: Cli, case: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
+    written = {
+        "zero": "trainable = 0",
+        "two": "trainable = 2",
+        "wrong": "[pretraining]\nspeed = 1",
+        "flat": "pretraining = 1",
+    }
+    for name, text in written.items():
+        (case / f"{name}.toml").write_text(text)
     code, _, err = cli(*AUDIT, *arguments, "--run-dir", tmp_path / "run")
     assert (code, message in err) == (2, True), err
     assert not (tmp_path / "run").exists()
