@@ -21,7 +21,7 @@ from torch import nn
 
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.references.training import train_one
-from safexplain.cli import _run, demo
+from safexplain.cli import demo
 from safexplain.cli.audit import audit_command, parse_hardening
 from safexplain.cli.question import Question, parse_methods
 from safexplain.cli.tune import tune_command
@@ -62,20 +62,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "digits_arch.py").write_text(source + " nn.ReLU(), nn.Linear(64, 10))\n")
     (folder / "recipe.toml").write_text(RECIPE.to_toml())
     return folder
-
-
-@pytest.fixture
-def cli(
-    case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in the case's folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(case)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = _run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return call
 
 
 POLICY = "fpr = 0.05\nmax_tpr = 0.25\npatience = [1]\nreferences = 8\nuncounted = true\n"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from html_page import Page
 from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
 from safexplain.audit.references import fine_tuning, shadows
 from safexplain.audit.references.training import train_one
-from safexplain.cli import _run, stages
+from safexplain.cli import stages
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -63,26 +63,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in the case's folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(case)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = _run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return call
-
-
-def text_of(page: Path) -> str:
-    found: list[str] = []
-    parser = HTMLParser()
-    parser.handle_data = found.append  # type: ignore[method-assign]
-    parser.feed(page.read_text())
-    return " ".join(" ".join(found).split())
-
-
 def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_after_a_kill(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +98,9 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     assert certificate["subject_data"] == "pre-training"
     assert any(name.startswith("pre-training pool") for name in certificate["materials"])
     assert "pre-training recipe sha256" in certificate["materials"]
-    assert "who was in the pre-training data?" in text_of(tmp_path / "run" / "report.html")
+    assert "who was in the pre-training data?" in " ".join(
+        Page((tmp_path / "run" / "report.html").read_text()).text.split()
+    )
     signals = Signals.load(tmp_path / "run" / "signals.npz")
     assert signals.membership[0].tolist() == np.load("pool.npz")["member"].tolist()
     assert signals.meta["labels"] == "foreign"

@@ -61,18 +61,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in the case's folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(case)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = _run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def searched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
     """Exit code, printed object and run directory of a search of 12 trials."""
