@@ -208,6 +208,7 @@ def test_what_is_fine_tuned_on_is_in_no_pool(size):
 
 
 @needs("tinyimagenet32_100.npz", "cifar10.npz", "gtsrb.npz", "dbpedia14k.npz", "agnews_test.npz")
+@pytest.mark.slow
 def test_the_suite_runs_quickly_and_resumes(tmp_path):
     first, again = twice("audit.suites.paper_e_tmi", tmp_path)
     assert first["quick"]
@@ -267,6 +268,46 @@ def test_more_released_classes_tell_more(found):
     top = found["cells"][tasks.ABLATED.name]["ablations"]["top k"]
     aucs = [top[k]["joint ratio, one query"]["auc"][0] for k in ("1", "5", "10")]
     assert aucs == sorted(aucs)
+
+
+def test_the_guide_has_the_figures_of_the_result(found):
+    """docs/pretraining.md, by what stands before each figure."""
+    page = " ".join((RESULTS.parents[1] / "docs" / "pretraining.md").read_text().split())
+    cells, explained = found["cells"], found["explanations"]["attacks"]
+    head, joint = cells["cifar10, head"]["attacks"], "joint ratio, one query"
+
+    def row(one):
+        return f"{short(one['auc'][0])} | {one['tpr at 0.01'][0]:.1%} |".replace("%", " %")
+
+    def short(auc):
+        return f"{auc:.3f}".removeprefix("0")
+
+    def aucs(*names):
+        return [short(cells[name]["attacks"][joint]["auc"][0]) for name in names]
+
+    for said, one in {
+        "label of one query": head["label"],
+        "adapted LiRA, four queries": head["adapted LiRA"],
+        "network for each image, four queries": head["network"],
+        "joint ratio of one prediction": head[joint],
+        "backbones that were never trained": cells["cifar10, head, untrained"]["attacks"][joint],
+        "with its label": found["pretraining"]["attacks"]["LiRA"],
+    }.items():
+        assert f"{said} | {row(one)}" in page
+    first, *others = aucs("cifar10, head, fewer models", "cifar10, last 1", "cifar10, last 2", "cifar10, all")
+    assert f"{first} for the head alone (17 models here), {others[0]} with the last block, {others[1]} with two" in page
+    assert f"{others[1]} with two, {others[2]} with everything" in page
+    coarse = "coarse, head, "
+    assert (
+        "{} and {}, of {} without".format(*aucs(f"{coarse}epsilon 1", f"{coarse}epsilon 0.5", f"{coarse}fewer models"))
+        in page
+    )
+    norms, all_of_it, hardened = (
+        short(explained[name]["auc"][0])
+        for name in ("native, L1 of all classes", "prediction", "recommended, L1 of all classes")
+    )
+    assert f"all ten classes have {norms}, where the prediction has {all_of_it}" in page
+    assert f"the norms have {hardened}" in page
 
 
 def test_ratios_are_the_product_s():
