@@ -144,7 +144,7 @@ PAGES = (
         "paper_e_tmi", '"TMI! Finetuned Models Leak Private Information from their Pretraining Data" (Abascal et al.):'
         " its tables on images and text, as published and corrected; what explanations of a fine-tuned model tell of"
         " its pre-training data; its linear model as an exact check", "`tinyimagenet32_100.npz`, `cifar10.npz`,"
-        " `gtsrb.npz`, `dbpedia14k.npz`, `agnews_test.npz`", "40 min (`--full`: a GPU)"),)),
+        " `gtsrb.npz`, `dbpedia14k.npz`, `agnews_test.npz`", "50 min (`--full`: a GPU)"),)),
     Page("benchmarks", "Benchmarks", (
         _benchmark("attack_power", "what share of what can be found at all the attacks find, on four simulated problems"
                    " of which the best possible test is known", "4 min"),

@@ -297,6 +297,9 @@ def test_the_guide_has_the_figures_of_the_result(found):
     first, *others = aucs("cifar10, head, fewer models", "cifar10, last 1", "cifar10, last 2", "cifar10, all")
     assert f"{first} for the head alone (17 models here), {others[0]} with the last block, {others[1]} with two" in page
     assert f"{others[1]} with two, {others[2]} with everything" in page
+    signs, cropped = aucs("gtsrb, head, fewer models", "cifar10, head, other pre-training")
+    assert f"a head for traffic signs has {signs}" in page
+    assert f"with random crops and flips, they have {cropped}" in page
     coarse = "coarse, head, "
     assert (
         "{} and {}, of {} without".format(*aucs(f"{coarse}epsilon 1", f"{coarse}epsilon 0.5", f"{coarse}fewer models"))
