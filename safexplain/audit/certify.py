@@ -87,8 +87,10 @@ def certify(
     if inputs is not None and signals.inputs is None:
         signals = replace(signals, inputs=np.asarray(inputs))
     signals, copies = copies_together(signals)
-    policy = _of_release(signals, policy, suite)
     rows = fitting(signals, policy) if suite is None else list(suite)
+    if not any("explanation" in r.role for r in rows):
+        policy = _of_release(signals, policy, suite)
+        rows = fitting(signals, policy) if suite is None else rows
     if not any(r.role == "loss" if policy.release == "prediction" else "explanation" in r.role for r in rows):
         what = {"prediction": ("prediction", "prediction, loss or margin")}.get(policy.release)
         kind, such = what or ("explanation", "l1, l2, variance or attributions, or prediction")

@@ -27,7 +27,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.recipe import padding, shift_and_flip
 from safexplain.audit.references.shadows import Shadows
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.outputs import are_probabilities
+from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import at_level
 from safexplain.verdict.stats import roc
 
@@ -214,26 +214,7 @@ def _scores(model: nn.Module, x: Tensor, outputs: Outputs | None) -> tuple[Tenso
         raise InputError(f"expected finite outputs of shape (batch, classes >= 2), got {tuple(out.shape)}")
     rows = out.double()
     outputs = outputs or Outputs(out.shape[1], are_probabilities(rows))
-    return out.argmax(1), rows.clamp_min(1e-30).log() if outputs.probabilities else rows, outputs
-
-
-def class_log_odds(scores: Tensor) -> Tensor:
-    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores); finite for finite scores.
-
-    It is s_c - logsumexp of all other scores. Where c is not the largest, p_c is at most 1/2, and log(1 - p_c) loses
-    nothing; of the largest, the others are added up without it, for 1 - p_c may round to 0.
-
-    Args:
-        scores: (batch, classes) float64 logits or log probabilities.
-
-    Returns:
-        (batch, classes) float64.
-    """
-    log_p = scores.log_softmax(1)
-    top = scores.argmax(1, keepdim=True)
-    odds = log_p - torch.log1p(-log_p.exp().scatter(1, top, 0.0))
-    others = scores.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
-    return odds.scatter(1, top, scores.gather(1, top) - others).clamp(-1e300, 1e300)
+    return out.argmax(1), log_probabilities(rows) if outputs.probabilities else rows, outputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,11 @@ from safexplain.audit.queries import (
     Queries,
     References,
     choose_dither,
-    class_log_odds,
     predict,
 )
 from safexplain.audit.recipe import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.outputs import class_log_odds
 from safexplain.verdict.policy import Policy
 
 GENERATOR = torch.Generator().manual_seed(0)

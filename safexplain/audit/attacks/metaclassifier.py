@@ -22,6 +22,7 @@ from torch import Tensor
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals
 from safexplain.audit.attacks.likelihood.moments import two_sided
+from safexplain.audit.attacks.transfer import numbers_a_query
 from safexplain.errors import ConfigurationError, InputError
 
 WIDTH, DROPOUT = 64, 0.5
@@ -126,12 +127,7 @@ class Metaclassifier:
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim == 1:
             target, shadows = target[:, None], shadows[:, :, None]
-        width = target.shape[1]
-        if width < self.queries or width % self.queries:
-            raise InputError(
-                f"expected the answers to {self.queries} queries one after the other, a multiple of {self.queries}"
-                f" numbers a point; got {width}"
-            )
+        numbers_a_query(target.shape[1], self.queries)
         return (self._each if self.per_example else self._all)(target, shadows, membership)
 
     def _device(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks import (
@@ -35,6 +36,7 @@ from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
 
@@ -181,13 +183,14 @@ OF_PREDICTIONS: tuple[SuiteRow, ...] = (
 
 
 def one_by_one(level: int) -> tuple[SuiteRow, ...]:
-    """Attacks on the log odds that each of several queries got."""
-    attacks: dict[str, Attack] = {
-        "JointLikelihoodRatio": OverQueries(JointLikelihoodRatio("identity"), level),
-        "AtTargetLabel": OverQueries(AtTargetLabel(), level),
-        "Metaclassifier": Metaclassifier(queries=level),
-    }
-    return tuple(SuiteRow(name, attack, "predictions", "loss") for name, attack in attacks.items())
+    """The same on the log odds that each of several queries got."""
+
+    def of_each(attack: Attack) -> Attack:
+        if isinstance(attack, Metaclassifier):  # it learns from all of them
+            return replace(attack, queries=level)
+        return OverQueries(attack, level)
+
+    return tuple(replace(row, attack=of_each(row.attack), signal="predictions") for row in OF_PREDICTIONS)
 
 
 NUMBERS = (
@@ -461,14 +464,10 @@ def _best(rows: list[SuiteRow]) -> list[SuiteRow]:
 
 def _as_log_odds(values: Numbers, queries: int) -> Numbers:
     """Predictions (m, n, queries * classes) as log odds, where they are probabilities that add up to 1."""
-    p = values.reshape(*values.shape[:2], queries, -1)
-    if p.shape[3] < 2 or p.min() < 0 or abs(p.sum(3) - 1).max() > 1e-4:
+    p = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(-1, values.shape[2] // queries)
+    if p.shape[1] < 2 or not are_probabilities(p):
         return values
-    log_p = np.log(np.maximum(np.asarray(p, dtype=np.float64), 1e-30))
-    p, others = np.exp(log_p), np.empty_like(log_p)
-    for c in range(p.shape[3]):  # not 1 - p_c, which may be 0
-        others[..., c] = np.delete(p, c, axis=3).sum(3)
-    return np.asarray(log_p - np.log(others)).reshape(values.shape)
+    return np.asarray(class_log_odds(log_probabilities(p)).numpy()).reshape(values.shape)
 
 
 def values_of(signals: Signals, signal: str) -> Numbers:

@@ -123,14 +123,22 @@ def split_queries(values: Floats, queries: int) -> list[Floats]:
     Raises:
         InputError: the width is not a multiple of `queries`.
     """
-    width = values.shape[-1]
+    k = numbers_a_query(values.shape[-1], queries)
+    return [values[..., i * k] if k == 1 else values[..., i * k : (i + 1) * k] for i in range(queries)]
+
+
+def numbers_a_query(width: int, queries: int) -> int:
+    """k of (..., queries * k) numbers.
+
+    Raises:
+        InputError: the width is not a multiple of `queries`.
+    """
     if width < queries or width % queries:
         raise InputError(
             f"expected the answers to {queries} queries one after the other, a multiple of {queries} numbers a point;"
             f" got {width}"
         )
-    k = width // queries
-    return [values[..., i * k] if k == 1 else values[..., i * k : (i + 1) * k] for i in range(queries)]
+    return width // queries
 
 
 def _check_attack(owner: str, attack: Any) -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -297,9 +298,9 @@ class _Job:
 
     def key(self, i: int, initial: nn.Module) -> str:
         """Of everything that makes model i; "" where that has no stable identity."""
-        how, parts = self.how, [self.how.downstream.digest(), *self._rows(i)]
+        how, parts = self.how, [self._data_key, *self._rows(i)]
         if how.overlap:
-            parts += [how.overlap[0].digest(), how.overlap[1]]
+            parts += [self._overlap_key, how.overlap[1]]
         try:
             tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
             return digest("fine-tuning", tuning, parts, initial, self.seed, i, self.device.type, code_digest(__name__))
@@ -309,11 +310,21 @@ class _Job:
     def data(self, i: int) -> tuple[Tensor, Tensor]:
         """What model i is fine-tuned on: its share of the downstream data, and what of the overlap is its members."""
         rows, common = self._rows(i)
-        x, y = self.how.downstream.x[rows], self.how.downstream.y[rows]
-        if self.how.overlap:
-            examples = self.how.overlap[0]
-            x, y = torch.cat([x, examples.x[common]]), torch.cat([y, examples.y[common]])
-        return x, y
+        x = self.how.downstream.x[rows]
+        return (torch.cat([x, self.how.overlap[0].x[common]]) if self.how.overlap else x), self._labels(i)
+
+    def _labels(self, i: int) -> Tensor:
+        rows, common = self._rows(i)
+        y = self.how.downstream.y[rows]
+        return torch.cat([y, self.how.overlap[0].y[common]]) if self.how.overlap else y
+
+    @cached_property
+    def _data_key(self) -> str:
+        return self.how.downstream.digest()
+
+    @cached_property
+    def _overlap_key(self) -> str:
+        return self.how.overlap[0].digest() if self.how.overlap else ""
 
     def _rows(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows of the downstream data, and of the overlap."""
@@ -334,7 +345,7 @@ class _Job:
 
     def check_data(self, i: int) -> None:
         """Raise InputError where model i would see fewer than two classes."""
-        if len(torch.unique(y := self.data(i)[1])) < 2:
+        if len(torch.unique(y := self._labels(i))) < 2:
             raise InputError(
                 f"model {i} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or use"
                 " more downstream data"

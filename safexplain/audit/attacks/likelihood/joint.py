@@ -23,7 +23,6 @@ from safexplain.audit.attacks.likelihood.moments import (
     check_transform,
     parts,
     shrunk,
-    transformed,
     two_sided,
 )
 from safexplain.errors import ConfigurationError, InputError
@@ -112,9 +111,10 @@ class JointLikelihoodRatio:
         if not 1 <= k <= MOST_COLUMNS:
             raise InputError(f"expected 1 to {MOST_COLUMNS} numbers an example, got {k}; use LikelihoodRatio for more")
         usable = two_sided(membership)
+        columns = _Columns.of(self.transform, target, shadows)
         if k > MOST_NUMBERS:
-            return self._many(_Columns.of(self.transform, target, shadows), target, shadows, membership, usable)
-        return self._few(*self._scaled(target, shadows), membership, usable)
+            return self._many(columns, target, shadows, membership, usable)
+        return self._few(columns(target), columns(shadows), membership, usable)
 
     def _few(self, t: Array, values: Array, membership: Bools, usable: Bools) -> Array:
         """(n,) log ratios of (n, k) and (m, n, k) numbers of about the same size, k <= 32."""
@@ -186,15 +186,6 @@ class JointLikelihoodRatio:
         log_p = -0.5 * (np.minimum((t - mean) ** 2 / spread, 1e290) + np.log(spread)).sum(-1)
         out: Array = log_p[0] - log_p[1]
         return out
-
-    def _scaled(self, target: Floats, shadows: Floats) -> tuple[Array, Array]:
-        """Both in double precision, every column on its scale and divided by its largest absolute value."""
-        t, values = np.empty(target.shape), np.empty(shadows.shape)
-        for j in range(target.shape[1]):
-            one, many = transformed(self.transform, target[:, j], shadows[:, :, j])
-            largest = float(max(abs(one).max(), abs(many).max())) or 1.0
-            t[:, j], values[:, :, j] = one / largest, many / largest
-        return t, values
 
     def _frames(self, total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
         """(2, k, r) the coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
@@ -278,7 +269,7 @@ def _basis(change: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The scale of every column, as `_scaled` has it, for a few examples at a time."""
+    """The scale of every column: logarithms where they are taken (see `transformed`), then a largest size of 1."""
 
     floor: Array  # (k,) what the logarithm is taken of at least; 0: none is taken
     largest: Array  # (k,)
