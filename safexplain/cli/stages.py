@@ -36,13 +36,11 @@ class Stages:
 
     Args:
         subject: whose membership is asked about, "pre-training" or "fine-tuning" data.
-        pool: data of the pre-training, members and others; None: the fine-tuning data is asked about.
         recipe: of the pre-training; None: nothing is said of it.
         trainable: what was fine-tuned.
     """
 
     subject: SubjectData
-    pool: Path | None
     recipe: Recipe | None
     trainable: Trainable
 
@@ -72,7 +70,7 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int) -> tuple[Recipe
         ConfigurationError: an unknown name, or a value out of range.
     """
     if path is None:
-        return Recipe(seed=seed), None if pool is None else Stages("pre-training", pool, None, "head")
+        return Recipe(seed=seed), None if pool is None else Stages("pre-training", None, "head")
     written = read_toml(path, "recipe")
     trainable, before = written.pop("trainable", None), written.pop("pretraining", None)
     recipe = from_table(Recipe, written, f"recipe {path}")
@@ -86,7 +84,7 @@ def read_recipe(path: Path | None, pool: Path | None, seed: int) -> tuple[Recipe
         raise ConfigurationError(
             f'recipe {path}: trainable is "head", "all", "lora", or a number of blocks of at least 1; got {what!r}'
         ) from None
-    return recipe, Stages("fine-tuning" if pool is None else "pre-training", pool, pretraining, what)
+    return recipe, Stages("fine-tuning" if pool is None else "pre-training", pretraining, what)
 
 
 @dataclass(frozen=True)
