@@ -5,7 +5,7 @@ DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu gpu check format docs clean
+.PHONY: help demo test test-slow test-serve test-gpu gpu check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -29,6 +29,18 @@ test: $(VENV)/.installed  ## the test suite, without the slow and the GPU tests
 test-slow: $(VENV)/.installed  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
+# One environment for each serving platform that conflicts with the others: what it needs itself, and the rest from $(VENV).
+.venv-%/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\n')" \
+		> $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_base.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "safexplain[$*]"
+	touch $@
+
+test-serve: .venv-kserve/.installed .venv-mlserver/.installed  ## the tests of serving platforms, each in an environment that has it
+	.venv-kserve/bin/python -m pytest tests/serve/platforms/test_kserve.py
+	.venv-mlserver/bin/python -m pytest tests/serve/platforms/test_mlserver.py
+
 test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
@@ -50,4 +62,4 @@ docs: $(VENV)/.installed  ## serve the documentation
 	$(BIN)/mkdocs serve
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(DEMO_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) .venv-kserve .venv-mlserver site .pytest_cache .mypy_cache .ruff_cache .hypothesis
