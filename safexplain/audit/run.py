@@ -452,7 +452,13 @@ def audit_pools(
     stage = None if options.subject_data == "training" else options.subject_data
     said = {
         "subject": subject,
-        "explainer": {"method": way.method, "output": output, "softmax": softmax, "options": dict(arguments or {})},
+        "explainer": {
+            "method": way.method,
+            "output": output,
+            "softmax": softmax,
+            "options": dict(arguments or {}),
+            "shape": list(population.x.shape[1:]),
+        },
         "hardening": hardening.to_dict(),
         "noise_stream": getattr(hardening.noise, "stream", None),
         "audit": judged.result.to_dict(),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import captum
@@ -30,10 +31,12 @@ from safexplain.outputs import Probability, are_probabilities
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 
-__all__ = ["Pinned", "check_file", "in_training", "load_certified"]
+__all__ = ["Audited", "Pinned", "check_file", "checked_model", "in_training", "keyed", "load_audited", "rows_of"]
 
 FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _SUPERPIXELS = ("n_segments", "compactness")
 
@@ -113,30 +116,76 @@ def in_training(model: nn.Module) -> bool:
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
-def load_certified(
-    kind: type[Any],
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """A certificate, and the model that it was found to be about.
+
+    Args:
+        path: of the certificate, for messages.
+        certificate: what it says.
+        model: the audited model, without a `Probability` that the audit put over it.
+        digest: its digest.
+        hardening: the audited one, with the service's key where it has noise.
+    """
+
+    path: str
+    certificate: Certificate
+    model: nn.Module
+    digest: bytes
+    hardening: Hardening
+
+    @property
+    def forward(self) -> nn.Module:
+        """What was explained: the model, or its probabilities."""
+        return Probability(self.model) if self.certificate.softmax else self.model
+
+    def explainer(self, kind: type[Any], layer: nn.Module | None = None, arguments: Mapping[str, Any] = NOTHING) -> Any:
+        """The explainer of one class, of those that the certificate is about.
+
+        Args:
+            kind: a hardened class.
+            layer: see `Hardened.from_certificate`.
+            arguments: likewise.
+        """
+        row = _row(kind, self.certificate.method, self.path)
+        options = _options_of(self.certificate, row.name)
+        explainer = kind(*_constructor(row, self.forward, layer, arguments), hardening=self.hardening)
+        _check_options(explainer._signature, row, options, self.path)
+        own = self.certificate.output == "probability" and not self.certificate.softmax
+        explainer._pinned = Pinned(row.name, self.model, self.digest, options, probabilities=own)
+        return explainer
+
+
+def load_audited(
     model: nn.Module,
     path: str | Path,
     *,
-    file: str | Path | None,
-    key_file: str | Path | None,
-    public_key: str | Path | bytes | None,
-    layer: nn.Module | None,
-    arguments: Mapping[str, Any],
-) -> Any:
-    """See `Hardened.from_certificate`."""
+    file: str | Path | None = None,
+    key: bytes | str | Path | None = None,
+    public_key: str | Path | bytes | None = None,
+    uncertified: bool = False,
+) -> Audited:
+    """A certificate that is about this model, and may be served.
+
+    Args:
+        model: see `Hardened.from_certificate`.
+        path: likewise.
+        file: likewise.
+        key: the noise key itself, as bytes, or the file that holds it; None: the environment variable.
+        public_key: likewise.
+        uncertified: accept another verdict than "certified"; all else is checked.
+
+    Raises:
+        CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
+    """
     certificate = load_certificate(path, public_key=public_key)
-    row = _row(kind, certificate.method, path)
-    options = _options_of(certificate, row.name)
-    if certificate.verdict != "certified":
+    rows_of(certificate.method, path)
+    if certificate.verdict != "certified" and not uncertified:
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
     if certificate.judgement.policy.release == "prediction":
         raise CertificateError(f"{path} is about predictions alone, and certifies no explanation; audit what is served")
     _check_versions(certificate.environment, path)
-    if not isinstance(model, nn.Module) or in_training(model):
-        what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
-        raise InputError(f"expected the audited torch.nn.Module in evaluation mode, got {what}")
-    digest = model_digest(model)
+    digest = checked_model(model)
     if digest.hex() not in certificate.digests(MODEL_DIGEST):
         names = ", ".join(certificate.subject)
         raise CertificateError(
@@ -147,8 +196,7 @@ def load_certified(
     if file is not None:
         check_file(certificate.subject, digest, file, path)
     if certificate.softmax or certificate.output == "logit":
-        while isinstance(model, Probability):  # it is put over the model where the audit did
-            model = model.model
+        model = without_softmax(model)  # it is put over it where the audit did
     try:
         hardening = Hardening.from_json(certificate.hardening)
     except ConfigurationError as error:
@@ -159,23 +207,47 @@ def load_certified(
             f" {hardening.noise.stream}: other noise for the same query, so that a client of both could average it"
             " away. Serve with the version that audited, or audit again"
         )
-    forward = Probability(model) if certificate.softmax else model
-    explainer = kind(*_constructor(row, forward, layer, arguments), hardening=_keyed(hardening, key_file))
-    _check_options(explainer._signature, row, options, path)
-    own = certificate.output == "probability" and not certificate.softmax
-    explainer._pinned = Pinned(row.name, model, digest, options, probabilities=own)
-    return explainer
+    return Audited(str(path), certificate, model, digest, keyed(hardening, key))
 
 
-def _row(kind: type[Any], method: str, path: str | Path) -> Row:
-    """The row of a class, which the certificate must be about: about it alone, or with others ("IG+Saliency")."""
+def checked_model(model: nn.Module) -> bytes:
+    """The digest of a model that may be served.
+
+    Raises:
+        InputError: it is no module, or in training mode.
+    """
+    if not isinstance(model, nn.Module) or in_training(model):
+        what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
+        raise InputError(f"expected the audited torch.nn.Module in evaluation mode, got {what}")
+    return model_digest(model)
+
+
+def without_softmax(model: nn.Module) -> nn.Module:
+    """The model under any `Probability`."""
+    while isinstance(model, Probability):
+        model = model.model
+    return model
+
+
+def rows_of(method: str, path: str | Path) -> list[Row]:
+    """The rows that a certificate is about: one, or several that are released together ("IG+Saliency").
+
+    Raises:
+        CertificateError: one of them is none of the catalog.
+    """
     rows = [CATALOG.get(name) for name in method.split("+")]
-    own: Row | None = getattr(kind, "_row", None)
     for row in rows:
         if row is None or row.entry != "attribute":
             raise CertificateError(f"{path} is about {method!r:.60}, which is no map of the catalog of this version")
+    return [row for row in rows if row is not None]
+
+
+def _row(kind: type[Any], method: str, path: str | Path) -> Row:
+    """The row of a class, which must be one of those that the certificate is about."""
+    rows = rows_of(method, path)
+    own: Row | None = getattr(kind, "_row", None)
     if own is None or own not in rows:
-        fitting = " or ".join(f"{row.hardened_name}.from_certificate" for row in rows if row is not None)
+        fitting = " or ".join(f"{row.hardened_name}.from_certificate" for row in rows)
         raise CertificateError(f"{path} is about {method}: use {fitting}, not {kind.__name__}")
     return own
 
@@ -244,20 +316,31 @@ def _check_options(signature: inspect.Signature, row: Row, options: Mapping[str,
             raise CertificateError(f"{path}: {name!r:.60} is no option of {row.hardened_name}.attribute")
 
 
-def _keyed(hardening: Hardening, key_file: str | Path | None) -> Hardening:
-    """With the service's own key, where the hardening has noise."""
+def keyed(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
+    """With the service's own key, where the hardening has noise.
+
+    Args:
+        hardening: of a certificate.
+        key: itself, as bytes, or the file that holds it; None: the environment variable SAFEXPLAIN_NOISE_KEY.
+
+    Raises:
+        RefusedError: there is noise and no key, or a weak one.
+        InputError: the file cannot be read.
+    """
     if hardening.noise is None:
         return hardening
-    if key_file is not None:
+    if isinstance(key, bytes):
+        return hardening.with_key(_strong(key, "the noise key"))
+    if key is not None:
         try:
-            key = Path(key_file).read_bytes().strip()
+            read = Path(key).read_bytes().strip()
         except OSError as error:
-            raise InputError(f"the noise key {key_file} cannot be read: {error.strerror or error}") from None
-        return hardening.with_key(_strong(key, f"the noise key in {key_file}"))
+            raise InputError(f"the noise key {key} cannot be read: {error.strerror or error}") from None
+        return hardening.with_key(_strong(read, f"the noise key in {key}"))
     if not (key_text := os.environ.get(KEY_VARIABLE)):
         raise RefusedError(
             "no noise key: every restart and every replica would draw another, and averaging their answers removes the"
-            f" noise. Set {KEY_VARIABLE}, or pass key_file= (openssl rand -hex 32)"
+            f" noise. Set {KEY_VARIABLE}, or pass a file that holds it (openssl rand -hex 32)"
         )
     return hardening.with_key(_strong(key_text.encode(), f"the noise key in {KEY_VARIABLE}"))
 

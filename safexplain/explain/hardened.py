@@ -21,7 +21,7 @@ from safexplain._digest import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import completeness, model_checks
 from safexplain.explain.captum.explainers import Gradient
-from safexplain.explain.certified import Pinned, load_certified
+from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import explainers_in, lend
 from safexplain.explain.query import NUMBERS, as_asked, query_of
@@ -103,9 +103,8 @@ class Hardened(Attribution):  # type: ignore[misc]
                 audited one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        certified: Self = load_certified(
-            cls, model, path, file=file, key_file=key_file, public_key=public_key, layer=layer, arguments=arguments
-        )
+        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key)
+        certified: Self = audited.explainer(cls, layer, arguments)
         return certified
 
     @classmethod

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from safexplain._digest import modules_of
+from safexplain._model_state import network_of
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
@@ -258,7 +259,8 @@ def _reaches(value: object, parts: Mapping[int, nn.Module]) -> bool:
 
 
 def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
-    """One lock a model, always in the same order, so that two calls cannot wait for each other."""
+    """One lock a network, whatever wraps it, always in the same order, so that two calls cannot wait for each other."""
+    networks = {id(network): network for module in modules for network in [network_of(module) or module]}
     with _guard:
-        locks = [_locks.setdefault(module, threading.RLock()) for module in sorted(modules, key=id)]
+        locks = [_locks.setdefault(networks[key], threading.RLock()) for key in sorted(networks)]
     return locks or [_lock_without_model]

@@ -5,3 +5,6 @@
 
 `files` reads bytes, and says in one sentence what is wrong with them.
 """
+
+from safexplain.loading.data import load_data as load_data
+from safexplain.loading.models import load_model as load_model

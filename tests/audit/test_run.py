@@ -152,7 +152,9 @@ def test_any_class_with_attribute_is_audited_under_its_own_name(run, tmp_path):
     result = run(explainer=OwnExplainer, arguments={"scale": 2.0})
     folder = result.save(tmp_path / "run")
     said = json.loads((folder / "certificate.json").read_text())["predicate"]["explainer"]
+    shape = said.pop("shape")
     assert said == {"method": "OwnExplainer", "output": "probability", "softmax": True, "options": {"scale": 2.0}}
+    assert shape == [6]
     assert result.utility is not None
     assert Signals.load(folder / "signals.npz").meta["hardening"] == HARDENING.to_json()
     assert "hardening" not in Signals.load(folder / "native-signals.npz").meta

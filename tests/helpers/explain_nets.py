@@ -2,15 +2,21 @@
 
 import threading
 
+import captum
 import numpy as np
 import pytest
 import torch
+from certificates import CERTIFIED, CONTROLS, ONCE
 from torch import nn
 
+import safexplain
+from safexplain._digest import model_digest
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.noise import STREAM, GaussianNoise
+from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.judgement import Judgement
 
 KEY = b"a key of thirty-two bytes, fixed"
 NOISY = Hardening(noise=GaussianNoise(0.05, key=KEY), grid=2.0**-20)
@@ -128,3 +134,24 @@ def run(explainer, row, inputs, target=1, **options):
 
 def tensors(result):
     return result if isinstance(result, tuple) else (result,)
+
+
+def certificate(path, model, **changes):
+    """A certificate about a model, with a hardening that has noise unless told otherwise."""
+    named = changes.pop("named", {})
+    references, hardening = changes.pop("references", 16), changes.pop("hardening", Hardening.ranked())
+    judgement = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, references, CONTROLS, uses=1)
+    explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
+    environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
+    content = statement(
+        subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
+        explainer=explainer,
+        hardening=hardening.to_dict(),
+        noise_stream=changes.pop("noise_stream", STREAM if hardening.noise else None),
+        audit=judgement.to_dict(),
+        utility=None,
+        materials={},
+        environment=environment | changes.pop("environment", {}),
+    )
+    assert not changes
+    return write_json(path / "certificate.json", content)

@@ -72,6 +72,7 @@ class Certificate:
         output: "probability" or "logit".
         softmax: whether `Probability` was put over the model.
         options: arguments of the explanation, as the command line took them.
+        shape: of one input; None: the audit did not say.
         hardening: as `Hardening.to_dict`.
         noise_stream: how its noise is made; None: it has none, or the audit did not say.
         judgement: policy, counts and controls, and with them verdict and bounds.
@@ -96,6 +97,7 @@ class Certificate:
     output: Literal["probability", "logit"]
     softmax: bool
     options: Mapping[str, Any]
+    shape: tuple[int, ...] | None
     hardening: Mapping[str, Any]
     noise_stream: str | None
     judgement: Judgement
@@ -244,6 +246,7 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
         output=explainer["output"],
         softmax=explainer.get("softmax", explainer["output"] == "probability"),
         options={name: tuple(v) if isinstance(v, list) else v for name, v in explainer["options"].items()},
+        shape=tuple(explainer["shape"]) if "shape" in explainer else None,
         hardening=hardening,
         noise_stream=_noise_stream_of(predicate),
         judgement=judgement,
@@ -266,17 +269,20 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
 
 
 def _explainer_of(predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """Method, output and options, and perhaps softmax.
+    """Method, output and options, and perhaps softmax and shape.
 
     Raises:
         CertificateError: something else; so do all functions here.
     """
     explainer = object_of(predicate, "explainer")
-    check_names(explainer, "explainer", {"method", "output", "options"}, optional={"softmax"})
+    check_names(explainer, "explainer", {"method", "output", "options"}, optional={"softmax", "shape"})
     if not isinstance(explainer["method"], str) or explainer["output"] not in ("probability", "logit"):
         raise CertificateError(f"explainer: expected a method, and output probability or logit; got {explainer!r:.100}")
     if not isinstance(explainer.get("softmax", False), bool):
         raise CertificateError(f"explainer.softmax: expected true or false, got {explainer['softmax']!r:.40}")
+    shape = explainer.get("shape", [])
+    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
+        raise CertificateError(f"explainer.shape: expected a list of sizes from 1 on, got {shape!r:.60}")
     object_of(explainer, "options")
     return explainer
 

@@ -60,8 +60,8 @@ def statement(
 
     Args:
         subject: name -> {algorithm: hex digest} of each model that was audited.
-        explainer: method, output and options; and softmax, whether `Probability` was put over the model (missing: where
-            the output is the probability).
+        explainer: method, output and options; softmax, whether `Probability` was put over the model (missing: where the
+            output is the probability); and shape, a list, of one input (missing: not said).
         hardening: `Hardening.to_dict()`; it carries no key.
         noise_stream: how the noise of the hardening is made (`GaussianNoise.stream`); None: it has none.
         audit: `AuditResult.to_dict()`, or `Judgement.to_dict()`.

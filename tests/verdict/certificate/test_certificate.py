@@ -105,6 +105,12 @@ def test_softmax_is_what_the_certificate_says(load: Callable[..., Any]) -> None:
     assert load(made(explainer=explainer)).softmax is False
 
 
+def test_the_shape_of_one_input_is_read_where_it_is_there(load: Callable[..., Any]) -> None:
+    explainer = {"method": "IG", "output": "probability", "options": {}}
+    assert load(made(explainer=explainer)).shape is None
+    assert load(made(explainer=explainer | {"shape": [3, 8, 8]})).shape == (3, 8, 8)
+
+
 def test_a_sentence_may_go_on_with_advice_only_where_nothing_was_decided(load: Callable[..., Any]) -> None:
     advice = " About 3,000 members would decide."
     load(made(audit=audited(UNDECIDED, sentence=UNDECIDED.sentence + advice)))
@@ -247,6 +253,8 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
         (("predicate", "environment", "Noise_Key"), "abc", "'noise_key'"),
         (("predicate", "explainer", "output"), "both", "probability or logit"),
         (("predicate", "explainer", "softmax"), 1, "softmax"),
+        (("predicate", "explainer", "shape"), [3, 0], "shape"),
+        (("predicate", "explainer", "shape"), "3", "shape"),
         (("predicate", "explainer", "layer"), "conv1", "layer"),
         (("predicate", "environment", "captum"), 9, "environment"),
         (("predicate", "notes"), "a note", "notes"),

@@ -11,8 +11,8 @@ import captum
 import numpy as np
 import pytest
 import torch
-from certificates import CERTIFIED, CONTROLS, ONCE
-from explain_nets import image_net, images, net_for, quiet, target_for
+from certificates import CONTROLS, ONCE
+from explain_nets import certificate, image_net, images, net_for, quiet, target_for
 from torch import nn
 
 import safexplain
@@ -38,27 +38,6 @@ MAPS = [row for row in CATALOG.values() if row.entry == "attribute"]
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-
-
-def certificate(path: Path, model: nn.Module, **changes: Any) -> Path:
-    """A certificate about a model, with a hardening that has noise unless told otherwise."""
-    named = changes.pop("named", {})
-    references, hardening = changes.pop("references", 16), changes.pop("hardening", Hardening.ranked())
-    judgement = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, references, CONTROLS, uses=1)
-    explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
-    environment = {"safexplain": safexplain.__version__, "captum": captum.__version__, "torch": torch.__version__}
-    content = statement(
-        subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
-        explainer=explainer,
-        hardening=hardening.to_dict(),
-        noise_stream=changes.pop("noise_stream", STREAM if hardening.noise else None),
-        audit=judgement.to_dict(),
-        utility=None,
-        materials={},
-        environment=environment | changes.pop("environment", {}),
-    )
-    assert not changes
-    return write_json(path / "certificate.json", content)
 
 
 def released(explainer: Any, *args: Any, **options: Any) -> torch.Tensor:

@@ -1,0 +1,251 @@
+"""What a service serves: the release that a certificate is about, and the only way to it.
+
+`load_release` checks the certificate as `from_certificate` does and makes every explainer that was audited, each with
+its audited options. What comes out of a `Release` are arrays of released maps, or plain JSON values; nothing else that
+an explainer knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._digest import digest, file_sha256, modules_of
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
+from safexplain.explain.catalog import find_row
+from safexplain.explain.certified import NOTHING, Pinned, checked_model, keyed, load_audited, rows_of, without_softmax
+from safexplain.explain.isolation import one_at_a_time, private_copy
+from safexplain.explain.row import Row
+from safexplain.explain.wrap import HARDENED, Catalogued
+from safexplain.hardening.hardening import Hardening
+from safexplain.outputs import Probability, are_probabilities
+from safexplain.verdict.certificate.read import Certificate
+
+__all__ = ["Explanation", "Release", "load_release"]
+
+Explanation = NDArray[np.float32] | list[dict[str, Any]]
+"""Of a batch: maps (n, ...), or one dictionary of plain JSON values for each example."""
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A model's explanations as they were audited, for a service; threads may share it.
+
+    One method releases its maps as they are. Of several that are released together, each example has a dictionary
+    method -> map, as nested lists.
+
+    Args:
+        certificate: what the audit found; None: there is none yet.
+        method: name in the catalog, or several with + between them.
+        digest: hexadecimal SHA-256 of the certificate's file; without one, of model, method, options and hardening.
+        model_digest: of the explained model.
+        uncertified: whether no audit has certified this release.
+        shape: of one input, where the audit said so; None: it did not.
+        mixes_batch: whether an example's answer depends on the others in its batch.
+        hardening: what is done to each explanation.
+        options: method -> the options that are held fast.
+    """
+
+    certificate: Certificate | None
+    method: str
+    digest: str
+    model_digest: bytes
+    uncertified: bool
+    shape: tuple[int, ...] | None
+    mixes_batch: bool
+    hardening: Hardening
+    options: Mapping[str, Mapping[str, Any]]
+    _model: nn.Module
+    _answers: Mapping[str, Callable[[Tensor, Tensor], Explanation]]
+    _alone: tuple[nn.Module, ...] = ()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """What the audited model returns, (n, classes), on its device.
+
+        Args:
+            x: (n, ...) inputs.
+        """
+        with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
+            scores: Tensor = self._model(x.detach().to(_place(self._model, x)))
+        return scores.detach()
+
+    def explain(self, x: Tensor, target: Tensor) -> Explanation:
+        """The released explanations, with the audited options.
+
+        Args:
+            x: (n, ...) inputs.
+            target: (n,) the explained class of each; the audit explained the predicted one. Methods that explain no
+                class, or always the predicted one, do not look at it.
+
+        Returns:
+            (n, ...) float32 maps, or n dictionaries of plain JSON values.
+
+        Raises:
+            RefusedError: the model is no longer the audited one.
+        """
+        x = x.detach().to(_place(self._model, x))
+        answers = {name: answer(x, target.to(x.device)) for name, answer in self._answers.items()}
+        if len(answers) == 1:
+            return next(iter(answers.values()))
+        plain = {name: a.tolist() if isinstance(a, np.ndarray) else a for name, a in answers.items()}
+        return [{name: each[i] for name, each in plain.items()} for i in range(len(x))]
+
+
+def load_release(
+    model: nn.Module,
+    path: str | Path | None,
+    *,
+    file: str | Path | None = None,
+    key: bytes | str | Path | None = None,
+    public_key: str | Path | bytes | None = None,
+    public: Any = None,
+    uncertified: bool = False,
+    method: str | None = None,
+    hardening: Hardening | None = None,
+    options: Mapping[str, Any] | None = None,
+    output: Literal["probability", "logit"] = "probability",
+    shape: Sequence[int] | None = None,
+) -> Release:
+    """The release that a certificate is about.
+
+    Args:
+        model: the audited model, in evaluation mode.
+        path: the certificate, signed or not. None: there is none yet, and `method` and `hardening` say what is served;
+            only with `uncertified`.
+        file: the model's file. Given, its SHA-256 must be the one in the certificate.
+        key: the noise key itself, as bytes, or the path of the file that holds it. None: the environment variable
+            SAFEXPLAIN_NOISE_KEY. Where the hardening has no noise, no key is asked for or read.
+        public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
+        public: (rows, ...) public rows, for methods that need some.
+        uncertified: accept a certificate whose verdict is not "certified", or none at all; all else is checked.
+        method: without a certificate, the explainer's name in the catalog.
+        hardening: without a certificate, what is done to each explanation.
+        options: without a certificate, of the explainer; the plain choice where None.
+        output: without a certificate, what is explained: the probability, by a softmax where the model returns logits
+            (which is looked at on numbers drawn at random where `shape` is given, and taken for granted where not), or
+            what the model returns.
+        shape: without a certificate, of one input.
+
+    Raises:
+        CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another model, file,
+            kind or version.
+        RefusedError: there is noise and no key or a weak one.
+        InputError: a file cannot be read, or the model cannot be used.
+        ConfigurationError: without a certificate, something is missing; with one, something is given that it says.
+    """
+    if path is None:
+        if not uncertified or method is None or hardening is None:
+            raise ConfigurationError(
+                "expected a certificate; to serve without one, say so: uncertified=True, method=..., hardening=..."
+            )
+        return _without_certificate(model, method, keyed(hardening, key), options or NOTHING, output, shape)
+    given = {"method": method, "hardening": hardening, "options": options, "shape": shape}
+    if said := [name for name, value in given.items() if value is not None]:
+        raise ConfigurationError(f"{', '.join(said)}: the certificate says that; leave it out")
+    before = file_sha256(path) if Path(path).is_file() else ""
+    audited = load_audited(model, path, file=file, key=key, public_key=public_key, uncertified=uncertified)
+    if file_sha256(path) != before:
+        raise CertificateError(f"{path} was changed while it was read; load it again")
+    certificate = audited.certificate
+    rows = rows_of(certificate.method, path)
+    made = {row.name: audited.explainer(HARDENED[row.name]) for row in rows}
+    return Release(
+        certificate,
+        certificate.method,
+        before,
+        audited.digest,
+        certificate.verdict != "certified",
+        certificate.shape,
+        any(row.mixes_batch for row in rows),
+        audited.hardening,
+        {name: explainer._pinned.options for name, explainer in made.items()},
+        audited.model,
+        {row.name: _asked(row, made[row.name]) for row in rows},
+        _alone(rows, audited.model),
+    )
+
+
+def _without_certificate(
+    model: nn.Module,
+    method: str,
+    hardening: Hardening,
+    options: Mapping[str, Any],
+    output: str,
+    shape: Sequence[int] | None,
+) -> Release:
+    """What a service runs before its audit."""
+    row = find_row(method)
+    if row.entry != "attribute":
+        raise ConfigurationError(f"{row.name} gives no map; expected another method")
+    named = checked_model(model)
+    if output not in ("probability", "logit"):
+        raise ConfigurationError(f"output is probability or logit, got {output!r}")
+    model = without_softmax(model)
+    softmax = output == "probability" and not _gives_probabilities(model, shape)
+    asked = Catalogued(row, HARDENED[row.name])(Probability(model) if softmax else model, hardening=hardening)
+    explainer = asked.explainer
+    explainer._pinned = Pinned(row.name, model, named, dict(options))
+    return Release(
+        None,
+        row.name,
+        digest(row.name, sorted(options.items()), hardening.to_json(), output, named),
+        named,
+        True,
+        None if shape is None else tuple(shape),
+        row.mixes_batch,
+        hardening,
+        {row.name: dict(options)},
+        model,
+        {row.name: _asked(row, explainer)},
+        _alone([row], model),
+    )
+
+
+def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
+    """How a service asks a hardened class that has its certificate."""
+
+    def maps(x: Tensor, target: Tensor) -> Explanation:
+        x = x.clone().requires_grad_(row.leaf_inputs and x.is_floating_point())
+        answer = explainer.attribute(x, **({"target": target} if row.target else {}))
+        if not isinstance(answer, Tensor):
+            raise RefusedError(f"{row.name} gave {type(answer).__name__} where the audit had one tensor")
+        released: NDArray[np.float32] = answer.detach().to("cpu", torch.float32).numpy()
+        return released
+
+    return maps
+
+
+def _alone(rows: Sequence[Row], model: nn.Module) -> tuple[nn.Module, ...]:
+    """The modules that plain predictions must not run on while an explanation does: those with hooks of their own, and
+    no copy to set them on."""
+    if not any(row.hooks or row.writes for row in rows):
+        return ()
+    own = modules_of(model)
+    return own if private_copy({"forward_func": model}, own, share_parameters=True) is None else ()
+
+
+def _place(model: nn.Module, x: Tensor) -> torch.device:
+    """Where a model is."""
+    return next((p.device for p in model.parameters()), x.device)
+
+
+def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
+    """Whether a model's outputs are probabilities already, as far as that can be seen."""
+    if shape is None:
+        return False
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            return are_probabilities(model(x.to(_place(model, x))))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the model fails on inputs of shape {tuple(shape)}: {str(error).splitlines()[0]:.120}"
+        ) from None

@@ -1,0 +1,198 @@
+"""A service gets from a certificate what was audited, for every map of the catalog, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from explain_nets import certificate, image_net, images, net_for, quiet, target_for
+from torch import nn
+
+from safexplain import Hardening, Probability
+from safexplain._digest import file_sha256
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
+from safexplain.explain import CATALOG
+from safexplain.explain.isolation import one_at_a_time
+from safexplain.explain.served import load_release
+from safexplain.explain.wrap import HARDENED
+from safexplain.hardening.noise import KEY_VARIABLE
+
+pytestmark = quiet
+
+KEY = b"the key of the service, as bytes"
+TARGET = torch.tensor([1, 0, 2, 1])
+MAPS = [row for row in CATALOG.values() if row.entry == "attribute"]
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+def seeded(explain: Any, *args: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+    return explain(*args, **options)
+
+
+@pytest.mark.parametrize("row", MAPS, ids=lambda row: row.name)
+def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None:
+    model, x, options = net_for(row), images(), {"nt_samples": 3} if row.nt_type else {}
+    explainer = {"method": row.name, "output": "logit", "options": options, "shape": [3, 8, 8]}
+    path = certificate(tmp_path, model, explainer=explainer)
+    if row.target and not target_for(row):  # its native class fails on a target, see `target_for`
+        return
+    release = load_release(model, path, key=KEY)
+    audited = HARDENED[row.name].catalogued()(model, hardening=Hardening.ranked(KEY))
+    expected = seeded(audited.attribute, x, target=TARGET, **options).detach().numpy()
+    served = seeded(release.explain, x, TARGET)
+    assert isinstance(served, np.ndarray)
+    assert served.dtype == np.float32
+    np.testing.assert_array_equal(served, expected.astype(np.float32))
+    assert (release.method, release.shape, release.mixes_batch) == (row.name, (3, 8, 8), row.mixes_batch)
+    assert release.digest == file_sha256(path)
+    assert not release.uncertified
+
+
+def test_scores_are_those_of_the_audited_model(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    release = load_release(Probability(model), certificate(tmp_path, model), key=KEY)
+    with torch.inference_mode(False):
+        scores = release.predict(x.requires_grad_(True))
+    assert not scores.requires_grad
+    assert torch.equal(scores, model(x).detach())
+
+
+def test_of_several_explainers_each_example_has_a_map_by_each_name(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    joint = {"method": "IG+Saliency", "options": {"IG": {"n_steps": 7}}}
+    release = load_release(model, certificate(tmp_path, model, explainer=joint), key=KEY)
+    served = release.explain(x, TARGET)
+    assert isinstance(served, list)
+    assert json.loads(json.dumps(served)) == served
+    alone = load_release(model, certificate(tmp_path, model), key=KEY)
+    np.testing.assert_array_equal(np.float32([one["IG"] for one in served]), alone.explain(x, TARGET))
+    assert [sorted(one) for one in served] == [["IG", "Saliency"]] * 4
+
+
+def test_an_empty_batch_gives_no_answers(tmp_path: Path) -> None:
+    model, none = image_net(), torch.tensor([], dtype=torch.long)
+    release = load_release(model, certificate(tmp_path, model), key=KEY)
+    assert release.explain(images()[:0], none).shape == (0, 3, 8, 8)  # type: ignore[union-attr]
+    joint = {"method": "IG+Saliency", "options": {}}
+    release = load_release(model, certificate(tmp_path, model, explainer=joint), key=KEY)
+    assert release.explain(images()[:0], none) == []
+
+
+def test_a_model_that_changed_is_served_no_more(tmp_path: Path) -> None:
+    model = image_net()
+    release = load_release(model, certificate(tmp_path, model), key=KEY)
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] += 1e-3
+    with pytest.raises(RefusedError, match="no longer the one"):
+        release.explain(images(), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"digest": "ab" * 32}, "is about another model"),
+        ({"references": 0}, "certifies nothing"),
+        ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
+        ({"explainer": {"method": "IG+Tarot"}}, "no map of the catalog"),
+        ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
+        ({"noise_stream": "shake256-v2"}, "noise stream"),
+    ],
+)
+def test_what_from_certificate_refuses_is_not_served(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    model = image_net()
+    with pytest.raises(CertificateError, match=said):
+        load_release(model, certificate(tmp_path, model, **changes), key=KEY)
+
+
+@pytest.mark.parametrize("key", [b"short", b"a" * 32, None])
+def test_a_weak_key_serves_nothing(tmp_path: Path, key: bytes | None) -> None:
+    model = image_net()
+    with pytest.raises(RefusedError, match="key"):
+        load_release(model, certificate(tmp_path, model), key=key)
+    load_release(model, certificate(tmp_path, model, hardening=Hardening.recommended()), key=key)
+
+
+def test_a_key_is_bytes_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path, x = image_net(), tmp_path / "key", images()
+    path.write_bytes(KEY + b"\n")
+    of_bytes, of_file, of_text = (
+        load_release(model, certificate(tmp_path, model), key=key).explain(x, TARGET) for key in (KEY, path, str(path))
+    )
+    monkeypatch.setenv(KEY_VARIABLE, KEY.decode())
+    of_environment = load_release(model, certificate(tmp_path, model)).explain(x, TARGET)
+    for other in (of_file, of_text, of_environment):
+        np.testing.assert_array_equal(of_bytes, other)
+
+
+def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_path: Path) -> None:
+    model = image_net()
+    release = load_release(model, certificate(tmp_path, model, references=0), key=KEY, uncertified=True)
+    assert release.uncertified
+    assert not load_release(model, certificate(tmp_path, model), key=KEY, uncertified=True).uncertified
+    with pytest.raises(CertificateError, match="another model"):
+        load_release(image_net(1), certificate(tmp_path, model, references=0), key=KEY, uncertified=True)
+
+
+def test_before_an_audit_method_and_hardening_are_said(tmp_path: Path) -> None:
+    model, x = image_net(), images()
+    path = certificate(tmp_path, model, hardening=Hardening.recommended())
+    certified = load_release(model, path)
+    said: dict[str, Any] = {"method": "IG", "hardening": Hardening.recommended(), "options": {"n_steps": 7}}
+    release = load_release(model, None, uncertified=True, shape=(3, 8, 8), **said)
+    assert release.uncertified
+    assert release.certificate is None
+    assert release.shape == (3, 8, 8)
+    assert len(release.digest) == 64
+    assert release.digest != load_release(model, None, uncertified=True, **said | {"options": {}}).digest
+    np.testing.assert_array_equal(release.explain(x, TARGET), certified.explain(x, TARGET))
+    of_probabilities = nn.Sequential(model, nn.Softmax(1)).eval()
+    plain = load_release(of_probabilities, None, uncertified=True, shape=(3, 8, 8), **said)
+    np.testing.assert_allclose(plain.explain(x, TARGET), certified.explain(x, TARGET), atol=1e-5)
+    for arguments in ({**said, "uncertified": False}, {"method": "IG", "uncertified": True}):
+        with pytest.raises(ConfigurationError, match="uncertified=True, method="):
+            load_release(model, None, **arguments)
+    with pytest.raises(ConfigurationError, match=r"method, hardening, options: the certificate says that"):
+        load_release(model, path, **said)
+    with pytest.raises(RefusedError, match="noise key"):
+        load_release(model, None, uncertified=True, method="IG", hardening=Hardening.ranked())
+    with pytest.raises(InputError, match="training mode"):
+        load_release(image_net().train(), None, uncertified=True, **said)
+
+
+class Locked(nn.Module):
+    """Cannot be copied, so that hooks are set on the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.guard = image_net(), threading.Lock()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.net(x)
+        return y
+
+
+@pytest.mark.parametrize("output", ["logit", "probability"])
+def test_predictions_wait_for_explanations_that_hook_the_very_model(output: str, tmp_path: Path) -> None:
+    model = Locked().eval()
+    explainer = {"method": "GuidedBackprop", "output": output, "options": {}}
+    release = load_release(model, certificate(tmp_path, model, explainer=explainer), key=KEY)
+    answered: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: answered.append(release.predict(images())))
+    with one_at_a_time((Probability(model) if output == "probability" else model,)):
+        thread.start()
+        thread.join(0.2)
+        assert not answered, "as while an explanation has its hooks on the model"
+    thread.join()
+    assert torch.equal(answered[0], model(images()).detach())
+    assert load_release(model, certificate(tmp_path, model), key=KEY)._alone == (), "IG sets no hooks"
