@@ -55,13 +55,22 @@ def show_command(
         typer.echo(json.dumps(content, allow_nan=False))
         return 0
     console = Console()
-    numbers = ("spent", "remaining", "budget", "delta", "charges")
-    table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), numbers)
-    for account in accounts if principal is not None else [*accounts, total]:
-        table.add_row(*_cells(account))
-    console.print(table)
+    names, shown = ("principal", "period", "renews"), accounts if principal is not None else [*accounts, total]
+    weighs = any(account.epsilon or account.charges for account in accounts)
+    counts = any(account.questions or account.most_questions for account in accounts)
+    if weighs or not counts:
+        numbers = ("spent", "remaining", "budget", "delta", "charges")
+        table = result_table("Privacy budgets (epsilon)", names, numbers)
+        for account in shown:
+            table.add_row(*_cells(account))
+        console.print(table)
+    if counts:
+        table = result_table("Distinct questions", names, ("asked", "remaining", "limit"))
+        for account in shown:
+            table.add_row(*_question_cells(account))
+        console.print(table)
     if unknown:
-        console.print("Nothing was ever charged or granted to this principal.", highlight=False)
+        console.print("Nothing was ever charged or granted to this principal, nor did it ask.", highlight=False)
     for charge in charges:
         about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {charge.mechanism}"
         console.print(about.rstrip(), highlight=False, markup=False)
@@ -75,20 +84,37 @@ def grant_command(
     ledger: Url,
     principal: Annotated[str | None, typer.Argument(help="Whose budget; left out with --total.")] = None,
     *,
-    epsilon: Annotated[float, typer.Option(help="The new budget of each period; what is spent stays spent.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="The new budget of each period; what is spent stays spent.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="The new delta.  [default: as before]")] = None,
     note: Annotated[str, typer.Option(help="Why; kept with the grant.")] = "",
     total: Annotated[bool, typer.Option("--total", help="The budget of all principals together, for ever.")] = False,
+    questions: Annotated[
+        int | None,
+        typer.Option(help="The new number of distinct questions of each period."),
+    ] = None,
+    everybody: Annotated[
+        bool, typer.Option("--everybody", help="The questions of each principal that was granted no number of its own.")
+    ] = False,
     json_: Json = False,
 ) -> int:
     """Give a principal another budget than the ledger's; recorded with the time and the note."""
-    if (principal is None) != total:
-        raise ConfigurationError("give either a principal, or --total for the budget of all together")
+    if (principal is not None) + total + everybody != 1:
+        raise ConfigurationError(
+            "give either a principal, or --total for the budget of all together, or --everybody with --questions"
+        )
+    if (total and questions is not None) or (everybody and epsilon is not None):
+        raise ConfigurationError("--total goes with --epsilon, and --everybody with --questions")
     with _opened(ledger) as opened:
-        account = opened.grant(principal, epsilon=epsilon, delta=delta, note=note)
+        account = opened.grant(principal, epsilon=epsilon, delta=delta, note=note, questions=questions)
     if json_:
         typer.echo(json.dumps(_plain(account), allow_nan=False))
-    else:
+        return 0
+    if questions is not None:
+        asked = "" if everybody else f", {account.questions:,} asked in this one"
+        typer.echo(f"{principal or 'everybody'}: {questions:,} questions in each period{asked}.")
+    if epsilon is not None:
         left = f"{account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g})"
         typer.echo(f"{principal or 'all together'}: {left} remain.")
     return 0
@@ -120,9 +146,9 @@ def backup_command(
 
 
 def _known(ledger: Ledger, principal: str) -> bool:
-    """Whether anything was ever charged or granted to a principal."""
-    charged = next(ledger.charges(principal), None) is not None
-    return charged or any(grant.principal == principal for grant in ledger.grants())
+    """Whether a principal ever asked, was charged or was granted anything."""
+    name = ledger.account(principal).principal
+    return any(account.principal == name for account in ledger.accounts())
 
 
 def _opened(url: str) -> Ledger:
@@ -155,4 +181,14 @@ def _cells(account: Account) -> tuple[str, ...]:
         f"{account.epsilon:g}" if limited else "no limit",
         f"{account.delta:g}",
         f"{account.charges:,}",
+    )
+
+
+def _question_cells(account: Account) -> tuple[str, ...]:
+    limit = account.most_questions
+    return (
+        *_cells(account)[:3],
+        f"{account.questions:,}",
+        "no limit" if limit is None else f"{max(0, limit - account.questions):,}",
+        "no limit" if limit is None else f"{limit:,}",
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from safexplain._validate import check_number
+from safexplain._validate import check_number, check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger.composition import Budget, Composition, epsilon_alone
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
@@ -28,7 +28,7 @@ TOTAL = ""
 
 ACCOUNT_COLUMNS = (
     "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, loss, unbounded, charges,"
-    " granted_epsilon, granted_delta"
+    " granted_epsilon, granted_delta, questions, granted_questions"
 )
 _NAMES = ACCOUNT_COLUMNS.split(", ")
 _ROW = f"({', '.join('?' * len(_NAMES))})"
@@ -49,6 +49,7 @@ class Settings:
     period: str | None = None
     total_epsilon: float | None = None
     total_delta: float | None = None
+    questions: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "total_epsilon"):
@@ -61,16 +62,19 @@ class Settings:
             raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
         if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
             raise ConfigurationError("total_delta= needs total_epsilon=: without it there is no limit on the total")
+        if self.questions is not None:
+            check_whole("questions", self.questions, 1)
 
     def completed(self) -> Settings:
         """With defaults in place of what was not given.
 
         Raises:
-            ConfigurationError: no epsilon.
+            ConfigurationError: neither epsilon nor questions, or only parts of a budget of epsilon.
         """
-        if self.epsilon is None:
+        if self.epsilon is None and (self.questions is None or self.delta or self.total_epsilon or self.total_delta):
             raise ConfigurationError(
-                "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0, delta=1e-6)"
+                "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0,"
+                ' delta=1e-6), or Ledger(url, questions=1000, period="day") to count questions alone'
             )
         delta = self.delta or 0.0
         total_delta = delta if self.total_delta is None else self.total_delta
@@ -131,6 +135,8 @@ class Balance:
         time: of the last charge.
         sums: of this period.
         granted: a budget of its own, or None.
+        questions: distinct ones counted, over all time.
+        granted_questions: a limit of its own on those of a period, or None; of the total, everybody's.
     """
 
     principal: str
@@ -138,6 +144,8 @@ class Balance:
     time: int = 0
     sums: Composition = NOTHING
     granted: Budget | None = None
+    questions: int = 0
+    granted_questions: int | None = None
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Balance:
@@ -146,7 +154,7 @@ class Balance:
         Raises:
             LedgerError: its sums are not numbers.
         """
-        principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta = row
+        principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta, questions, most = row
         try:
             prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
             losses = tuple(map(int, sums[4].split()))
@@ -154,7 +162,7 @@ class Balance:
             granted = None if epsilon is None else Budget(float(epsilon), float(delta))
         except (TypeError, ValueError):
             raise LedgerError(f"the account of {principal!r} is damaged; restore the ledger from a backup") from None
-        return cls(principal, period, time, found, granted)
+        return cls(principal, period, time, found, granted, questions, most)
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -162,8 +170,9 @@ class Balance:
         s = self.sums
         granted = (None, None) if self.granted is None else (self.granted.epsilon, self.granted.delta)
         head = (self.principal, self.period, self.time, s.rule, s.order)
+        asked = (self.questions, self.granted_questions)
         sums = map(str, (s.prefix_epsilon, s.prefix_delta, s.epsilon, s.delta))
-        return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted)
+        return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted, *asked)
 
 
 def save_balances(execute: Execute, *balances: Balance) -> None:
@@ -234,6 +243,11 @@ class Balances:
             BudgetExhausted: one of them does not fit.
             ConfigurationError: a Gaussian release without delta.
         """
+        if self.settings.epsilon is None and self.mine.granted is None:
+            raise ConfigurationError(
+                "this ledger counts questions and has no budget of epsilon; make another one with epsilon=, or give"
+                " this principal one with `safexplain ledger grant`"
+            )
         mine, total = self.mine.sums, self.total.sums
         limit = self.total_budget
         opening = limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
@@ -247,11 +261,10 @@ class Balances:
             mine = self._checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
                 total = self._checked(total.add(entry.release, opening), total, limit, entry, None)
-        return Balances(
-            self.settings,
-            self.time,
-            Balance(TOTAL, 0, self.time, total, self.total.granted),
-            Balance(self.mine.principal, self.mine.period, self.time, mine, self.mine.granted),
+        return replace(
+            self,
+            total=replace(self.total, time=self.time, sums=total),
+            mine=replace(self.mine, time=self.time, sums=mine),
         )
 
     def _checked(
@@ -284,24 +297,48 @@ class Balances:
             for e in entries
         ]  # fmt: skip
 
-    def granted(self, budget: Budget) -> Balances:
-        """The balances after a grant."""
+    def granted(self, budget: Budget | None, questions: int | None) -> Balances:
+        """The balances after a grant; what is None stays."""
+
+        def with_grant(balance: Balance) -> Balance:
+            limit = balance.granted_questions if questions is None else questions
+            return replace(balance, granted=budget or balance.granted, granted_questions=limit)
+
+        total = replace(self.total, time=self.time)
         if self.mine.principal == TOTAL:
-            return replace(self, total=replace(self.total, granted=budget, time=self.time))
-        return replace(self, mine=replace(self.mine, granted=budget), total=replace(self.total, time=self.time))
+            return replace(self, total=with_grant(total))
+        return replace(self, mine=with_grant(self.mine), total=total)
+
+    def asked(self, new: int) -> Balances:
+        """The balances after so many new questions."""
+        mine = replace(self.mine, time=self.time, questions=self.mine.questions + new)
+        return replace(self, mine=mine, total=replace(self.total, time=self.time, questions=self.total.questions + new))
+
+    @property
+    def were_questions_granted(self) -> bool:
+        """Whether a limit on them was granted, to the principal or to everybody."""
+        return self.mine.granted_questions is not None or self.total.granted_questions is not None
+
+    @property
+    def most_questions(self) -> int | None:
+        """Of the principal in a period; None: no limit."""
+        granted = (self.mine.granted_questions, self.total.granted_questions)
+        return next((limit for limit in granted if limit is not None), self.settings.questions)
 
     def save(self, execute: Execute) -> None:
         """Write both accounts back."""
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
-    def account(self) -> Account:
-        """How the principal stands; of all together where these were opened for the total."""
+    def account(self, questions: int) -> Account:
+        """How the principal stands, with this many questions in this period; of all together where these were opened
+        for the total."""
         whole = self.mine.principal == TOTAL
         balance, budget = (self.total, self.total_budget) if whole else (self.mine, self.budget)
         spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
         return Account(
             balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
             budget.delta, balance.sums.charges, period, renews(period, self.time), balance.sums.rule,
+            balance.questions if whole else questions, None if whole else self.most_questions,
         )  # fmt: skip
 
 
@@ -312,6 +349,10 @@ def prepare(storage: Storage, given: Settings) -> Settings:
         ConfigurationError: there is no ledger and no budget for one, or other settings are stored.
         LedgerError: the database cannot be used, or is of a newer version.
     """
+    if not storage.lasting and (given.questions is None or given.epsilon is not None):
+        raise ConfigurationError(
+            "a ledger in memory would forget what was spent; it counts questions alone: questions= without epsilon="
+        )
     at = storage.version() if storage.exists() else None
     check_version(at)
     if at is None:

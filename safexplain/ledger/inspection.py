@@ -1,7 +1,7 @@
 """What is read from a ledger as a whole: its charges as a file for other programs, and whether everything adds up.
 
 Files are written whole or not at all, and never over the ledger itself. `verify` replays every recorded release and
-compares the sums with those of the accounts, and looks for the answer of every charged question.
+compares the sums with those of the accounts, looks for the answer of every charged question, and counts questions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from safexplain._files import whole_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance
 from safexplain.ledger.composition import Composition
+from safexplain.ledger.questions import wrong_questions
 from safexplain.ledger.records import Charge
 from safexplain.ledger.releases import from_json, to_json
 from safexplain.ledger.storage.schema import Execute
@@ -106,6 +107,7 @@ def verify(execute: Execute) -> int:
         if tallies[name].replayed() != balance.sums:
             wrong.append(f"the sums of {repr(name) if name else 'the total'} are not those of its charges")
     wrong += _unmatched(execute)
+    wrong += wrong_questions(execute, {name: balance.questions for name, balance in stored.items()})
     if wrong:
         shown = "; ".join(wrong[:5])
         raise LedgerError(f"the ledger is damaged: {shown}. Restore it from a backup, and look who can write it")

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from safexplain._validate import check_number
+from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare
 from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.inspection import replacing, verify, write_charges
-from safexplain.ledger.records import Account, Answer, Charge, Grant, charges, described, grants, named, text
+from safexplain.ledger.questions import Asking, Looks, Most, Seen, check_digests, count, counts, known, seen
+from safexplain.ledger.records import Account, Answer, Charge, Grant, begins, charges, described, grants, named, text
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute
@@ -31,12 +32,15 @@ class Ledger:
     never goes back: a clock that is set back renews no budget, one that is set forward renews it early but once.
 
     Args:
-        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
+        url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`). "memory:"
+            counts questions in this process alone and forgets them with it.
         epsilon: budget of each principal and period. Stored when the ledger is made; None: as stored.
         delta: the same; 0 if never given. Gaussian releases need it above 0.
         period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
         total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
         total_delta: the same; `delta` if never given.
+        questions: distinct ones that each principal may `ask` in a period; None: as stored, no limit if never given. A
+            ledger may have a budget of epsilon, of questions, or both.
         timeout: seconds to wait for others who write.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -63,13 +67,15 @@ class Ledger:
         period: str | None = None,
         total_epsilon: float | None = None,
         total_delta: float | None = None,
+        questions: int | None = None,
         timeout: float = 10.0,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        given = Settings(epsilon, delta, period, total_epsilon, total_delta)
+        given = Settings(epsilon, delta, period, total_epsilon, total_delta, questions)
         self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
         self._storage = open_storage(url, timeout, clock)
         self._settings = prepare(self._storage, given)
+        self._durable: dict[str, int] = {}  # principal -> number of a question that is known to be on the disk
 
     def spent(self, principal: str) -> float:
         """Epsilon that a principal has spent in the current period, at the delta of its budget."""
@@ -77,17 +83,20 @@ class Ledger:
 
     def account(self, principal: str) -> Account:
         """How a principal stands."""
-        return self._balances(self._storage.read, named(principal)).account()
+        balances = self._balances(self._storage.read, named(principal))
+        return balances.account(count(self._storage.read, balances, self._settings.period or ""))
 
     def total(self) -> Account:
         """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
-        return self._balances(self._storage.read, TOTAL).account()
+        return self._balances(self._storage.read, TOTAL).account(0)
 
     def accounts(self) -> list[Account]:
-        """Every principal that was ever charged or granted a budget, by name."""
+        """Every principal that ever asked, was charged or was granted a budget, by name."""
         rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
         found, now = {row[0]: Balance.of(row) for row in rows}, self._storage.now()
-        return [Balances.of(self._settings, found, name, now).account() for name in found if name != TOTAL]
+        standing = [Balances.of(self._settings, found, name, now) for name in found if name != TOTAL]
+        asked = counts(self._storage.read, begins(self._settings.period or "", standing[0].time)) if standing else {}
+        return [balances.account(asked.get(balances.mine.principal, 0)) for balances in standing]
 
     def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
         """Recorded releases, oldest first.
@@ -129,7 +138,7 @@ class Ledger:
             self._storage.backup(partial)
 
     def verify(self) -> int:
-        """Add up every recorded release again, and look at every stored answer; how many charges there are.
+        """Add up every release again, look at every stored answer, count all questions; how many charges there are.
 
         Others wait until it is done, a few seconds for a million charges.
 
@@ -243,33 +252,120 @@ class Ledger:
         self._storage.sync()  # no answer may outlive its charge
         return batch.answers(found)
 
-    def grant(self, principal: str | None, epsilon: float, delta: float | None = None, note: str = "") -> Account:
+    def ask(
+        self, principal: str, digests: Sequence[bytes], *, most: Sequence[Most] = (), looks: Looks | None = None
+    ) -> int:
+        """Count questions, all or none. What this principal asked before, whenever, is free.
+
+        Limits are the ledger's own and those of the call, all of which hold; where a limit was granted, to this
+        principal or to everybody, it is the only one on questions.
+
+        Args:
+            principal: who asks.
+            digests: of the questions, 1 to 64 bytes each; two of one digest are one question.
+            most: further limits on new questions.
+            looks: which questions are alike, and how many such there may be.
+
+        Returns:
+            How many of them were new. They are durable.
+
+        Raises:
+            BudgetExhausted: the new ones do not all fit; none was counted.
+            ConfigurationError: there is no limit at all.
+            InputError: a digest that is none.
+            LedgerError: the database cannot be written; if it failed during the commit, they may have been counted, and
+                asking again is then free.
+        """
+        name, asked = named(principal), check_digests(digests)
+        found = known(self._storage.read, name, asked)
+        if len(found) == len(set(asked)):
+            number = max(found.values(), default=0)
+            if number > self._durable.get(name, 0):  # another process may have committed it a moment ago
+                self._storage.sync()
+                self._durable[name] = number
+            return 0
+        with self._storage.transaction() as execute:
+            balances = self._locked_balances(execute, name)
+            asking = Asking.of(execute, balances, asked, self._limits(balances, most), looks)
+            if asking.new:
+                asking.record(execute, looks)
+        self._durable[name] = balances.mine.questions + len(asking.new)
+        return len(asking.new)
+
+    def may_ask(
+        self, principal: str, digests: Sequence[bytes], *, most: Sequence[Most] = (), looks: Looks | None = None
+    ) -> int:
+        """What `ask` would return or raise now; nothing is counted, and others may be faster."""
+        name = named(principal)
+        balances = self._balances(self._storage.read, name)
+        limits = self._limits(balances, most)
+        return len(Asking.of(self._storage.read, balances, check_digests(digests), limits, looks).new)
+
+    def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
+        """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""
+        return seen(self._storage.read, named(principal), text("space", space), after)
+
+    @property
+    def identity(self) -> str:
+        """Random name of the database, the same for all who open it."""
+        return str(self._storage.ledger)
+
+    def _limits(self, balances: Balances, most: Sequence[Most]) -> list[Most]:
+        own, granted = balances.most_questions, balances.were_questions_granted
+        limits = [*([] if own is None else [Most(own, self._settings.period or "")]), *([] if granted else most)]
+        if not limits:
+            raise ConfigurationError(
+                "this ledger has no limit on questions; make it with questions=, or grant one: safexplain ledger grant"
+                " LEDGER --everybody --questions 1000"
+            )
+        return limits
+
+    def grant(
+        self,
+        principal: str | None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        note: str = "",
+        *,
+        questions: int | None = None,
+    ) -> Account:
         """Replace the budget of a principal, from now on and for every later period.
 
         What a principal is granted must not depend on what it was answered. A budget below what is spent refuses
         further releases; what was told stays told.
 
         Args:
-            principal: whose; None for all principals together.
-            epsilon: the new budget.
-            delta: the same; None: as it is.
+            principal: whose; None for all principals together. Of questions None is for each principal to whom no
+                number was granted.
+            epsilon: the new budget; None: as it is.
+            delta: the same.
             note: why, to be recorded.
+            questions: of a period; None: as it is.
 
         Raises:
-            ConfigurationError: a value out of range.
+            ConfigurationError: a value out of range, or neither epsilon nor questions.
             LedgerError: the database cannot be written.
         """
         name, note = TOTAL if principal is None else named(principal), text("note", note)
-        epsilon = check_number("epsilon", epsilon, above=0)
+        if epsilon is None and (questions is None or delta is not None):
+            raise ConfigurationError("grant: expected epsilon=, with or without delta=, or questions=, or both")
+        if epsilon is not None:
+            epsilon = check_number("epsilon", epsilon, above=0)
+        if questions is not None:
+            check_whole("questions", questions, 1)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name)
             old = balances.total_budget if principal is None else balances.budget
-            budget = Budget(epsilon, old.delta if delta is None else check_number("delta", delta, minimum=0, below=1))
+            new = None
+            if epsilon is not None:
+                new = Budget(epsilon, old.delta if delta is None else check_number("delta", delta, minimum=0, below=1))
+            recorded = new or old
             execute(
-                "INSERT INTO ledger_grants (principal, time, epsilon, delta, note) VALUES (?, ?, ?, ?, ?)",
-                (name, balances.time, budget.epsilon, budget.delta, note),
+                "INSERT INTO ledger_grants (principal, time, epsilon, delta, note, questions)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (name, balances.time, recorded.epsilon, recorded.delta, note, questions),
             )
-            balances.granted(budget).save(execute)
+            balances.granted(new, questions).save(execute)
         return self.total() if principal is None else self.account(principal)
 
     def close(self) -> None:
@@ -292,6 +388,8 @@ class Ledger:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
+        if not self._storage.lasting:
+            raise ConfigurationError("a ledger in memory cannot go to another process; keep it in a file or a server")
         arguments = {**self._arguments, "url": self._storage.address}
         return {"arguments": arguments, "settings": self._settings, "ledger": self._storage.ledger}
 
@@ -299,10 +397,12 @@ class Ledger:
         self._arguments, self._settings = state["arguments"], state["settings"]
         self._storage = open_storage(**self._arguments)
         self._storage.ledger = state["ledger"]
+        self._durable = {}
 
     def __repr__(self) -> str:
-        each = self._settings.each
-        return f"Ledger({self._storage.name!r}, epsilon={each.epsilon:g}, delta={each.delta:g})"
+        each, questions = self._settings.each, self._settings.questions
+        budget = "" if self._settings.epsilon is None else f", epsilon={each.epsilon:g}, delta={each.delta:g}"
+        return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions}'})"
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
@@ -313,6 +413,10 @@ def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = Non
         MissingExtraError: PostgreSQL without the extra.
     """
     timeout = check_number("timeout", timeout, above=0.0)
+    if url == "memory:":
+        from safexplain.ledger.storage.sqlite import MemoryStorage
+
+        return MemoryStorage(timeout, clock)
     scheme, separator, rest = str(url).partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         from safexplain.ledger.storage.postgres import PostgresStorage

@@ -66,6 +66,8 @@ class Account:
         period: "lifetime", "day", "week" or "month".
         renews: when the next period begins, UTC; None: never.
         rule: which sums decide, see `safexplain.ledger.composition`; "" before the first release.
+        questions: distinct ones that were counted in this period.
+        most_questions: of a period; None: no limit.
     """
 
     principal: str
@@ -77,6 +79,8 @@ class Account:
     period: str
     renews: datetime | None
     rule: str = ""
+    questions: int = 0
+    most_questions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,12 @@ class Grant:
     """A budget that replaced another.
 
     Args:
-        principal: whose; "" for all principals together.
+        principal: whose; "" for all principals together, and of questions for everybody who was granted none.
         time: UTC.
-        epsilon: of a period.
+        epsilon: of a period; as it was, if only questions were granted.
         delta: the same.
         note: why.
+        questions: of a period; None: as it was.
     """
 
     principal: str
@@ -125,6 +130,7 @@ class Grant:
     epsilon: float
     delta: float
     note: str
+    questions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ def charges(read: Execute, principal: str | None = None, since: datetime | None 
 
 def grants(read: Execute) -> list[Grant]:
     """Every budget that replaced another, oldest first."""
-    rows = read("SELECT principal, time, epsilon, delta, note FROM ledger_grants ORDER BY id", ())
+    rows = read("SELECT principal, time, epsilon, delta, note, questions FROM ledger_grants ORDER BY id", ())
     return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
 
 

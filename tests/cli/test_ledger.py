@@ -124,3 +124,27 @@ def test_wrong_usage_is_one_line(database, capfd, arguments, message):
     error = capfd.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_questions_are_shown_and_granted(tmp_path, capfd):
+    path = f"sqlite:///{tmp_path / 'asked.db'}"
+    with Ledger(path, questions=3, period="day") as ledger:
+        ledger.ask("ann", [b"1", b"2"])
+    assert run("show", path) == 0
+    printed = capfd.readouterr().out
+    rows = {line.split("  ")[0].strip(): line.split() for line in printed.splitlines()}
+    assert rows["ann"][-3:] == ["2", "1", "3"]
+    assert "epsilon" not in printed, "this ledger counts questions alone"
+    assert run("show", path, "--json", "--verify") == 0
+    account = json.loads(capfd.readouterr().out)["accounts"][0]
+    assert (account["questions"], account["most_questions"]) == (2, 3)
+    assert run("grant", path, "ann", "--questions", "5", "--note", "appeal 8") == 0
+    assert capfd.readouterr().out == "ann: 5 questions in each period, 2 asked in this one.\n"
+    assert run("grant", path, "--everybody", "--questions", "4") == 0
+    assert capfd.readouterr().out == "everybody: 4 questions in each period.\n"
+    with Ledger(path) as ledger:
+        assert [ledger.account(name).most_questions for name in ("ann", "bob")] == [5, 4]
+    assert run("show", path, "--principal", "eve") == 0
+    assert "Nothing was ever charged or granted" in capfd.readouterr().out
+    for wrong in (["--everybody", "--epsilon", "1"], ["--total", "--questions", "3"], ["ann", "--everybody"], ["ann"]):
+        assert run("grant", path, *wrong) != 0

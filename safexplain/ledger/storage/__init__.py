@@ -38,12 +38,14 @@ class Storage(ABC):
 
     Attributes:
         identity: type of a column that numbers its rows.
+        lasting: whether it outlives the process.
         ledger: identity of the ledger that every connection must lead to; None before it is known.
         guard: the lock under which threads use the connection.
         files: on this machine, which nothing else may write.
     """
 
     identity: ClassVar[str]
+    lasting: ClassVar[bool] = True
     _has_tables: ClassVar[str]
     """Statement with a row where there is a ledger."""
 

@@ -2,7 +2,7 @@
 
 Sums are whole numbers kept as text, as they may have more than 64 bits; `loss` has one for each condition. Times are
 microseconds since 1970, UTC. The account "" is that of all principals together; its time is the last that the ledger
-saw.
+saw. Questions are numbered by principal; `first` is the number of the one that a question is another look at.
 
 A ledger has a random name in its database, so that another one in its place is not taken for it.
 """
@@ -39,6 +39,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX ledger_charges_once ON ledger_charges (principal, question) WHERE question IS NOT NULL",
     ),
     ("CREATE TABLE ledger_identity (id TEXT PRIMARY KEY)",),
+    (
+        "CREATE TABLE ledger_questions (principal TEXT NOT NULL, number BIGINT NOT NULL, digest BYTEA NOT NULL,"
+        " time BIGINT NOT NULL, first BIGINT NOT NULL, space TEXT, sketch BYTEA, PRIMARY KEY (principal, number))",
+        "CREATE UNIQUE INDEX ledger_questions_once ON ledger_questions (principal, digest)",
+        "CREATE INDEX ledger_questions_when ON ledger_questions (principal, time, number)",
+        "CREATE INDEX ledger_questions_looks ON ledger_questions (principal, first, time)",
+        "ALTER TABLE ledger_accounts ADD COLUMN questions BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE ledger_accounts ADD COLUMN granted_questions BIGINT",
+        "ALTER TABLE ledger_grants ADD COLUMN questions BIGINT",
+    ),
 )
 """Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
 

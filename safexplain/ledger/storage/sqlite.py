@@ -19,7 +19,9 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -299,6 +301,66 @@ class SqliteStorage(Storage):
     def before_fork(self) -> None:
         """See Storage; both processes open it again when they need it."""
         self.close()
+
+
+class MemoryStorage(Storage):
+    """A database in memory, for what need not outlive the process; a forked child goes on with a copy.
+
+    Args:
+        timeout: seconds to wait for other threads.
+        clock: microseconds since 1970; None for the clock of the process.
+    """
+
+    identity = SqliteStorage.identity
+    lasting = False
+    _has_tables = SqliteStorage._has_tables
+
+    def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock or PROCESS_CLOCK
+        super().__init__("in memory", "memory:", timeout)
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._connection.close)
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """See Storage."""
+        with self.guard, explained(self.name):
+            return _run(self._connection, sql, parameters)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """See Storage; nothing makes it durable."""
+        with self._alone(), explained(self.name):
+            self._connection.execute("BEGIN")
+            try:
+                yield partial(_run, self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def lock(self, execute: Execute) -> int:
+        """See Storage; nobody else writes anyway."""
+        return self._clock()
+
+    def sync(self) -> None:
+        """See Storage; there is no disk."""
+
+    def now(self) -> int:
+        """See Storage."""
+        return self._clock()
+
+    def backup(self, path: Path) -> None:
+        """See Storage."""
+        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
+            self._connection.backup(copy)
+
+    def close(self) -> None:
+        """Nothing: what is in memory is kept as long as this object."""
+
+    def forget(self) -> None:
+        """In a forked child: go on with the copy, under a guard of its own."""
+        self.guard = threading.RLock()
 
 
 def _run(connection: sqlite3.Connection, statement: str, parameters: Sequence[Any] = ()) -> Rows:
