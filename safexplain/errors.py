@@ -81,6 +81,24 @@ class BudgetExhausted(SafexplainError, RuntimeError):
         self.renews = renews
 
 
+class RequestError(InputError):
+    """A request to a service cannot be answered as it is; the message may be shown to whoever sent it.
+
+    Attributes:
+        field: of the request, by name; "": none in particular.
+        status: of HTTP.
+    """
+
+    def __init__(self, message: str, *, field: str = "", status: int = 422) -> None:
+        super().__init__(message)
+        self.field = field
+        self.status = status
+
+
+class UnavailableError(SafexplainError, RuntimeError):
+    """A service cannot answer now: it is closed or overloaded; asking again later may help."""
+
+
 class LedgerError(SafexplainError, RuntimeError):
     """A ledger cannot be used: locked, read-only, damaged, or written by a newer version."""
 

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "audit": ("faithfulness", "native_maps", "outputs", "verdict", "dp", "recourse"),
     "tune": ("audit", "explain", "faithfulness", "hardening", "outputs", "verdict"),
     "loading": (),
+    "serve": ("explain", "hardening", "ledger", "loading", "outputs", "verdict"),
     "testing": ("explain", "hardening", "outputs"),
     "cli": (
         "__init__",
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "loading",
         "outputs",
         "recourse",
+        "serve",
         "tune",
         "verdict",
     ),
@@ -183,6 +185,8 @@ def test_every_part_of_the_package_has_a_rule():
         ("recourse.result", "import safexplain.audit"),
         ("ledger.ledger", "from safexplain.recourse import LaplaceScore"),
         ("errors", "from safexplain.hardening import Hardening"),
+        ("audit.run", "from safexplain.serve import Service"),
+        ("serve.service", "from safexplain.audit import certify"),
         ("__init__", "from safexplain.cli import main"),
     ],
 )

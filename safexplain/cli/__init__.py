@@ -1,7 +1,7 @@
 """The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
 
-`app` lists the commands. They stand in `audit`, `tune`, `canaries`, `demo`, `ledger` and `verify`, which parse options,
-call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is what all
+`app` lists the commands. They stand in `audit`, `tune`, `canaries`, `demo`, `ledger`, `serve` and `verify`, which parse
+options, call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is what all
 share: tables, the run directory, errors in one line.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
@@ -25,6 +25,7 @@ def app() -> typer.Typer:
     from safexplain.cli.canaries import canaries_command
     from safexplain.cli.demo import demo_command
     from safexplain.cli.ledger import ledger_app
+    from safexplain.cli.serve import serve_command
     from safexplain.cli.tune import tune_command
     from safexplain.cli.verify import sign_command, verify_command
 
@@ -41,6 +42,7 @@ def app() -> typer.Typer:
     made.command("tune")(tune_command)
     made.command("demo")(demo_command)
     made.command("canaries")(canaries_command)
+    made.command("serve")(serve_command)
     made.command("verify")(verify_command)
     made.command("sign")(sign_command)
     made.add_typer(ledger_app, name="ledger")

@@ -8,7 +8,8 @@ and `aix360` are whole adapters.
 """
 
 from safexplain.explain.alibi.base import anchor_hardening
-from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus
+from safexplain.explain.captum.explainers import GradCAM as GradCAM
+from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments
@@ -16,8 +17,6 @@ from safexplain.explain.wrap import harden as harden
 
 __all__ = [
     "CATALOG",
-    "GradCAM",
-    "GradCAMPlusPlus",
     "anchor_hardening",
     "default_layer",
     "find_row",

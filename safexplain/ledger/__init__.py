@@ -9,7 +9,8 @@ large that no budget holds it; what is then protected is protected empirically, 
 ledger.
 """
 
-from safexplain.errors import BudgetExhausted, LedgerError
+from safexplain.errors import BudgetExhausted as BudgetExhausted
+from safexplain.errors import LedgerError as LedgerError
 from safexplain.ledger.ledger import Ledger
 from safexplain.ledger.records import Account, Answer, Charge
 from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure
@@ -18,11 +19,9 @@ __all__ = [
     "Account",
     "Answer",
     "Approximate",
-    "BudgetExhausted",
     "Charge",
     "Gaussian",
     "Laplace",
     "Ledger",
-    "LedgerError",
     "Pure",
 ]

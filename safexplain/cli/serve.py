@@ -1,0 +1,153 @@
+"""`safexplain serve`: hardened explanations over HTTP, from a model and its certificate."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from safexplain.cli.console import Device, device_of
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+from safexplain.serve.service import SETTINGS, Service
+
+LEDGER = "sqlite:///safexplain-ledger.db"
+"""Where questions are counted where nothing else is said: in the working directory."""
+
+
+def serve_command(
+    model: Annotated[Path, typer.Option(help="torch.export file, or a state_dict with --arch.")],
+    certificate: Annotated[
+        Path | None, typer.Option(help="Its certificate; may only be left out with --uncertified and --explainer.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None,
+    trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the noise key.  [default: SAFEXPLAIN_NOISE_KEY]")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option(help="The certificate must be signed with its private key.")] = None,
+    ledger: Annotated[str, typer.Option(help="Where questions are counted: sqlite:///file.db or postgresql://...")] = LEDGER,
+    cache: Annotated[str | None, typer.Option(help="redis://..., where several workers remember answers.")] = None,
+    public_data: Annotated[
+        Path | None, typer.Option(help="Public rows (.npz or a table): they tell near-duplicates from new questions.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Distinct questions of a client in a period.")] = 1000,
+    looks: Annotated[int, typer.Option(min=1, help="Of these, near-duplicates of one, itself included.")] = 5,
+    period: Annotated[str, typer.Option(help="day, week, month or lifetime.")] = "day",
+    input_range: Annotated[str | None, typer.Option(help="LOW:HIGH, numbers that an input may have.")] = None,
+    uncertified: Annotated[bool, typer.Option(help="Serve what is not certified; every answer says so.")] = False,
+    explainer: Annotated[str | None, typer.Option(help="Without a certificate: a method of the catalog.")] = None,
+    hardening: Annotated[str | None, typer.Option(help="Without a certificate: a JSON file.  [default: recommended]")] = None,
+    name: Annotated[str, typer.Option(help="Of the model, in URLs.")] = "model",
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    watch: Annotated[float, typer.Option(min=0, help="Seconds between looks at the files, loaded again if changed.")] = 5.0,
+    audit_log: Annotated[Path | None, typer.Option(help="File for the log of who asked when.  [default: stderr]")] = None,
+    device: Device = "cpu",
+) -> int:
+    """Serve a model's hardened explanations over HTTP, as its certificate says (V1 and V2 protocols, /docs, /metrics)."""
+    try:
+        import uvicorn
+
+        from safexplain.serve.http import app
+    except ImportError as error:
+        raise MissingExtraError(
+            f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
+        ) from error
+    given: dict[str, Any] = {
+        "model": str(model.absolute()),
+        "certificate": None if certificate is None else str(certificate.absolute()),
+        "key": None if key_file is None else str(key_file.absolute()),
+        "public_key": None if public_key is None else str(public_key.absolute()),
+        "ledger": ledger,
+        "cache": cache,
+        "public": None if public_data is None else str(public_data.absolute()),
+        "limits": {"questions": questions, "looks": looks, "period": period},
+        "uncertified": uncertified,
+        "explainer": explainer,
+        "hardening": None if hardening is None else _text(hardening),
+        "arch": arch,
+        "trust_pickle": trust_pickle,
+        "input_range": None if input_range is None else _range(input_range),
+        "name": name,
+        "watch": watch,
+        "device": str(device_of(device)),
+    }
+    settings = json.dumps({key: value for key, value in given.items() if value is not None})
+    os.environ[SETTINGS] = settings
+    with Service.from_environment() as service:  # one that cannot be served is refused before anybody is listened to
+        found = service.ready()
+    typer.echo(_sentence(found, given, host, port), err=True)
+    listening: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "log_config": _logging(audit_log),
+        "server_header": False,
+        "timeout_keep_alive": 30,
+        "access_log": False,
+    }
+    if workers == 1:
+        uvicorn.run(app(Service.from_environment()), **listening)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="safexplain-metrics-") as folder:
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
+        uvicorn.run("safexplain.serve.http:from_environment", factory=True, workers=workers, **listening)
+    return 0
+
+
+def _sentence(found: dict[str, Any], given: dict[str, Any], host: str, port: int) -> str:
+    """What is served, by what right, and where."""
+    right = "UNCERTIFIED" if found.get("uncertified") else "certified"
+    signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
+    budget = given["limits"]
+    return (
+        f"{found['method']} of {Path(given['model']).name}: {right} ({found['certificate'][:12]}"
+        f"{signed.get(found.get('signature', ''), '')}); {budget['questions']} questions a client and {budget['period']},"
+        f" counted in {given['ledger'].rpartition('@')[2]}\nhttp://{host}:{port}/docs"
+    )
+
+
+def _text(hardening: str) -> str:
+    if hardening.lstrip().startswith("{"):
+        return hardening
+    try:
+        return Path(hardening).read_text()
+    except OSError as error:
+        raise InputError(f"--hardening {hardening}: {error.strerror or error}") from None
+
+
+def _range(text: str) -> list[float]:
+    low, colon, high = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return [float(low), float(high)]
+    except ValueError:
+        raise ConfigurationError(f"--input-range takes LOW:HIGH, as 0:1; got {text!r}") from None
+
+
+def _logging(audit_log: Path | None) -> dict[str, Any]:
+    """Sentences to standard error; the audit log, bare JSON lines, there or to its file."""
+    plain = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
+    lines: dict[str, Any] = {**plain, "formatter": "bare"}
+    if audit_log is not None:
+        lines = {"class": "logging.handlers.WatchedFileHandler", "filename": str(audit_log.absolute()), "formatter": "bare"}
+    loggers: dict[str, Any] = {
+        "uvicorn": {"handlers": ["plain"], "level": "INFO", "propagate": False},
+        "uvicorn.error": {"level": "INFO"},
+        "safexplain": {"handlers": ["plain"], "level": "INFO", "propagate": False},
+        "safexplain.serve.audit": {"handlers": ["lines"], "level": "INFO", "propagate": False},
+    }
+    logging.captureWarnings(True)
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}, "bare": {"format": "%(message)s"}},
+        "handlers": {"plain": plain, "lines": lines},
+        "loggers": loggers,
+    }

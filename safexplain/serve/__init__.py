@@ -1,0 +1,26 @@
+"""Serving: what leaves a service that explains, how often it may be asked, and the platforms that it runs on.
+
+    request -> protocol (payload, checked) -> service: remembered? -> budget: may this client ask? -> batches: model and
+    explainer -> budget: charged -> remembered -> protocol (listed arrays only) -> answer
+
+`service` is the core, which knows no platform; `memory` remembers answers, `budget` counts questions, `batches` computes
+them, `telemetry` says what happened. `protocol` reads and writes the payloads of the V1 and V2 inference protocols.
+Every platform is one file beside them: `http` (FastAPI, and `safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`,
+`bentoml`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Limits", "Service", "app", "router"]
+
+_HOMES = {"Limits": "budget", "Service": "service", "app": "http", "router": "http"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are asked for, so that no platform is needed for another."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"safexplain.serve.{_HOMES[name]}"), name)

@@ -1,0 +1,315 @@
+"""The service over HTTP, with FastAPI or any Starlette application: V1 and V2 routes, health, metrics.
+
+    from safexplain.serve import Service, app, router
+    application = app(Service.load("model.pt2", "certificate.json"))      # of its own
+    existing.include_router(router(service), prefix="/explanations")      # beside what is there
+
+    POST /v1/models/model:explain   {"instances": [...]} -> {"explanations": [...]}
+    POST /v1/models/model:predict   {"instances": [...]} -> {"predictions": [...]}
+    POST /v2/models/model/infer     tensor `input` -> tensors `explanation`, `label`
+    GET  /v1/models/model, /v2/models/model, /v2/models/model/ready, /v2/health/live, /v2/health/ready
+    GET  /health/live, /health/ready, /metrics
+
+The client is the authenticated user where the application has one (Starlette's AuthenticationMiddleware), else the
+header X-Client-Id, which the gateway before the service must set; requests without either share one budget. Errors are
+application/problem+json (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from safexplain.errors import MissingExtraError, RequestError, SafexplainError
+from safexplain.serve.protocol import (
+    EXPLANATION,
+    INPUT,
+    LABEL,
+    Problem,
+    explain_v1,
+    infer_v2,
+    metadata_v2,
+    predict_v1,
+    problem_of,
+)
+from safexplain.serve.service import ANONYMOUS, Service
+
+try:
+    import orjson
+    from anyio import CapacityLimiter, to_thread
+    from fastapi import APIRouter, FastAPI, Request, Response
+    from fastapi_offline import FastAPIOffline
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+except ImportError as error:
+    raise MissingExtraError(
+        f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"',
+        name=error.name,
+    ) from error
+
+__all__ = ["app", "from_environment", "router"]
+
+MOST_BYTES = 32 << 20
+"""Of a request's body."""
+
+BODY_SECONDS = 30.0
+"""In which a request's body must have come."""
+
+AT_ONCE = 128
+"""Requests that are answered at the same time; more of them wait."""
+
+_log = logging.getLogger("safexplain.serve")
+_PROBLEM = "application/problem+json"
+
+Ask = Callable[[Service, Any, str], dict[str, Any]]
+
+
+def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> APIRouter:
+    """The routes of a service, for an application that exists already.
+
+    Args:
+        service: which; the application closes it.
+        most_bytes: of a request's body.
+        body_seconds: in which it must have come.
+    """
+    routes, name = APIRouter(), service.name
+    limiter: list[CapacityLimiter] = []  # made in the event loop that it is for
+
+    async def asked(request: Request, ask: Ask) -> Response:
+        try:
+            client = _client(request)
+            body = await _body(request, most_bytes, body_seconds)
+            if not limiter:
+                limiter.append(CapacityLimiter(AT_ONCE))
+            answer = await to_thread.run_sync(_answered, service, ask, body, client, limiter=limiter[0])
+            return Response(answer, media_type="application/json", headers=_marks(service))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
+            if not isinstance(error, SafexplainError):
+                _log.error("%s failed: %s", request.url.path, type(error).__name__)
+            return _problem(problem_of(error), request)
+
+    def add(path: str, ask: Ask, operation: str, summary: str, openapi: Mapping[str, Any]) -> None:
+        async def endpoint(request: Request) -> Response:
+            return await asked(request, ask)
+
+        routes.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            operation_id=operation,
+            summary=summary,
+            response_class=Response,
+            openapi_extra=dict(openapi),
+            tags=["explanations"],
+        )
+
+    examples = _Examples(service)
+    add(f"/v1/models/{name}:explain", _explain, "explain", "Explain the class that the model predicts", examples.v1("explanations"))
+    add(f"/v1/models/{name}:predict", _predict, "predict", "Predict classes", examples.v1("predictions"))
+    add(f"/v2/models/{name}/infer", _infer, "infer", "Explain and predict, with the tensors of V2", examples.v2())
+
+    def plainly(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
+        async def endpoint() -> Response:
+            content, status = await to_thread.run_sync(answer)
+            return Response(orjson.dumps(content), status, media_type="application/json")
+
+        routes.add_api_route(path, endpoint, methods=["GET"], summary=summary, response_class=Response, tags=["health"])
+
+    def ready() -> tuple[Any, int]:
+        found = service.ready()
+        return found, 503 if found["status"] == "unavailable" else 200
+
+    def is_ready() -> tuple[bool, int]:
+        status = ready()[1]
+        return status == 200, status
+
+    plainly("/health/live", lambda: ({"status": "live"}, 200), "Is the process alive?")
+    plainly("/health/ready", ready, "Can it answer, and from which certificate?")
+    plainly("/v2/health/live", lambda: ({"live": True}, 200), "V2: is the server alive?")
+    plainly("/v2/health/ready", lambda: ({"ready": is_ready()[0]}, is_ready()[1]), "V2: can it answer?")
+    plainly(f"/v1/models/{name}", lambda: ({"name": name, "ready": is_ready()[0]}, 200), "V1: can the model answer?")
+    plainly(f"/v2/models/{name}", lambda: (metadata_v2(service), 200), "V2: the model's tensors")
+    plainly(f"/v2/models/{name}/ready", lambda: ({"name": name, "ready": is_ready()[0]}, is_ready()[1]), "V2: can it?")
+
+    async def metrics() -> Response:
+        text, kind = await to_thread.run_sync(service.metrics.text)
+        return Response(text, headers={"Content-Type": kind})
+
+    routes.add_api_route("/metrics", metrics, methods=["GET"], summary="Prometheus", response_class=Response, tags=["health"])
+    return routes
+
+
+def app(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> FastAPI:
+    """An application of its own, with a page that describes the interface at /docs; it closes the service at its end.
+
+    Args:
+        service: which.
+        most_bytes: of a request's body.
+        body_seconds: in which it must have come.
+    """
+
+    @asynccontextmanager
+    async def closing(_: FastAPI) -> Any:
+        yield
+        await to_thread.run_sync(service.close)
+
+    made = FastAPIOffline(
+        title="Hardened explanations",
+        description="Explanations of the class that the model predicts, under a certificate. What is explained, and how,"
+        " is the server's to decide.",
+        version=service.digest[:12],
+        lifespan=closing,
+    )
+    made.include_router(router(service, most_bytes=most_bytes, body_seconds=body_seconds))
+
+    async def refused(request: Request, error: HTTPException) -> Response:
+        detail = f"{request.method} {request.url.path} is not known here; /docs lists what is"
+        return _problem(Problem(error.status_code, str(error.detail), detail, "http"), request)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        _log.error("%s failed: %s", request.url.path, type(error).__name__)
+        return _problem(problem_of(error), request)
+
+    made.add_exception_handler(HTTPException, refused)
+    made.add_exception_handler(Exception, failed)
+    return made
+
+
+def from_environment() -> FastAPI:
+    """The application of the service that SAFEXPLAIN_SERVE describes, for workers: `uvicorn --factory`."""
+    return app(Service.from_environment())
+
+
+def _answered(service: Service, ask: Ask, body: bytes, client: str) -> bytes:
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        where = "" if error.pos is None else f" at byte {error.pos}"
+        raise RequestError(f"expected JSON, which has no NaN or Infinity; it cannot be read{where}", status=422) from None
+    written: bytes = orjson.dumps(ask(service, payload, client), option=orjson.OPT_SERIALIZE_NUMPY)
+    return written
+
+
+def _explain(service: Service, payload: Any, client: str) -> dict[str, Any]:
+    return explain_v1(service, payload, client, plain=False)
+
+
+def _predict(service: Service, payload: Any, client: str) -> dict[str, Any]:
+    return predict_v1(service, payload, client, plain=False)
+
+
+def _infer(service: Service, payload: Any, client: str) -> dict[str, Any]:
+    return infer_v2(service, payload, client, plain=False)
+
+
+def _client(request: Request) -> str:
+    """Whose request it is: the authenticated user's, else the header's."""
+    user = request.scope.get("user")
+    if user is not None and getattr(user, "is_authenticated", False):
+        for name in ("identity", "username", "display_name"):
+            try:
+                identity = getattr(user, name)
+            except (AttributeError, NotImplementedError):
+                continue
+            if isinstance(identity, str) and identity:
+                return f"user:{identity}"
+        raise RequestError("the authenticated user has no name", status=403)
+    given = request.headers.getlist("x-client-id")
+    if len(given) > 1:
+        raise RequestError("X-Client-Id: expected it once", field="X-Client-Id")
+    return given[0] if given else ANONYMOUS
+
+
+async def _body(request: Request, most: int, seconds: float) -> bytes:
+    """The request's body.
+
+    Raises:
+        RequestError: it is too large (413), too slow (408), compressed or no JSON (415).
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(f"expected application/json, got {kind:.80}", status=415)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RequestError("expected a body that is not compressed", status=415)
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > most:
+        raise RequestError(f"expected a body of at most {most:,} bytes, got {int(declared):,}", status=413)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
+    except TimeoutError:
+        raise RequestError(f"expected the body within {seconds:g} s", status=408) from None
+    return b"".join(parts)
+
+
+def _marks(service: Service) -> dict[str, str]:
+    """Headers of every answer."""
+    marks = {"X-Safexplain-Certificate": service.digest, "Cache-Control": "no-store"}
+    return {**marks, "X-Safexplain-Uncertified": "true"} if service.uncertified else marks
+
+
+def _problem(problem: Problem, request: Request) -> Response:
+    content = {**problem.to_dict(), "instance": request.url.path}
+    return Response(
+        orjson.dumps(content), problem.status, media_type=_PROBLEM, headers={**problem.headers, "Cache-Control": "no-store"}
+    )
+
+
+class _Examples:
+    """Requests and answers for the page of the interface: zeros of the right shape, or three numbers."""
+
+    def __init__(self, service: Service) -> None:
+        shape = service.shape or (3,)
+        size = 1
+        for n in shape:
+            size *= n
+        self.shape, self.size = (shape, size) if size <= 64 else ((3,), 3)
+
+    def _nested(self, value: float) -> Any:
+        one: Any = value
+        for n in reversed(self.shape):
+            one = [one] * n
+        return one
+
+    def v1(self, answer: str) -> dict[str, Any]:
+        given = {"instances": [self._nested(0.5)]}
+        back = {answer: [self._nested(0.0) if answer == "explanations" else 1]}
+        return _described(given, back, {"instances": {"type": "array", "items": {}}}, ["instances"])
+
+    def v2(self) -> dict[str, Any]:
+        shape = [1, *self.shape]
+        given = {"inputs": [{"name": INPUT, "shape": shape, "datatype": "FP32", "data": [0.5] * self.size}]}
+        explanation = {"name": EXPLANATION, "datatype": "FP32", "shape": shape, "data": [0.0] * self.size}
+        label = {"name": LABEL, "datatype": "INT64", "shape": [1], "data": [1]}
+        back = {"model_name": "model", "outputs": [explanation, label]}
+        fields = {name: {"type": "array", "items": {"type": "object"}} for name in ("inputs", "outputs")}
+        return _described(given, back, {**fields, "id": {"type": "string"}}, ["inputs"])
+
+
+def _described(given: Any, back: Any, fields: Any, required: list[str]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+    problem = {"description": "Problem", "content": {_PROBLEM: {"schema": {"type": "object"}}}}
+    return {
+        "parameters": [
+            {"name": "X-Client-Id", "in": "header", "required": False, "schema": {"type": "string"}, "example": "clinic-7"}
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": given}}},
+        "responses": {
+            "200": {"description": "Answered", "content": {"application/json": {"schema": {"type": "object"}, "example": back}}},
+            "422": {**problem, "description": "The request cannot be answered: `field` names what is wrong"},
+            "429": {**problem, "description": "The client's budget is spent: `renews` and Retry-After say until when"},
+            "503": {**problem, "description": "Nothing certified can be served, or the ledger cannot be reached"},
+        },
+    }
+
+

@@ -1,0 +1,138 @@
+"""What operators see of a service: metrics (Prometheus), spans (OpenTelemetry), and a log of who asked when.
+
+None of it holds an input, an explanation or a label. The audit log names a question by a digest, which the noise key,
+where there is one, turns into something that nobody finds by trying inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+audit_log = logging.getLogger("safexplain.serve.audit")
+"""One JSON object a line; goes wherever its handlers send it."""
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters of one service; without prometheus-client they count nothing."""
+
+    def __init__(self) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            self._prometheus: Any = None
+            return
+        self._prometheus = prometheus
+        self._registry = prometheus.CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        self._requests = prometheus.Counter(
+            "safexplain_requests", "Requests by operation and status", ["operation", "status"], **own
+        )
+        self._seconds = prometheus.Histogram(
+            "safexplain_request_seconds", "Seconds a request took", ["operation"], buckets=_BUCKETS, **own
+        )
+        self._rows = prometheus.Counter(
+            "safexplain_answers", "Answers by where they came from: computed or remembered", ["source"], **own
+        )
+        self._batches = prometheus.Histogram(
+            "safexplain_batch_rows", "Rows computed together", buckets=(1, 2, 4, 8, 16, 32, 64, 128), **own
+        )
+        self._reloads = prometheus.Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
+        self._ready = prometheus.Gauge(
+            "safexplain_ready", "1 ready, 0.5 degraded, 0 unavailable", multiprocess_mode="min", **own
+        )
+
+    def request(self, operation: str, status: int, seconds: float) -> None:
+        """A request was answered, or refused."""
+        if self._prometheus:
+            self._requests.labels(operation, str(status)).inc()
+            self._seconds.labels(operation).observe(seconds)
+
+    def answers(self, computed: int, remembered: int) -> None:
+        """So many rows were answered."""
+        if self._prometheus:
+            self._rows.labels("computed").inc(computed)
+            self._rows.labels("remembered").inc(remembered)
+
+    def batch(self, rows: int) -> None:
+        """A batch was computed."""
+        if self._prometheus:
+            self._batches.observe(rows)
+
+    def reload(self, outcome: str) -> None:
+        """Model and certificate were loaded again, or not."""
+        if self._prometheus:
+            self._reloads.labels(outcome).inc()
+
+    def ready(self, status: str) -> None:
+        """What readiness says now."""
+        if self._prometheus:
+            self._ready.set({"ready": 1.0, "degraded": 0.5}.get(status, 0.0))
+
+    def text(self) -> tuple[bytes, str]:
+        """The exposition and its content type; of all workers where PROMETHEUS_MULTIPROC_DIR is set."""
+        if not self._prometheus:
+            return b"# prometheus-client is not installed\n", "text/plain; charset=utf-8"
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            from prometheus_client import multiprocess
+
+            registry = self._prometheus.CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)
+        return self._prometheus.generate_latest(registry), self._prometheus.CONTENT_TYPE_LATEST
+
+
+def record(
+    *,
+    operation: str,
+    client: str,
+    status: int,
+    certificate: str,
+    questions: Sequence[str],
+    remembered: int,
+    seconds: float,
+    uncertified: bool,
+) -> None:
+    """One line of the audit log: who, when, which questions by digest, under which certificate, and what came of it."""
+    if not audit_log.isEnabledFor(logging.INFO):
+        return
+    line: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "operation": operation,
+        "client": client,
+        "status": status,
+        "rows": len(questions),
+        "remembered": remembered,
+        "certificate": certificate,
+        "seconds": round(seconds, 4),
+        "questions": list(questions),
+    }
+    if uncertified:
+        line["uncertified"] = True
+    audit_log.info(json.dumps(line))
+
+
+@contextmanager
+def span(name: str, **attributes: Any) -> Iterator[None]:
+    """A span of OpenTelemetry, where that is installed and set up by the application; else nothing."""
+    tracer = _tracer()
+    if tracer is None:
+        yield
+        return
+    with tracer.start_as_current_span(name, attributes=attributes, record_exception=False):
+        yield
+
+
+def _tracer() -> Any:
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace.get_tracer("safexplain.serve")
