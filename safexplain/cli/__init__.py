@@ -1,8 +1,8 @@
 """The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
 
 `app` lists the commands. They stand in `audit`, `tune`, `canaries`, `demo`, `ledger`, `serve` and `verify`, which parse
-options, call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is what all
-share: tables, the run directory, errors in one line.
+options, call the library and give back an exit code. `question` is what `audit` and `tune` are both asked; `console` is
+what all share: tables, the run directory, errors in one line.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted. `verify` gives
 0 or 1.

@@ -31,8 +31,12 @@ def serve_command(
     key_file: Annotated[
         Path | None, typer.Option(help="File with the noise key.  [default: SAFEXPLAIN_NOISE_KEY]")
     ] = None,
-    public_key: Annotated[Path | None, typer.Option(help="The certificate must be signed with its private key.")] = None,
-    ledger: Annotated[str, typer.Option(help="Where questions are counted: sqlite:///file.db or postgresql://...")] = LEDGER,
+    public_key: Annotated[
+        Path | None, typer.Option(help="The certificate must be signed with its private key.")
+    ] = None,
+    ledger: Annotated[
+        str, typer.Option(help="Where questions are counted: sqlite:///file.db or postgresql://...")
+    ] = LEDGER,
     cache: Annotated[str | None, typer.Option(help="redis://..., where several workers remember answers.")] = None,
     public_data: Annotated[
         Path | None, typer.Option(help="Public rows (.npz or a table): they tell near-duplicates from new questions.")
@@ -43,14 +47,20 @@ def serve_command(
     input_range: Annotated[str | None, typer.Option(help="LOW:HIGH, numbers that an input may have.")] = None,
     uncertified: Annotated[bool, typer.Option(help="Serve what is not certified; every answer says so.")] = False,
     explainer: Annotated[str | None, typer.Option(help="Without a certificate: a method of the catalog.")] = None,
-    hardening: Annotated[str | None, typer.Option(help="Without a certificate: a JSON file.  [default: recommended]")] = None,
+    hardening: Annotated[
+        str | None, typer.Option(help="Without a certificate: a JSON file.  [default: recommended]")
+    ] = None,
     name: Annotated[str, typer.Option(help="Of the model, in URLs.")] = "model",
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    watch: Annotated[float, typer.Option(min=0, help="Seconds between looks at the files, loaded again if changed.")] = 5.0,
-    audit_log: Annotated[Path | None, typer.Option(help="File for the log of who asked when.  [default: stderr]")] = None,
+    watch: Annotated[
+        float, typer.Option(min=0, help="Seconds between looks at the files, loaded again if changed.")
+    ] = 5.0,
+    audit_log: Annotated[
+        Path | None, typer.Option(help="File for the log of who asked when.  [default: stderr]")
+    ] = None,
     device: Device = "cpu",
 ) -> int:
-    """Serve a model's hardened explanations over HTTP, as its certificate says (V1 and V2 protocols, /docs, /metrics)."""
+    """Serve a model's hardened explanations over HTTP, as its certificate says (V1, V2, /docs, /metrics)."""
     try:
         import uvicorn
 
@@ -107,8 +117,8 @@ def _sentence(found: dict[str, Any], given: dict[str, Any], host: str, port: int
     budget = given["limits"]
     return (
         f"{found['method']} of {Path(given['model']).name}: {right} ({found['certificate'][:12]}"
-        f"{signed.get(found.get('signature', ''), '')}); {budget['questions']} questions a client and {budget['period']},"
-        f" counted in {given['ledger'].rpartition('@')[2]}\nhttp://{host}:{port}/docs"
+        f"{signed.get(found.get('signature', ''), '')}); {budget['questions']} questions a client"
+        f" a {budget['period']}, counted in {given['ledger'].rpartition('@')[2]}\nhttp://{host}:{port}/docs"
     )
 
 
@@ -136,7 +146,11 @@ def _logging(audit_log: Path | None) -> dict[str, Any]:
     plain = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
     lines: dict[str, Any] = {**plain, "formatter": "bare"}
     if audit_log is not None:
-        lines = {"class": "logging.handlers.WatchedFileHandler", "filename": str(audit_log.absolute()), "formatter": "bare"}
+        lines = {
+            "class": "logging.handlers.WatchedFileHandler",
+            "filename": str(audit_log.absolute()),
+            "formatter": "bare",
+        }
     loggers: dict[str, Any] = {
         "uvicorn": {"handlers": ["plain"], "level": "INFO", "propagate": False},
         "uvicorn.error": {"level": "INFO"},

@@ -3,10 +3,10 @@
     request -> protocol (payload, checked) -> service: remembered? -> budget: may this client ask? -> batches: model and
     explainer -> budget: charged -> remembered -> protocol (listed arrays only) -> answer
 
-`service` is the core, which knows no platform; `memory` remembers answers, `budget` counts questions, `batches` computes
-them, `telemetry` says what happened. `protocol` reads and writes the payloads of the V1 and V2 inference protocols.
-Every platform is one file beside them: `http` (FastAPI, and `safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`,
-`bentoml`.
+`service` is the core, which knows no platform; `memory` remembers answers, `budget` counts questions, `batches`
+computes them, `telemetry` says what happened. `protocol` reads and writes the payloads of the V1 and V2 inference
+protocols. Every platform is one file beside them: `http` (FastAPI, and `safexplain serve`), `kserve`, `mlserver`,
+`mlflow`, `ray`, `bentoml`.
 """
 
 from __future__ import annotations

@@ -109,7 +109,13 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
         )
 
     examples = _Examples(service)
-    add(f"/v1/models/{name}:explain", _explain, "explain", "Explain the class that the model predicts", examples.v1("explanations"))
+    add(
+        f"/v1/models/{name}:explain",
+        _explain,
+        "explain",
+        "Explain the class that the model predicts",
+        examples.v1("explanations"),
+    )
     add(f"/v1/models/{name}:predict", _predict, "predict", "Predict classes", examples.v1("predictions"))
     add(f"/v2/models/{name}/infer", _infer, "infer", "Explain and predict, with the tensors of V2", examples.v2())
 
@@ -140,7 +146,9 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
         text, kind = await to_thread.run_sync(service.metrics.text)
         return Response(text, headers={"Content-Type": kind})
 
-    routes.add_api_route("/metrics", metrics, methods=["GET"], summary="Prometheus", response_class=Response, tags=["health"])
+    routes.add_api_route(
+        "/metrics", metrics, methods=["GET"], summary="Prometheus", response_class=Response, tags=["health"]
+    )
     return routes
 
 
@@ -160,8 +168,8 @@ def app(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float =
 
     made = FastAPIOffline(
         title="Hardened explanations",
-        description="Explanations of the class that the model predicts, under a certificate. What is explained, and how,"
-        " is the server's to decide.",
+        description="Explanations of the class that the model predicts, under a certificate. What is explained, and"
+        " how, is the server's to decide.",
         version=service.digest[:12],
         lifespan=closing,
     )
@@ -190,7 +198,9 @@ def _answered(service: Service, ask: Ask, body: bytes, client: str) -> bytes:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         where = "" if error.pos is None else f" at byte {error.pos}"
-        raise RequestError(f"expected JSON, which has no NaN or Infinity; it cannot be read{where}", status=422) from None
+        raise RequestError(
+            f"expected JSON, which has no NaN or Infinity; it cannot be read{where}", status=422
+        ) from None
     written: bytes = orjson.dumps(ask(service, payload, client), option=orjson.OPT_SERIALIZE_NUMPY)
     return written
 
@@ -261,7 +271,10 @@ def _marks(service: Service) -> dict[str, str]:
 def _problem(problem: Problem, request: Request) -> Response:
     content = {**problem.to_dict(), "instance": request.url.path}
     return Response(
-        orjson.dumps(content), problem.status, media_type=_PROBLEM, headers={**problem.headers, "Cache-Control": "no-store"}
+        orjson.dumps(content),
+        problem.status,
+        media_type=_PROBLEM,
+        headers={**problem.headers, "Cache-Control": "no-store"},
     )
 
 
@@ -301,15 +314,22 @@ def _described(given: Any, back: Any, fields: Any, required: list[str]) -> dict[
     problem = {"description": "Problem", "content": {_PROBLEM: {"schema": {"type": "object"}}}}
     return {
         "parameters": [
-            {"name": "X-Client-Id", "in": "header", "required": False, "schema": {"type": "string"}, "example": "clinic-7"}
+            {
+                "name": "X-Client-Id",
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string"},
+                "example": "clinic-7",
+            }
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": given}}},
         "responses": {
-            "200": {"description": "Answered", "content": {"application/json": {"schema": {"type": "object"}, "example": back}}},
+            "200": {
+                "description": "Answered",
+                "content": {"application/json": {"schema": {"type": "object"}, "example": back}},
+            },
             "422": {**problem, "description": "The request cannot be answered: `field` names what is wrong"},
             "429": {**problem, "description": "The client's budget is spent: `renews` and Retry-After say until when"},
             "503": {**problem, "description": "Nothing certified can be served, or the ledger cannot be reached"},
         },
     }
-
-

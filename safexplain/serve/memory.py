@@ -92,7 +92,7 @@ class InProcess:
             from cachetools import TTLCache
         except ImportError as error:
             raise _missing("cachetools", "serve") from error
-        self._kept = TTLCache(most, lifetime, getsizeof=lambda answer: answer.size)
+        self._kept: Any = TTLCache(most, lifetime, getsizeof=lambda answer: answer.size)
         self._guard = threading.Lock()
 
     def get(self, keys: Sequence[str]) -> list[Remembered | None]:
@@ -185,4 +185,6 @@ def open_memory(url: str | None, lifetime: float = 3600.0) -> Memory:
 
 
 def _missing(name: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(f'serving needs {name}, which is not installed: pip install "safexplain[{extra}]"', name=name)
+    return MissingExtraError(
+        f'serving needs {name}, which is not installed: pip install "safexplain[{extra}]"', name=name
+    )

@@ -280,7 +280,7 @@ class Service:
         if self._failed:
             found["reload"] = self._failed
         try:
-            now.budget.account(ANONYMOUS)
+            now.budget.ping()
         except LedgerError:
             found["status"], found["ledger"] = "unavailable", "cannot be reached"
         if self._closing.is_set():
@@ -368,7 +368,9 @@ class Service:
             )
         expected = now.shape
         if expected is not None and len(array) and array.shape[1:] != expected:
-            raise RequestError(f"expected inputs of shape {_written(expected)}, got {_written(array.shape[1:])}", field="input")
+            raise RequestError(
+                f"expected inputs of shape {_written(expected)}, got {_written(array.shape[1:])}", field="input"
+            )
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, np.float32)
         if not np.isfinite(array).all():
@@ -421,7 +423,13 @@ class Service:
                     del self._flights[key]
 
     def _computed(
-        self, operation: str, client: str, now: _Generation, x: Tensor, digests: Sequence[bytes], rows: Mapping[str, int]
+        self,
+        operation: str,
+        client: str,
+        now: _Generation,
+        x: Tensor,
+        digests: Sequence[bytes],
+        rows: Mapping[str, int],
     ) -> dict[str, Remembered]:
         """Answers to these rows, charged and remembered."""
         index = list(rows.values())
@@ -492,7 +500,7 @@ class _Options:
 
     def files(self) -> tuple[Any, ...]:
         """What is known of the files without reading them."""
-        found = []
+        found: list[Any] = []
         for path in (self.model, self.certificate, self.public):
             if isinstance(path, str | Path):
                 try:
@@ -505,11 +513,12 @@ class _Options:
     def generation(self) -> _Generation:
         """Model and certificate as the files are now."""
         shape = None if self.input_shape is None else tuple(self.input_shape)
-        model, file = self.model, None
+        model: Any = self.model
+        file: str | Path | None = None
         if isinstance(model, str | Path):
             loaded = load_model(model, arch=self.arch, trust_pickle=self.trust_pickle, input_shape=shape)
             shape = shape or _shape_of(loaded.model)
-            model, file = loaded.model.to(self.device), model
+            file, model = model, loaded.model.to(self.device)
         public = load_records(self.public)[0] if isinstance(self.public, str | Path) else self.public
         if public is not None:
             public = np.asarray(public, np.float32)
