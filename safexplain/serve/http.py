@@ -78,13 +78,18 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
     routes, name = APIRouter(), service.name
     limiter: list[CapacityLimiter] = []  # made in the event loop that it is for
 
-    async def asked(request: Request, ask: Ask) -> Response:
+    async def asked(request: Request, ask: Ask, operation: str) -> Response:
+        client = ""
         try:
-            client = _client(request)
-            body = await _body(request, most_bytes, body_seconds)
+            try:
+                client = _client(request)
+                body = await _body(request, most_bytes, body_seconds)
+            except RequestError as error:
+                service.refused(operation, client, error)
+                raise
             if not limiter:
                 limiter.append(CapacityLimiter(AT_ONCE))
-            answer = await to_thread.run_sync(_answered, service, ask, body, client, limiter=limiter[0])
+            answer = await to_thread.run_sync(_answered, service, ask, operation, body, client, limiter=limiter[0])
             return Response(answer, media_type="application/json", headers=_marks(service))
         except ClientDisconnect:
             return Response(status_code=499)
@@ -95,7 +100,7 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
 
     def add(path: str, ask: Ask, operation: str, summary: str, openapi: Mapping[str, Any]) -> None:
         async def endpoint(request: Request) -> Response:
-            return await asked(request, ask)
+            return await asked(request, ask, operation)
 
         routes.add_api_route(
             path,
@@ -193,14 +198,13 @@ def from_environment() -> FastAPI:
     return app(Service.from_environment())
 
 
-def _answered(service: Service, ask: Ask, body: bytes, client: str) -> bytes:
+def _answered(service: Service, ask: Ask, operation: str, body: bytes, client: str) -> bytes:
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        where = "" if error.pos is None else f" at byte {error.pos}"
-        raise RequestError(
-            f"expected JSON, which has no NaN or Infinity; it cannot be read{where}", status=422
-        ) from None
+        refused = RequestError(f"expected JSON, which has no NaN or Infinity; byte {error.pos} cannot be read")
+        service.refused(operation, client, refused)
+        raise refused from None
     written: bytes = orjson.dumps(ask(service, payload, client), option=orjson.OPT_SERIALIZE_NUMPY)
     return written
 

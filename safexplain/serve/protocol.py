@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ INPUT, EXPLANATION, LABEL = "input", "explanation", "label"
 
 _TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
 _LONGEST_ID = 256
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
         RequestError: anything but instances, or what cannot be explained.
         SafexplainError: see `Service.explain`.
     """
-    answer = service.explain(_instances(payload, service.shape), client=client)
+    answer = service.explain(_read(service, "explain", client, _instances, payload), client=client)
     found = answer.explanation
     made = found.tolist() if plain and isinstance(found, np.ndarray) else found
     return {"explanations": made, **_marks(answer)}
@@ -113,7 +115,7 @@ def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
 
 def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
-    answer = service.predict(_instances(payload, service.shape), client=client)
+    answer = service.predict(_read(service, "predict", client, _instances, payload), client=client)
     return {"predictions": answer.label.tolist() if plain else answer.label, **_marks(answer)}
 
 
@@ -132,12 +134,7 @@ def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True)
         RequestError: another tensor, a parameter, data that do not fit shape and datatype.
         SafexplainError: see `Service.explain`.
     """
-    body = _object(payload, "the request", {"inputs", "outputs", "id", "parameters"})
-    _no_parameters(body, "parameters")
-    named = body.get("id", "")
-    if not isinstance(named, str) or len(named) > _LONGEST_ID:
-        raise RequestError(f"id: expected a text of at most {_LONGEST_ID} characters", field="id")
-    x, wanted = _tensor(body.get("inputs")), _wanted(body.get("outputs"))
+    x, wanted, named = _read(service, "infer", client, _inference, payload)
     answer = service.explain(x, client=client) if EXPLANATION in wanted else service.predict(x, client=client)
     response: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
     if named:
@@ -208,13 +205,32 @@ def _no_parameters(body: Mapping[str, Any], where: str) -> None:
     raise RequestError(f"{where}: expected none, got {name!r}: what is explained is the server's to decide", field=name)
 
 
-def _instances(payload: Any, shape: tuple[int, ...] | None) -> NDArray[np.float32]:
+def _read(service: Service, operation: str, client: str, read: Callable[[Any], Read], payload: Any) -> Read:
+    """What a payload holds; one that is refused is recorded as what the service itself refuses."""
+    try:
+        return read(payload)
+    except RequestError as error:
+        service.refused(operation, client, error)
+        raise
+
+
+def _inference(payload: Any) -> tuple[NDArray[np.float32], list[str], str]:
+    """Inputs, names of the outputs that are asked for, and the request's name."""
+    body = _object(payload, "the request", {"inputs", "outputs", "id", "parameters"})
+    _no_parameters(body, "parameters")
+    named = body.get("id", "")
+    if not isinstance(named, str) or len(named) > _LONGEST_ID:
+        raise RequestError(f"id: expected a text of at most {_LONGEST_ID} characters", field="id")
+    return _tensor(body.get("inputs")), _wanted(body.get("outputs")), named
+
+
+def _instances(payload: Any) -> NDArray[np.float32]:
     body = _object(payload, "the request", {"instances"})
     instances = body.get("instances")
     if not isinstance(instances, list | np.ndarray):
         raise RequestError(f"instances: expected a list of inputs, got {_kind(instances)}", field="instances")
     if len(instances) == 0:
-        return np.zeros((0, *(shape or ())), np.float32)
+        return np.zeros((0,), np.float32)
     for one in instances:
         if isinstance(one, Mapping):
             name = str(next(iter(one), "instances"))[:80]

@@ -191,8 +191,9 @@ class Service:
             RefusedError: there is noise and no key or a weak one; or answers depend on other rows of a batch.
             InputError, ConfigurationError, MissingExtraError, LedgerError: something cannot be read or used.
         """
-        if isinstance(limits, Mapping):
-            limits = Limits(**limits)
+        limits = Limits(**limits) if isinstance(limits, Mapping) else limits or Limits()
+        if isinstance(ledger, str):
+            ledger = Ledger(ledger, questions=limits.questions, period=limits.period)
         given = dict(locals())
         options = _Options(**{field.name: given[field.name] for field in fields(_Options)})
         options.check()
@@ -306,6 +307,21 @@ class Service:
             self._generation, self._failed = new, ""
             self.metrics.reload("loaded")
             _log.warning("now serving certificate %s", new.release.digest)
+
+    def refused(self, operation: str, client: str, error: BaseException) -> None:
+        """Record a request that was refused before it could become a question: it is in metrics and audit log."""
+        status, now = status_of(error), self._generation.release
+        self.metrics.request(operation, status, 0.0)
+        record(
+            operation=operation,
+            client=client,
+            status=status,
+            certificate=now.digest,
+            questions=[],
+            remembered=0,
+            seconds=0.0,
+            uncertified=now.uncertified,
+        )
 
     def close(self) -> None:
         """Answer what is asked already, and nothing more."""
@@ -463,10 +479,10 @@ class _Options:
     certificate: str | Path | None = None
     key: bytes | str | Path | None = None
     public_key: str | Path | bytes | None = None
-    ledger: Ledger | str | None = None
+    ledger: Ledger | None = None
     cache: str | None = None
     public: Any = None
-    limits: Limits | None = None
+    limits: Limits = Limits()  # noqa: RUF009 (frozen)
     uncertified: bool = False
     explainer: str | None = None
     hardening: Hardening | str | Mapping[str, Any] | None = None
@@ -548,8 +564,8 @@ class _Options:
         shape = release.shape or shape
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
         budget = Budget(
-            Ledger(self.ledger) if isinstance(self.ledger, str) else self.ledger,
-            self.limits or Limits(),
+            self.ledger,
+            self.limits,
             public=public,
             most_looks=max(judged, default=None) if judged else None,
         )
