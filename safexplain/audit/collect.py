@@ -107,6 +107,7 @@ def collect_signals(
     without_noise: Explain | Sequence[Explain] | None = None,
     predictions: Predictions | None = None,
     labels: Labels = "own",
+    own_class: bool = False,
     batch_size: int = 256,
     keep_attributions: bool = True,
     keep_inputs: bool = False,
@@ -133,9 +134,11 @@ def collect_signals(
         predictions@L            are foreign
 
     What is explained is always the class that the model predicts for the plain query, which favours the attacker: the
-    answers to an example's queries are then all about one thing. Targets and null models answer every query through
-    what is released. All other models stand for the attacker's own, which cost him little and of which he need not
-    average noise away: they explain the first four dithered queries `without_noise`.
+    answers to an example's queries are then all about one thing. Where the service decides (`own_class`), it is the
+    class predicted for each query: averaged are the maps of those queries that kept the label of the plain one, and
+    where none did, the average is the plain map. Targets and null models answer every query through what is released.
+    All other models stand for the attacker's own, which cost him little and of which he need not average noise away:
+    they explain the first four dithered queries `without_noise`.
 
     Explanations of several explainers that are released together are put side by side: the maps one after the other,
     and each summary as a vector (m, n, k).
@@ -153,6 +156,7 @@ def collect_signals(
         labels: "own", or "foreign" where the population's labels are classes of another task than the models', see
             `predict`; they are the slice "class" in both cases. Of predictions that are given it must be what these
             say.
+        own_class: explain the class that is predicted for each query, and not for the plain one.
         batch_size: examples a call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
         keep_inputs: also keep what was asked about.
@@ -227,15 +231,21 @@ def collect_signals(
                     maps.put(i, part, {at_level(WHOLE_MAP, level): found[0]})
 
             x = population.x[part.start : part.stop].to(device_of(model))
-            keep(1, oracle.ask(i, plainly[i], x, wanted))
-            total = torch.zeros((), dtype=torch.float64, device=x.device)
+            average = _Average(oracle.ask(i, plainly[i], x, wanted))
+            keep(1, average.plain)
             for number in range(dithers[i]):
-                total = total + oracle.ask(i, answer, queries(part, number).to(x.device), wanted)
+                query = queries(part, number).to(x.device)
+                if own_class:
+                    with torch.no_grad():
+                        label = model(query).argmax(1)
+                    average.add(oracle.ask(i, answer, query, [label, *wanted[1:]]), label == about_what)
+                else:
+                    average.add(oracle.ask(i, answer, query, wanted))
                 if number + 1 in levels:
-                    keep(number + 1, total / (number + 1))
+                    keep(number + 1, average.mean)
             for level in levels:
                 if level > dithers[i]:
-                    keep(level, total / dithers[i])
+                    keep(level, average.mean)
     if keep_inputs:
         beside["inputs"] = population.x.cpu().numpy()
     else:
@@ -245,6 +255,34 @@ def collect_signals(
     whole = maps.arrays.pop(WHOLE_MAP, None)
     kept = {name: predictions.values[name] for name in _names(levels) if name in predictions.values}
     return Signals(shadows.membership, {**scalars.arrays, **kept, **maps.arrays}, whole, about, **beside)
+
+
+@dataclass(eq=False)
+class _Average:
+    """Of the maps (targets, batch, d) of dithered queries.
+
+    Args:
+        plain: of the plain query, the average where no other map counts.
+    """
+
+    plain: Tensor
+    total: Tensor | float = 0.0
+    counted: Tensor | float = 0.0
+
+    def add(self, maps: Tensor, counts: Tensor | None = None) -> None:
+        """The maps of one query; `counts` (batch,) bool: for which examples, None: for all."""
+        if counts is None:
+            self.total, self.counted = self.total + maps, self.counted + 1.0
+        else:
+            here = counts.double()[:, None]
+            self.total, self.counted = self.total + here * maps.double(), self.counted + here
+
+    @property
+    def mean(self) -> Tensor:
+        """Of what was added, (targets, batch, d)."""
+        if not isinstance(self.counted, Tensor):
+            return torch.as_tensor(self.total / self.counted)
+        return torch.where(self.counted > 0, self.total / self.counted, self.plain.double())
 
 
 def _each(explain: Explain | Sequence[Explain], m: int) -> list[Explain]:

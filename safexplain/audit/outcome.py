@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256
 from safexplain._files import made_folder
 from safexplain.audit.report import ReportData, write_report
-from safexplain.audit.report.model import Configuration, Pictures
+from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures
 from safexplain.audit.signals import Signals
 from safexplain.audit.utility import Utility
+from safexplain.errors import RefusedError
 from safexplain.native_maps import Finding
 from safexplain.verdict.certificate.write import statement, write_json
 from safexplain.verdict.evidence import Verdict
@@ -62,7 +63,13 @@ class AuditRun:
 
     @property
     def native(self) -> AuditResult:
-        """What they found in the native explanations."""
+        """What they found in the native explanations.
+
+        Raises:
+            RefusedError: an endpoint was audited, of which none are known.
+        """
+        if self.configurations[0].name == ENDPOINT:
+            raise RefusedError("the native explanations of an endpoint are not known: only what it answers was audited")
         return self.configurations[0].result
 
     @property

@@ -26,6 +26,7 @@ from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
+from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, Predictions, References, choose_dither, predict
@@ -33,7 +34,7 @@ from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
 from safexplain.audit.report import ReportData
-from safexplain.audit.report.model import Configuration
+from safexplain.audit.report.model import ENDPOINT, Configuration
 from safexplain.audit.report.words import limits
 from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
@@ -45,7 +46,7 @@ from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.certificate.write import MODEL_DIGEST
+from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
@@ -226,7 +227,9 @@ def audit(
         result.save("run")
 
     Args:
-        model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities.
+        model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities. Or an `Endpoint`, a
+            service that runs already: what it answers is judged, `explainer` and `hardening` are what the reference
+            models answer with, and nothing is said of native explanations.
         population: the pool of n examples, members and non-members from one source.
         recipe: how the model was trained, as `train_shadows` takes it. The weaker the likeness, the less a certificate
             says. None: no reference models are trained.
@@ -260,6 +263,12 @@ def audit(
             privacy statement or the canaries are about another model.
         ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
     """
+    if isinstance(model, Endpoint):
+        known = () if shadows is None else shadows.models
+        twin = known[0] if known else build(seed) if build is not None and references else None
+        policy, options = policy or Policy(), options or AuditOptions()
+        methods = methods_of(explainer, arguments)
+        policy = _begin(model, population, member, policy, options, methods, twin, hardening)
     pool, options = prepare(
         model,
         population,
@@ -336,7 +345,7 @@ def prepare(
     if model.training:
         raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
     target = model if device is None else model.to(device)
-    place = next((p.device for p in target.parameters()), torch.device("cpu"))
+    place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
     _check_privacy(options, target)
     notes = [*options.notes, *_fit_notes(target, population, member, options)]
     notes += _group_notes(population, member)
@@ -368,6 +377,10 @@ def prepare(
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             untrained = build(seed).to(place).eval()
+    if isinstance(target, Endpoint):
+        return Pool(population, shadows, untrained, options.slices), replace(
+            options, title=options.title or target.url, notes=tuple(notes)
+        )
     title = options.title or type(model).__name__
     subject = options.subject or {title: {MODEL_DIGEST: model_digest(target).hex()}}
     pool = Pool(population, shadows, untrained, options.slices)
@@ -402,7 +415,7 @@ def audit_pools(
         progress: told about the long stages.
 
     Raises:
-        InputError: an explanation fails, or the pools have different numbers of models.
+        InputError: an explanation fails, or the pools have different numbers of models, or several an endpoint.
         ConfigurationError: an unknown output.
     """
     options, policy = options or AuditOptions(), policy or Policy()
@@ -411,16 +424,23 @@ def audit_pools(
         hardening = hardening.none()
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
-    first, population = pools[0].shadows.models[0], pools[0].population
-    softmax = output == "probability" and not gives_probabilities(first, population.x[:LOOKED_AT])
+    (first, *others), population = pools[0].shadows.models, pools[0].population
+    endpoint = first if isinstance(first, Endpoint) else None
+    if len(pools) > 1 and any(isinstance(p.shadows.models[0], Endpoint) for p in pools):
+        raise InputError("an endpoint is audited by itself, not beside other targets")
+    seen = next(iter(others), None) if endpoint else first  # the labels of an endpoint tell nothing of its outputs
+    softmax = output == "probability" and (seen is None or not gives_probabilities(seen, population.x[:LOOKED_AT]))
     methods = methods_of(explainer, arguments)
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
-    notes, copies = list(options.notes), len(policy.patience) * (1 if hardening.is_none else 2)
+    notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
     size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
     keep = alone or size <= LARGEST_MAPS
     if not keep:
         notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
     dither, chosen = way.dither(pools, hardening)
+    if endpoint:
+        told = endpoint.ask(population, policy.patience, dither, progress)
+        notes = [endpoint.told, *notes, *told]
     asking = [
         predict(
             pool.asked,
@@ -433,22 +453,36 @@ def audit_pools(
         )
         for i, pool in enumerate(pools)
     ]
-    looked = _Looked((), ()) if alone else way.look(pools, hardening)
-    notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
-    signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
-    name = _name_of(hardening)
-    if not hardening.is_none:
-        signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
     inputs = np.concatenate([p.population.x.numpy() for p in pools])
-    configurations = tuple(way.judge(n, s, signals["native"], inputs, hardening, looked) for n, s in signals.items())
-    causes, cause = ((), "") if alone else way.root_cause(pools, hardening.none(), signals["native"], keep)
+    configurations: tuple[Configuration, ...]
+    causes: tuple[Ablation, ...] = ()
+    cause, looked = "", _Looked((), ())
+    if endpoint:
+        asking = [replace(p, values=endpoint.seen(p.values)) for p in asking]
+        signals = {ENDPOINT: way.ask(pools, ENDPOINT, hardening, keep, asking, chosen)}
+        configurations = (way.judge_endpoint(endpoint, signals[ENDPOINT], inputs, hardening),)
+    else:
+        looked = looked if alone else way.look(pools, hardening)
+        notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
+        signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
+        name = _name_of(hardening)
+        if not hardening.is_none:
+            signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
+        native = signals["native"]
+        configurations = tuple(way.judge(n, s, native, inputs, hardening, looked) for n, s in signals.items())
+        if not alone:
+            causes, cause = way.root_cause(pools, hardening.none(), native, keep)
     judged = configurations[-1]
     subject = options.subject or {
-        f"target {i + 1}": {MODEL_DIGEST: model_digest(p.shadows.models[0]).hex()} for i, p in enumerate(pools)
+        endpoint.url if endpoint else f"target {i + 1}": _identity(p.shadows.models[0]) for i, p in enumerate(pools)
     }
     materials = dict(options.materials)
     if way.recipe:
         materials["recipe sha256"] = sha256(way.recipe)
+    made_in = environment(first, seed)
+    if endpoint:
+        materials["payload sha256"] = endpoint.payload.digest
+        made_in["command"] = endpoint.redacted(made_in["command"])
     stage = None if options.subject_data == "training" else options.subject_data
     said = {
         "subject": subject,
@@ -464,13 +498,13 @@ def audit_pools(
         "audit": judged.result.to_dict(),
         "utility": judged.utility.to_dict() if judged.utility else None,
         "materials": materials,
-        "environment": environment(first, seed),
+        "environment": made_in,
         "notes": notes,
         "privacy": options.privacy.to_dict() if options.privacy else None,
         "canaries": options.canaries.to_dict() if options.canaries else None,
         "search": options.search,
         "native": configurations[0].result.summary() if len(configurations) > 1 else None,
-        "limits": limits(judged.result, None if hardening.noise is None else True),
+        "limits": limits(judged.result, None if hardening.noise is None else True, endpoint=endpoint is not None),
         "subject_data": stage,
     }
     report = ReportData(
@@ -478,7 +512,9 @@ def audit_pools(
         explainer="predictions alone" if alone else f"{way.method} of the predicted {output}",
         configurations=configurations,
         provenance={},
-        pictures=None if alone else pictures(population.x, pools[0].shadows.membership[0], signals, judged.name),
+        pictures=None
+        if alone or endpoint
+        else pictures(population.x, pools[0].shadows.membership[0], signals, judged.name),
         notes=tuple(notes),
         privacy=options.privacy,
         canaries=options.canaries,
@@ -486,6 +522,7 @@ def audit_pools(
         root_cause_sentence=cause,
         other_key=None if hardening.noise is None else True,
         subject_data=stage,
+        endpoint=endpoint.url if endpoint else None,
     )
     return AuditRun(configurations, signals, report, said, looked.findings)
 
@@ -553,6 +590,8 @@ class _Way:
         """What `collect_signals` asks: the released maps of a batch."""
 
         def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
+            if isinstance(model, Endpoint):  # which decides by itself what it explains, and how
+                return model.explain(x)
             forward = Probability(model) if self.softmax else model
             maps = [method(forward, hardening, x, target) for method in self.methods]
             if hardening.is_none and self.compares:  # what is not released: NaN counts as it would be released, as zero
@@ -622,6 +661,7 @@ class _Way:
                     patience=(1, *predictions.levels),
                     predictions=predictions,
                     labels=self.options.labels,
+                    own_class=isinstance(pool.shadows.models[0], Endpoint),
                     without_noise=None if alone else quiet,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
@@ -649,7 +689,8 @@ class _Way:
         }
         if not hardening.is_none:
             about["hardening"] = hardening.to_json()
-        return {**about, "subject": model_digest(pool.shadows.models[0]).hex()}
+        (subject,) = _identity(pool.shadows.models[0]).values()
+        return {**about, "subject": subject}
 
     def look(self, pools: Sequence[Pool], hardening: HardeningLike) -> _Looked:
         """Explain a sample of the examples by each target, natively and as released."""
@@ -707,6 +748,23 @@ class _Way:
         plain = hardening.to_dict()
         return Configuration(name, as_written(plain), result, kept, in_words(plain))
 
+    def judge_endpoint(
+        self, endpoint: Endpoint, signals: Signals, inputs: NDArray[Any], hardening: HardeningLike
+    ) -> Configuration:
+        """Attack what an endpoint answered."""
+        result = certify(
+            signals,
+            self.policy,
+            inputs=inputs,
+            force=self.options.force,
+            seed=self.seed,
+            exposed=self.options.exposed,
+            progress=named(self.progress, "attacking"),
+        )
+        plain = hardening.to_dict()
+        description = f"what the endpoint answers; the reference models answer through {as_written(plain)}"
+        return Configuration(ENDPOINT, description, result, None, f"what {endpoint.url} answers")
+
     def root_cause(
         self, pools: Sequence[Pool], none: HardeningLike, native: Signals, keep: bool
     ) -> tuple[tuple[Ablation, ...], str]:
@@ -734,6 +792,55 @@ class _Way:
             progress=named(self.progress, "root cause"),
         )
         return causes, f"{cause_sentence(causes)} {which}" if causes else ""
+
+
+def _begin(
+    endpoint: Endpoint,
+    population: Population,
+    member: NDArray[np.bool_],
+    policy: Policy,
+    options: AuditOptions,
+    methods: tuple[Method, ...],
+    like: nn.Module | None,
+    hardening: HardeningLike,
+) -> Policy:
+    """Everything that can be wrong with an audit of an endpoint, before anything long; the policy that judges it.
+
+    Args:
+        endpoint: the target.
+        population: the examples.
+        member: of them.
+        policy: as given.
+        options: likewise.
+        methods: that explain reference models.
+        like: a model like these, by which the shape of their maps is told; None: there are none.
+        hardening: of what they release.
+    """
+    policy = endpoint.judged_by(policy)
+    if options.privacy is not None:
+        raise InputError("the privacy statement is about a model's weights, and an endpoint shows none: leave it out")
+    if options.labels == "foreign":
+        raise InputError("an endpoint is audited for the data that its model was trained on last, not for pre-training")
+    if options.classes or len(methods) > 1:
+        raise InputError("an endpoint gives one explanation, of the class that it predicts: name one explainer alone")
+    endpoint.plan(len(population), policy.patience)
+    shape = None
+    if like is not None:
+        x = population.x[:2].to(next((p.device for p in like.parameters()), torch.device("cpu")))
+        mode = like.training
+        with torch.no_grad():
+            target = like.eval()(x).argmax(1)
+        shape = tuple(methods[0](like, hardening, x, target).shape[1:])
+        like.train(mode)
+    endpoint.begin(population, np.asarray(member, dtype=bool), shape)
+    return policy
+
+
+def _identity(target: nn.Module) -> dict[str, str]:
+    """Digest of a target: of the model, or of what an endpoint answered."""
+    if isinstance(target, Endpoint):
+        return {ANSWERS_DIGEST: target.digest}
+    return {MODEL_DIGEST: model_digest(target).hex()}
 
 
 def _asking(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:

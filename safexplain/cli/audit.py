@@ -11,8 +11,9 @@ from rich.console import Console
 
 from safexplain._progress import shown
 from safexplain.audit import Signals, audit, certify
+from safexplain.audit.endpoint.payload import Payload
 from safexplain.cli.console import WORDS, Json, Quiet, Seed, attack_table, show_audit, show_verdict
-from safexplain.cli.question import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, asks, policy_of
+from safexplain.cli.question import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, Service, asks, policy_of
 from safexplain.errors import ConfigurationError
 from safexplain.hardening.hardening import Hardening
 
@@ -25,10 +26,20 @@ def audit_command(
         Path | None,
         typer.Option(help="Data of the pre-training, with a column member: then these are asked about."),
     ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="URL of a service that explains, in the place of MODEL; needs --arch.")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Of --endpoint: kserve-v1, v2, json or a TOML file.  [default: json]")
+    ] = None,
 ) -> int:
-    """Attack a model's explanations, native and hardened, and judge what was released."""
+    """Attack a model's explanations, native and hardened, or those of a service, and judge what was released."""
     chosen = parse_hardening(hardening)
-    with question.begun(pool=pretraining_pool) as run:
+    if endpoint is None and format_ is not None:
+        raise ConfigurationError("--format is how --endpoint is asked, and no --endpoint is given")
+    service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
+    kept = "finished models" if service is None else "finished models and answers"
+    with question.begun(kept, pool=pretraining_pool, service=service) as run:
         found = audit(**run.arguments, hardening=chosen)
         found.save(run.folder)
     return show_audit(found, run.folder, question.json_, question.quiet)

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
+from torch import nn
 
 from safexplain._digest import model_digest
 from safexplain._progress import shown
 from safexplain.audit import Policy, Population
+from safexplain.audit.endpoint.client import EndpointError
+from safexplain.audit.endpoint.payload import Payload
+from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import (
     Device,
@@ -36,6 +40,7 @@ from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
+from safexplain.loading.models.architectures import ARCH_FORMS, fresh_network
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
@@ -47,6 +52,10 @@ PolicyFpr = Annotated[
 ]
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
 Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
+
+
+ANSWERS = "answers.sqlite"
+"""File of the run directory with what an endpoint answered."""
 
 
 class Begun(NamedTuple):
@@ -61,8 +70,8 @@ class Begun(NamedTuple):
 class Question:
     """The options that `audit` and `tune` have in common, one field each; a command takes them with `asks`."""
 
-    model: Annotated[Path, typer.Argument(help="torch.export file, or a state_dict with --arch.")]
     data: Annotated[Path, typer.Option(help="data.npz, a table (columns label, member), or a folder of images.")]
+    model: Annotated[Path | None, typer.Argument(help="torch.export file, or a state_dict with --arch.")] = None
     arch: Annotated[str | None, typer.Option(help="timm:NAME, torchvision:NAME or package.module:function.")] = None
     trust_pickle: Annotated[bool, typer.Option(help="Unpickle the model file, which can run any code in it.")] = False
     explainer: Annotated[
@@ -94,16 +103,20 @@ class Question:
     quiet: Quiet = False
 
     @contextmanager
-    def begun(self, kept: str = "finished models", pool: Path | None = None) -> Iterator[Begun]:
+    def begun(
+        self, kept: str = "finished models", pool: Path | None = None, service: Service | None = None
+    ) -> Iterator[Begun]:
         """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
 
         Args:
             kept: what an interruption leaves in the directory, in words.
             pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
+            service: that is asked in place of a model; None: there is a model.
 
         Raises:
             SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
         """
+        self._check_target(pool, service)
         judged_by = policy_of(self.policy, self.policy_fpr, self.max_tpr, self.attacks)
         methods, given = parse_methods(self.explainer, self.output, self.option or [])
         place = device_of(self.device)
@@ -112,7 +125,7 @@ class Question:
         with resumable(folder, kept), shown(self.quiet or self.json_) as progress:
             columns = (self.group_column, self.slice_by or [])
             own = columns if pool is None else (None, [])
-            read, loaded, outputs = load_both(self.data, self.model, *own, self.arch, self.trust_pickle)
+            read, loaded, outputs = load_both(self.data, *own, self._loader(service))
             references = 0 if loaded.fresh is None else self.references
             materials = {f"data {read.source} sha256": read.sha256}
             if stages is not None and pool is not None:
@@ -123,15 +136,18 @@ class Question:
                 asked, two = read, None
                 notes = check_data(read, num_classes=outputs)
                 notes += () if stages is None else stages.notes(references)
-            if loaded.fresh is None:
+            if loaded.fresh is None and service is None:
                 notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
             elif self.recipe is None and self.references:
                 notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
-            name, digest = self.model.name, model_digest(loaded.model.to(place)).hex()
+            name, subject = "", dict[str, dict[str, str]]()
+            if self.model is not None:
+                name, digest = self.model.name, model_digest(loaded.model.to(place)).hex()
+                subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}}
             options = AuditOptions(
                 slices=asked.slices,
                 title=name,
-                subject={name: {"sha256": loaded.sha256, MODEL_DIGEST: digest}},
+                subject=subject,
                 materials=materials,
                 notes=notes,
                 privacy=None if self.privacy is None else PrivacyStatement.load(self.privacy),
@@ -139,9 +155,15 @@ class Question:
                 subject_data="training" if stages is None else stages.subject,
             )
             make_folder(folder)
+            target = loaded.model
+            if service is not None:
+                target = service.opened(outputs, folder)
+                plan = target.plan(len(asked.x), judged_by.patience)
+                if not (self.quiet or self.json_):
+                    typer.echo(f"{target.url} will be asked {plan}.", err=True)
             population = Population.of(asked.x, asked.y, asked.groups)
             arguments = {
-                "model": loaded.model,
+                "model": target,
                 "population": population,
                 "recipe": trained,
                 "member": asked.member,
@@ -161,7 +183,74 @@ class Question:
                 arguments["shadows"] = two.train(population, place, folder / "models", progress)
                 if arguments["shadows"] is None:
                     arguments["recipe"] = None
-            yield Begun(folder, arguments, read.feature_names or ())
+            try:
+                yield Begun(folder, arguments, read.feature_names or ())
+            except EndpointError as error:
+                how = f"the same command with --run-dir {folder} --resume goes on from there"
+                raise InputError(f"{error}. What it answered is kept: {how}") from None
+            finally:
+                if isinstance(target, Endpoint):
+                    target.close()
+
+    def _check_target(self, pool: Path | None, service: Service | None) -> None:
+        """There is a model, or a service and then what its reference models are."""
+        if service is None:
+            if self.model is None:
+                raise ConfigurationError("what is audited is missing: a MODEL's file, or of audit --endpoint URL")
+            return
+        if self.model is not None:
+            raise ConfigurationError(
+                f"both the model {self.model} and --endpoint are given: which is audited? Leave one of them out"
+            )
+        if pool is not None:
+            raise ConfigurationError("--pretraining-pool is for model files: leave it out with --endpoint")
+        if self.privacy is not None:
+            raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
+        if self.arch is None and self.references:
+            raise ConfigurationError(
+                f"--endpoint shows no model, so say how the reference models are built: {ARCH_FORMS}; or --references 0,"
+                " with which only threshold attacks run and nothing is certified"
+            )
+
+    def _loader(self, service: Service | None) -> Callable[[AuditData], LoadedModel]:
+        """How the model is loaded that is to take some data; of a service, one that is like its model."""
+        if service is None:
+            assert self.model is not None
+            model = self.model
+            return lambda read: load_model(
+                model, arch=self.arch, trust_pickle=self.trust_pickle, input_shape=tuple(read.x.shape[1:])
+            )
+        return lambda read: service.like(read, self.arch)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs already, in the place of the model.
+
+    Args:
+        url: of the endpoint.
+        payload: how questions are written for it.
+    """
+
+    url: str
+    payload: Payload
+
+    def classes(self, read: AuditData) -> int:
+        """Classes of the model behind it: those that the payload lists, or those of the data."""
+        return len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
+
+    def like(self, read: AuditData, arch: str | None) -> LoadedModel:
+        """An untrained network like the model behind it, and how one is built; any that fits, where there is no arch."""
+        if arch is None:
+            any_ = nn.Sequential(nn.Flatten(), nn.Linear(read.x[0].size, self.classes(read))).eval()
+            return LoadedModel(any_, None, "no --arch", "")
+        channels = int(read.x.shape[1]) if read.x.ndim == 4 else None
+        fresh = fresh_network(arch, self.classes(read), channels)
+        return LoadedModel(fresh(0).float().eval(), fresh, "", "")
+
+    def opened(self, classes: int, folder: Path) -> Endpoint:
+        """What stands for the model, its answers kept in the run directory."""
+        return Endpoint(self.url, self.payload, classes=classes, store=folder / ANSWERS)
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:
@@ -208,7 +297,7 @@ def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attac
 
 
 def load_both(
-    data: Path, model: Path, group: str | None, slices: list[str], arch: str | None, trust_pickle: bool
+    data: Path, group: str | None, slices: list[str], load_for: Callable[[AuditData], LoadedModel]
 ) -> tuple[AuditData, LoadedModel, int]:
     """The data, the model that takes them and the number of its outputs.
 
@@ -220,7 +309,7 @@ def load_both(
 
     def load(drop_slices: bool) -> tuple[AuditData, LoadedModel, int]:
         read = load_data(data, group=group, slices=slices, drop_slices=drop_slices)
-        loaded = load_model(model, arch=arch, trust_pickle=trust_pickle, input_shape=tuple(read.x.shape[1:]))
+        loaded = load_for(read)
         return read, loaded, check_model_fits(loaded.model, read)
 
     try:

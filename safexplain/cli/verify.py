@@ -21,7 +21,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.verdict.certificate.by_construction import GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.read import Certificate
 from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import SUBJECT_DATA, write_json
+from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA, write_json
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
@@ -41,7 +41,7 @@ BY_CONSTRUCTION = "by construction: no audit was run, no attack judged; it rests
 def verify_command(
     certificate: Annotated[Path, typer.Argument(help="certificate.json, signed or not.")],
     model: Annotated[
-        Path | None, typer.Option(help="The model file that is to be deployed; must be given for an audit's.")
+        Path | None, typer.Option(help="The model file that is to be deployed; must be given for a model's audit.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(help="ed25519, PEM: the certificate must be signed.")] = None,
     any_verdict: Annotated[bool, typer.Option(help="Accept leak and inconclusive too.")] = False,
@@ -50,9 +50,10 @@ def verify_command(
     """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
     try:
         found = load_any(certificate, public_key=public_key)
+        of_endpoint = isinstance(found, Certificate) and found.endpoint is not None
         if model is not None:
             _check_file(found, model, certificate)
-        elif isinstance(found, Certificate):
+        elif isinstance(found, Certificate) and not of_endpoint:
             raise InputError(f"{certificate} is by audit, about a model file: give the file that is deployed, --model")
         if isinstance(found, GuaranteeCertificate):
             lines, more = _lines_of_guarantee(found), _content_of_guarantee(found)
@@ -94,6 +95,8 @@ def sign_command(
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
     """The file's SHA-256 is a subject's."""
+    if isinstance(certificate, Certificate):
+        certificate.need_model(path)
     try:
         digest = file_sha256(model)
     except OSError as error:
@@ -132,6 +135,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
         "search": certificate.search,
         "subject_data": certificate.subject_data,
         "utility": predicate["utility"],
+        "endpoint": certificate.endpoint,
         "uses": judgement.uses,
         "controls_not_run": [c.name for c in judgement.controls if c.failed is None],
         "subject": {name: dict(digests) for name, digests in certificate.subject.items()},
@@ -166,7 +170,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "kind": BY_AUDIT,
         "verdict": judgement.verdict,
         "signed": SIGNATURES[certificate.signature],
-        "model": ", ".join(certificate.subject),
+        **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         **(
             {}
             if alone
@@ -175,9 +179,9 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
                 "hardening": f"{as_written(hardening.to_dict())} (wrong signs: {hardening.wrong_signs()})",
             }
         ),
-        "released": "predictions alone, no explanation" if alone else in_words(hardening.to_dict()),
+        "released": _released(certificate, hardening),
         **({"utility": utility_in_words(certificate.utility)} if certificate.utility else {}),
-        "about": _about(judgement),
+        "about": "the service as it answered" if certificate.endpoint else _about(judgement),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
         "attacker": f"asks {asked} about each example; released: {policy.release}",
         "policy": f"at most {policy_limit} {measure} found at a false-positive rate of {policy.fpr:.1%},"
@@ -200,6 +204,24 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "notes": list(certificate.notes) or ["none"],
         "limits": [f"{headline} {says}" for headline, says in certificate.limits] or ["none stated"],
     }
+
+
+def _endpoint(certificate: Certificate) -> dict[str, str]:
+    """In place of the model, of which nothing is known."""
+    (digests,) = certificate.subject.values()
+    return {
+        "endpoint": f"{certificate.endpoint}, answers with SHA-256 {digests[ANSWERS_DIGEST][:16]}...",
+        "model": "not seen: no file can be checked against this certificate, and no explainer be loaded with it",
+    }
+
+
+def _released(certificate: Certificate, hardening: Hardening) -> str:
+    """What is given away."""
+    if certificate.judgement.policy.release == "prediction":
+        return "predictions alone, no explanation"
+    if certificate.endpoint is not None:
+        return "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
+    return in_words(hardening.to_dict())
 
 
 def _content_of_guarantee(certificate: GuaranteeCertificate) -> dict[str, Any]:

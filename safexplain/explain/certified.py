@@ -179,6 +179,7 @@ def load_audited(
         CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
     """
     certificate = load_certificate(path, public_key=public_key)
+    certificate.need_model(path)
     rows_of(certificate.method, path)
     if certificate.verdict != "certified" and not uncertified:
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")

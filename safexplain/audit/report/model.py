@@ -19,6 +19,9 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 NATIVE = "native"
 """Name of the configuration that releases explanations as they are."""
 
+ENDPOINT = "endpoint"
+"""Name of the configuration that is what a service answered, of which no native explanation is known."""
+
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
@@ -104,6 +107,7 @@ class ReportData:
         other_key: whether the reference models answered with another noise key than the target; None: there is none.
         subject_data: whose membership was attacked, a name in `SUBJECT_DATA` of `safexplain.verdict.certificate.write`;
             None: the model was trained once.
+        endpoint: URL of the service whose answers were attacked, without its model being seen; None: there is none.
 
     Raises:
         InputError: there is no configuration.
@@ -121,6 +125,7 @@ class ReportData:
     canaries: Finding | None = None
     other_key: bool | None = None
     subject_data: str | None = None
+    endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not self.configurations:

@@ -39,7 +39,7 @@ def render(report: ReportData) -> str:
             alone=audited.policy.release == "prediction",
             facts=words.facts(report.audited),
             controlled=words.with_controls(report.configurations),
-            limits=words.limits(audited, report.other_key),
+            limits=words.limits(audited, report.other_key, endpoint=report.endpoint is not None),
             levels=tables.level_table(audited),
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause or ()),

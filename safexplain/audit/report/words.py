@@ -10,20 +10,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from safexplain.audit.report.model import NATIVE, Configuration
+from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration
 from safexplain.audit.utility import FEWEST_TOP, Utility
 from safexplain.verdict.evidence import ATTACK_NAMES, Control, signal_name
 from safexplain.verdict.judgement import MAIN, AuditResult, Judgement, main_of
 from safexplain.verdict.policy import Policy
 
 
-def limits(result: AuditResult, other_key: bool | None) -> tuple[tuple[str, str], ...]:
+def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
     """(headline, sentence) for each limit of this audit.
 
     Args:
         result: of the audited configuration.
         other_key: whether the attacker's reference models answered with another noise key than the target; None: there
             is no key, or it is not known.
+        endpoint: whether a service was asked, whose model was not seen.
     """
     rows = [
         (
@@ -84,10 +85,23 @@ def limits(result: AuditResult, other_key: bool | None) -> tuple[tuple[str, str]
             " can be more exposed.",
         ),
         (
-            "This model and this configuration.",
-            "Another model, explainer, data set or hardening needs its own audit.",
+            ("This service, as it answered.", _OF_ENDPOINT)
+            if endpoint
+            else (
+                "This model and this configuration.",
+                "Another model, explainer, data set or hardening needs its own audit.",
+            )
         ),
     )
+
+
+_OF_ENDPOINT = (
+    "The model itself was not seen. Nothing binds the service to answer tomorrow as it did: with another model,"
+    " explainer or hardening behind the same URL it needs another audit. The reference models explain as the service"
+    " declares; the further they are from what it does, the weaker the attacks. What it gives away beside what was read"
+    " was not judged."
+)
+"""What an audit of an endpoint does not show."""
 
 
 def _asked_headline(result: AuditResult) -> str:
@@ -176,6 +190,7 @@ RELEASES = {
     NATIVE: "Native explanation",
     "recommended": "Recommended hardening",
     "custom": "Custom hardening",
+    ENDPOINT: "What the endpoint answers",
 }
 
 CONTROLS = {

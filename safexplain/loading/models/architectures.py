@@ -21,6 +21,19 @@ ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME or --arch package.module
 
 
 def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module]:
+    """A function from a seed to an untrained network that is to take some weights, see `fresh_network`.
+
+    Args:
+        arch: likewise.
+        state: the last 2-D weight gives the number of classes, for timm the first convolution the number of channels.
+
+    Raises:
+        InputError, MissingExtraError: likewise.
+    """
+    return fresh_network(arch, classes_of(state), channels_of(state))
+
+
+def fresh_network(arch: str, num_classes: int | None, channels: int | None) -> Callable[[int], nn.Module]:
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
@@ -28,18 +41,17 @@ def builder(arch: str, state: Mapping[str, Tensor]) -> Callable[[int], nn.Module
             -m` would find it (the current directory is searched first, during the import and the call only)
             and is called without arguments, or with `num_classes` where it takes it. If it starts from public
             weights, so will the reference models.
-        state: Weights that the network is to take: the last 2-D weight gives the number of classes, for timm
-            the first convolution the number of input channels.
+        num_classes: Outputs, where the network can be told so; None: its own default.
+        channels: Of the input, where timm builds it; None: its own default.
 
     Raises:
         InputError: no such architecture, or it cannot be built.
         MissingExtraError: timm or torchvision is needed and not installed.
     """
     source, _, name = arch.partition(":")
-    num_classes = classes_of(state)
     construct: Callable[[], Any]
     if source == "timm":
-        construct = _timm(name, num_classes, channels_of(state))
+        construct = _timm(name, num_classes, channels)
     elif source == "torchvision":
         construct = _torchvision(name, num_classes)
     else:

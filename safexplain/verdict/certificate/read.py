@@ -21,6 +21,7 @@ from safexplain.verdict.canaries.result import finding_of
 from safexplain.verdict.certificate import strict_json
 from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
+    ANSWERS_DIGEST,
     CONFIGURATION,
     GUARANTEE_TYPE,
     MODEL_DIGEST,
@@ -67,7 +68,8 @@ class Certificate:
     """What was audited, how, and what came out.
 
     Args:
-        subject: name -> {algorithm: hex digest} of each audited model.
+        subject: name -> {algorithm: hex digest} of each audited model; of an endpoint, its URL and the digest of its
+            answers.
         method: name in the catalog of explanation methods.
         output: "probability" or "logit".
         softmax: whether `Probability` was put over the model.
@@ -123,6 +125,19 @@ class Certificate:
     def verdict(self) -> Verdict:
         """Certified, leak or inconclusive; computed from the counts."""
         return self.judgement.verdict
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of the service whose answers were audited, without the model being seen; None: a model was audited."""
+        return next((name for name, digests in self.subject.items() if ANSWERS_DIGEST in digests), None)
+
+    def need_model(self, path: str | Path) -> None:
+        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint and no model."""
+        if (url := self.endpoint) is not None:
+            raise CertificateError(
+                f"{path} is about the answers of the endpoint {url}, whose model was not seen: it holds no digest of a"
+                " model, and so cannot be about this one; audit the model's file to certify it"
+            )
 
     def digests(self, algorithm: str) -> frozenset[str]:
         """Digests of the audited models."""
@@ -241,7 +256,7 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     if lacking := [name for name in _VERSIONS if name not in environment]:
         raise CertificateError(f"environment: the version of {', '.join(lacking)} is missing")
     found = Certificate(
-        subject=subject_of(content["subject"]),
+        subject=subject_of(content["subject"], or_endpoint=True),
         method=explainer["method"],
         output=explainer["output"],
         softmax=explainer.get("softmax", explainer["output"] == "probability"),
@@ -287,14 +302,17 @@ def _explainer_of(predicate: Mapping[str, Any]) -> dict[str, Any]:
     return explainer
 
 
-def subject_of(subject: Any) -> dict[str, dict[str, str]]:
-    """Name -> digests of at least one model."""
+def subject_of(subject: Any, *, or_endpoint: bool = False) -> dict[str, dict[str, str]]:
+    """Name -> digests of at least one model, or of the answers of one endpoint."""
     found: dict[str, dict[str, str]] = {}
     for entry in subject if isinstance(subject, list) else [subject]:
         if not isinstance(entry, dict) or entry.keys() != {"name", "digest"} or not isinstance(entry["name"], str):
             raise CertificateError(f"subject: expected names, each with its digest; got {entry!r:.80}")
         digests = texts_of(entry, "digest")
-        if entry["name"] in found or MODEL_DIGEST not in digests or not all(map(_HEX.fullmatch, digests.values())):
+        kind = ANSWERS_DIGEST if or_endpoint and len(subject) == 1 and ANSWERS_DIGEST in digests else MODEL_DIGEST
+        if kind is ANSWERS_DIGEST and digests.keys() != {ANSWERS_DIGEST}:
+            raise CertificateError(f"subject: an endpoint has a {ANSWERS_DIGEST} alone; got {entry!r:.120}")
+        if entry["name"] in found or kind not in digests or not all(map(_HEX.fullmatch, digests.values())):
             raise CertificateError(f"subject: expected different names with a {MODEL_DIGEST} each; got {entry!r:.120}")
         found[entry["name"]] = digests
     if not found:

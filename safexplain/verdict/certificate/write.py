@@ -26,6 +26,9 @@ GUARANTEE_TYPE = f"urn:safexplain:explanation-guarantee:v{GUARANTEE_VERSION}"
 MODEL_DIGEST = "safexplainModelDigest"
 """Name of `safexplain._digest.model_digest` among the digests of a subject."""
 
+ANSWERS_DIGEST = "safexplainAnswersDigest"
+"""In its place, of an endpoint whose model was not seen: SHA-256 of the answers that it gave."""
+
 SUBJECT_DATA = {
     "pre-training": "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning"
     " data.",
@@ -59,7 +62,7 @@ def statement(
     """The statement as plain JSON types.
 
     Args:
-        subject: name -> {algorithm: hex digest} of each model that was audited.
+        subject: name -> {algorithm: hex digest} of each model that was audited, or of one endpoint's answers.
         explainer: method, output and options; softmax, whether `Probability` was put over the model (missing: where the
             output is the probability); and shape, a list, of one input (missing: not said).
         hardening: `Hardening.to_dict()`; it carries no key.

@@ -1,0 +1,241 @@
+"""Asking a service over HTTP, politely: slowly, in small batches, again where it was busy, and never beyond a budget.
+
+Nothing that may hold a secret stands in an error: no header, and no user, password, query or fragment of a URL.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain.audit.endpoint.payload import Payload, without_credentials
+from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+
+__all__ = ["Client", "EndpointError"]
+
+BUSY = (429, 503)
+"""Answers of a server that did not look at the question, and may say when it will."""
+
+FAILED = (408, 425, 500, 502, 504)
+"""Answers after which the same question may be sent again."""
+
+LARGEST_ANSWER = 1 << 28
+"""Bytes of one answer."""
+
+FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0
+"""Seconds before the first new try where the server does not say, and at most; they double in between."""
+
+_SHOWN = 160
+"""Characters of a server's own words in an error."""
+
+
+class EndpointError(InputError):
+    """A service does not answer, or not what was asked for; what it answered before is kept."""
+
+
+class Client:
+    """Sends questions to one service and reads its answers.
+
+    Args:
+        url: of the endpoint; user and password in it become basic authentication.
+        payload: the form of questions and answers, and how politely is asked.
+        charge: told how many questions are about to be sent, and (negative) how many were certainly not answered.
+        left: how many questions may still be sent; None: any number.
+        transport: of httpx, for tests; None: the network.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        ConfigurationError: no URL of http or https, or a header names an environment variable that is not set.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        payload: Payload,
+        *,
+        charge: Callable[[int], None],
+        left: Callable[[], int | None],
+        transport: Any = None,
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise MissingExtraError(
+                'an audit of an endpoint needs httpx, which is not installed; run pip install "safexplain[endpoint]"'
+            ) from None
+        self._httpx, self.payload = httpx, payload
+        self.url, self.label_url = _checked(url), payload.label_url(url)
+        if self.label_url:
+            _checked(self.label_url)
+        self._charge, self._left = charge, left
+        self._last = -float("inf")
+        self._http = httpx.Client(
+            headers={"Accept": "application/json", **payload.headers()},
+            timeout=payload.asking.timeout,
+            follow_redirects=False,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """End all connections."""
+        self._http.close()
+
+    def explain(self, x: NDArray[np.float32]) -> Any:
+        """The answer about rows (n, ...), as JSON, within the budget.
+
+        Raises:
+            EndpointError: there is none, or the budget is spent.
+        """
+        return self._post(self.url, x, counts=True)
+
+    def predict(self, x: NDArray[np.float32]) -> Any:
+        """The answer of the label URL about the same rows, which are no further questions."""
+        return self._post(self.label_url, x, counts=False)
+
+    def _post(self, url: str, x: NDArray[np.float32], *, counts: bool) -> Any:
+        content = json.dumps(self.payload.body(x), allow_nan=False).encode()
+        most, wait, reason = self.payload.asking.retries, FIRST_WAIT, ""
+        for tried in range(most + 1):
+            left = self._left()
+            if counts and left is not None and left < len(x):
+                raise _failed(
+                    url,
+                    f"the budget of {self.payload.asking.budget:,} questions is spent ({left:,} left, {len(x):,} wanted"
+                    f"{f'; the last answer: {reason}' if reason else ''}); raise asking.budget, and resume",
+                )
+            self._pause()
+            if counts:
+                self._charge(len(x))
+            answered, asked_to_wait, found = self._once(url, content)
+            if counts and answered is False:
+                self._charge(-len(x))
+            if not isinstance(found, str):
+                return found[0]
+            reason = found
+            if asked_to_wait is not None and asked_to_wait > self.payload.asking.longest_wait:
+                until = datetime.fromtimestamp(time.time() + asked_to_wait, UTC)
+                raise _failed(
+                    url,
+                    f"{reason}, and asks to wait {asked_to_wait:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
+                    f" (asking.longest_wait is {self.payload.asking.longest_wait:,.0f}); resume then",
+                )
+            if tried < most:
+                time.sleep(random.uniform(0.5, 1.0) * wait if asked_to_wait is None else asked_to_wait)
+                wait = min(2 * wait, LONGEST_BACKOFF)
+        raise _failed(url, f"{reason}, after {most + 1} tries; resume when it answers")
+
+    def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
+        """One request: whether the questions may have been answered, what the server asks to wait, and the answer.
+
+        Returns:
+            The answer's JSON in a tuple, or in words why there is none, after which may be tried again.
+
+        Raises:
+            EndpointError: another try would be answered in the same way.
+        """
+        httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
+        try:
+            headers = {"Content-Type": "application/json"}
+            with self._http.stream("POST", url, content=content, headers=headers) as response:
+                raw = bytearray()
+                for chunk in response.iter_bytes():
+                    raw += chunk
+                    if len(raw) > LARGEST_ANSWER:
+                        raise _failed(url, f"its answer has over {LARGEST_ANSWER >> 20} MiB; ask with a smaller batch")
+                    if time.monotonic() > deadline:
+                        raise httpx.ReadTimeout("too slow")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return False, None, f"nobody answers there ({_words(error)})"
+        except httpx.TimeoutException:
+            return True, None, f"no answer within {self.payload.asking.timeout:g} seconds"
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            return True, None, f"the answer broke off ({_words(error)})"
+        except (httpx.InvalidURL, ValueError) as error:
+            if isinstance(error, EndpointError):
+                raise
+            raise _failed(url, f"it cannot be asked ({type(error).__name__})") from None
+        status, body = response.status_code, bytes(raw)
+        if status in BUSY:
+            after = _retry_after(response.headers.get("Retry-After"))
+            return False, after, f"it is busy (status {status}{_own_words(body)})"
+        if status in FAILED:
+            return True, None, f"it fails (status {status}{_own_words(body)})"
+        if 300 <= status < 400:
+            raise _failed(url, f"it redirects (status {status}); give the URL where it answers")
+        if status >= 400:
+            hint = {401: "; headers go into a TOML file", 403: "; headers go into a TOML file"}.get(status, "")
+            raise _failed(url, f"it refuses the question (status {status}{_own_words(body)}){hint}")
+        try:
+            return True, None, (json.loads(body),)
+        except (ValueError, RecursionError):
+            kind = response.headers.get("Content-Type", "no content type").split(";")[0]
+            begins = " ".join(body[:60].decode("utf-8", "replace").split())
+            raise _failed(url, f"its answer is no JSON ({kind[:60]}, it begins {begins!r}); is this the URL?") from None
+
+    def _pause(self) -> None:
+        """Wait until another request may be sent."""
+        due = self._last + 1 / self.payload.asking.rate
+        if (rest := due - time.monotonic()) > 0:
+            time.sleep(rest)
+        self._last = time.monotonic()
+
+
+def _failed(url: str, reason: str) -> EndpointError:
+    """What names the endpoint and the reason."""
+    return EndpointError(f"{without_credentials(url)}: {reason}")
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigurationError(
+            f"expected the URL of a service, as http://host:port/path; got {without_credentials(url)!r:.100}"
+        )
+    return url
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds that a header asks to wait: a number of them, or a date; None where it says nothing."""
+    if value is None:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:12])
+    try:
+        until = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+
+
+def _own_words(body: bytes) -> str:
+    """What a server says of an error, printable and short: the detail of a problem document, or its text."""
+    text = body[:4096].decode("utf-8", "replace")
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None if "<" in text else text
+    if isinstance(said, dict):
+        said = next((said[name] for name in ("detail", "error", "message", "title") if name in said), None)
+    words = " ".join("".join(c if c.isprintable() else " " for c in said).split()) if isinstance(said, str) else ""
+    return f", {words[:_SHOWN]!r}" if words else ""
+
+
+def _words(error: Exception) -> str:
+    """The kind of a transport error, and its text where that names no URL."""
+    text = " ".join(str(error).split())
+    return type(error).__name__ if not text or "://" in text else text[:_SHOWN]

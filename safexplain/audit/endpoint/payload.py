@@ -1,0 +1,476 @@
+"""How questions are written for a service and its answers read: as data, so that a foreign API needs no code.
+
+A payload is one of three formats, or one of them with changes from a TOML file:
+
+    json        POST {"instances": rows}        ->  {"explanations": rows, "labels": [...]}
+    kserve-v1   POST {"instances": rows}        ->  {"explanations": rows}; URL:predict -> {"predictions": [...]}
+    v2          POST {"inputs": [{"name": "input", "shape": ..., "datatype": "FP32", "data": [...]}]}
+                ->  {"outputs": [{"name": "explanation", ...}, {"name": "label", ...}]}
+
+Paths into a JSON body are names joined by dots. A number takes one entry of a list, a name that of every entry:
+"results.attribution" reads {"results": [{"attribution": ...}, ...]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._digest import sha256
+from safexplain._validate import check_number, check_whole, from_table, read_toml
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+
+__all__ = ["Answer", "Asking", "Payload", "Request", "without_credentials"]
+
+Format = Literal["json", "kserve-v1", "v2"]
+FORMATS: tuple[str, ...] = get_args(Format)
+
+_EXPLAIN, _PREDICT = ":explain", ":predict"
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a question is written.
+
+    Args:
+        inputs: path of the rows in the body; of v2, the name of the tensor.
+        single: one row a request, and the row itself at the path instead of a list of rows.
+        channels: "first" sends images as (channels, height, width), "last" as (height, width, channels), and reads
+            explanations so.
+        features: names of the columns of a table, where a row is sent as an object and no list; (): as a list.
+        constant: what else stands in every body.
+        headers: of every request. "${NAME}" in a value stands for that environment variable, so that no secret need be
+            written into a file.
+
+    Raises:
+        ConfigurationError: unknown `channels`.
+    """
+
+    inputs: str = "instances"
+    single: bool = False
+    channels: Literal["first", "last"] = "first"
+    features: tuple[str, ...] = ()
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.channels not in ("first", "last"):
+            raise ConfigurationError(f'payload: request.channels is "first" or "last", got {self.channels!r}')
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where explanations and labels stand in an answer.
+
+    Args:
+        explanations: path; of v2, the name of the tensor.
+        labels: likewise, of the predicted class of every row. Where another URL is asked for labels, in its answer.
+        probabilities: likewise, of the scores of all classes, in place of the labels: they are then part of what is
+            released, and judged as such. "": none are listed.
+        classes: the labels that may come, in the order of the model's outputs, where they are not counted from 0.
+        features: of explanations that are objects {feature: number}, the features in the order of the inputs.
+        label_url: what is asked for labels (or probabilities) with the same rows; ":predict" is what the endpoint's URL
+            is with that in place of ":explain". "": they stand in the endpoint's own answer.
+
+    Raises:
+        ConfigurationError: a class is listed twice.
+    """
+
+    explanations: str = "explanations"
+    labels: str = "labels"
+    probabilities: str = ""
+    classes: tuple[str | int, ...] = ()
+    features: tuple[str, ...] = ()
+    label_url: str = ""
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            raise ConfigurationError(f"payload: answer.classes lists a class twice: {list(self.classes)}")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How politely is asked.
+
+    Args:
+        rate: requests a second, at most; they are sent one after the other.
+        batch: rows a request, at most.
+        retries: how often a request is sent again that found nobody, too busy a server (429, 503) or one that failed.
+        timeout: seconds until a request counts as failed.
+        longest_wait: seconds that a server may ask to wait (Retry-After); beyond, the audit stops and can be resumed.
+        budget: questions that may ever be asked, resumed runs together; None: as many as the policy takes. A question
+            counts once it is sent, unless the server refused it (429, 503) or could not be reached; the request for its
+            label is not another question.
+        twice: questions that are asked again, last, to see whether the answers are the same; 0: none.
+
+    Raises:
+        ConfigurationError, ConfigurationTypeError: a value out of range, or of the wrong type.
+    """
+
+    rate: float = 10.0
+    batch: int = 32
+    retries: int = 5
+    timeout: float = 60.0
+    longest_wait: float = 600.0
+    budget: int | None = None
+    twice: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "timeout", "longest_wait"):
+            value = check_number(f"payload: asking.{name}", getattr(self, name))
+            if not value > 0:
+                raise ConfigurationError(f"payload: asking.{name} is a number above 0, got {value:g}")
+            object.__setattr__(self, name, value)
+        for name, least in (("batch", 1), ("retries", 0), ("twice", 0)):
+            check_whole(f"payload: asking.{name}", getattr(self, name), least)
+        if self.budget is not None:
+            check_whole("payload: asking.budget", self.budget, 1)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The form of questions and answers, and how politely is asked.
+
+    Args:
+        format: what it starts from.
+        request: how a question is written.
+        answer: where explanations and labels stand.
+        asking: rate, retries, budget.
+    """
+
+    format: Format = "json"
+    request: Request = field(default_factory=Request)
+    answer: Answer = field(default_factory=Answer)
+    asking: Asking = field(default_factory=Asking)
+
+    @classmethod
+    def of(cls, format: Format) -> Payload:
+        """As the format has it.
+
+        Raises:
+            ConfigurationError: unknown.
+        """
+        if format not in FORMATS:
+            raise ConfigurationError(f"a payload's format is one of {', '.join(FORMATS)}; got {format!r}")
+        if format == "v2":
+            return cls("v2", Request(inputs="input"), Answer(explanations="explanation", labels="label"))
+        if format == "kserve-v1":
+            return cls("kserve-v1", answer=Answer(labels="predictions", label_url=_PREDICT))
+        return cls("json")
+
+    @classmethod
+    def read(cls, format: str | Path) -> Payload:
+        """The format of that name, or what a TOML file says: `format`, and tables `request`, `answer` and `asking`.
+
+        Raises:
+            InputError: there is no such file, or it is not TOML.
+            ConfigurationError: an unknown name, or a value that makes no sense.
+        """
+        if str(format) in FORMATS:
+            return cls.of(str(format))  # type: ignore[arg-type]
+        path = Path(format)
+        if not path.is_file():
+            raise ConfigurationError(
+                f"a payload is {', '.join(FORMATS)} or a TOML file; got {str(format)!r}, which is neither"
+            )
+        return cls.from_dict(read_toml(path, "payload"), f"payload {path}")
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], what: str = "payload") -> Payload:
+        """As a TOML file has it; what is left out is as the format has it.
+
+        Raises:
+            ConfigurationError, ConfigurationTypeError: as `read`.
+        """
+        known = ("format", "request", "answer", "asking")
+        if unknown := sorted(content.keys() - set(known)):
+            raise ConfigurationError(f"{what}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
+        base = cls.of(content.get("format", "json"))
+        tables = {name: content.get(name, {}) for name in known[1:]}
+        for name, table in tables.items():
+            if not isinstance(table, Mapping):
+                raise ConfigurationTypeError(f"{what}: {name} must be a table, got {table!r:.60}")
+        request, answer = dict(tables["request"]), dict(tables["answer"])
+        free = {name: _table(request.pop(name, {}), f"{what}: request.{name}") for name in ("constant", "headers")}
+        if wrong := [name for name, value in free["headers"].items() if not isinstance(value, str)]:
+            raise ConfigurationTypeError(f"{what}: request.headers.{wrong[0]} must be text")
+        if base.format == "kserve-v1" and {"labels", "probabilities"} & answer.keys() and "label_url" not in answer:
+            answer["label_url"] = ""
+        if answer.get("probabilities"):
+            if "labels" in answer:
+                raise ConfigurationError(
+                    f"{what}: answer has labels and probabilities; list one of them: the label is the most likely class"
+                )
+            answer["labels"] = ""
+        start = {name: value for name, value in vars(base.request).items() if name not in free}
+        made = from_table(Request, {**start, **request}, f"{what}: request")
+        return cls(
+            base.format,
+            replace(made, constant=free["constant"], headers=free["headers"]),
+            from_table(Answer, {**vars(base.answer), **answer}, f"{what}: answer"),
+            from_table(Asking, tables["asking"], f"{what}: asking"),
+        )
+
+    @property
+    def releases_probabilities(self) -> bool:
+        """Whether scores of the classes are listed among what the service gives away."""
+        return bool(self.answer.probabilities)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what questions and answers mean; headers and politeness do not enter."""
+        answer = {**asdict(self.answer), "label_url": without_credentials(self.answer.label_url)}
+        request = {name: value for name, value in asdict(self.request).items() if name != "headers"}
+        return sha256(json.dumps([self.format, request, answer], sort_keys=True, default=str))
+
+    def headers(self) -> dict[str, str]:
+        """Of a request, environment variables filled in.
+
+        Raises:
+            ConfigurationError: one of them is not set.
+        """
+
+        def filled(found: re.Match[str]) -> str:
+            if (value := os.environ.get(found[1])) is None:
+                raise ConfigurationError(f"payload: request.headers names {found[0]}, and {found[1]} is not set")
+            return value
+
+        return {name: re.sub(r"\$\{(\w+)\}", filled, value) for name, value in self.request.headers.items()}
+
+    def label_url(self, url: str) -> str:
+        """What is asked for labels; "": they stand in the answer of the endpoint itself.
+
+        Raises:
+            ConfigurationError: it is the sibling of a URL that has none.
+        """
+        if self.answer.label_url != _PREDICT:
+            return self.answer.label_url
+        parts = urlsplit(url)
+        if not parts.path.endswith(_EXPLAIN):
+            raise ConfigurationError(
+                f"{self.format}: expected a URL that ends in :explain, whose sibling :predict is asked for labels; got"
+                f" {without_credentials(url)}. Or say in a TOML file where labels are: answer.labels, the path in the"
+                " endpoint's own answer, or answer.label_url"
+            )
+        return urlunsplit(parts._replace(path=parts.path.removesuffix(_EXPLAIN) + _PREDICT))
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    def body(self, x: NDArray[np.float32]) -> dict[str, Any]:
+        """The body of a request about these rows.
+
+        Args:
+            x: (n, ...); of `single`, (1, ...).
+
+        Raises:
+            ConfigurationError: rows cannot be written so: features that are not as many as columns, say.
+        """
+        if self.request.channels == "last" and x.ndim > 3:
+            x = np.moveaxis(x, 1, -1)
+        body: dict[str, Any] = json.loads(json.dumps(dict(self.request.constant), default=str))
+        if self.format == "v2":
+            tensor = {
+                "name": self.request.inputs,
+                "shape": list(x.shape),
+                "datatype": "FP32",
+                "data": x.reshape(-1).tolist(),
+            }
+            return {**body, "inputs": [tensor]}
+        rows: list[Any] = x.tolist()
+        if names := self.request.features:
+            if x.ndim != 2 or x.shape[1] != len(names):
+                raise ConfigurationError(
+                    f"payload: request.features names {len(names)} columns; the examples have the shape {x.shape[1:]}"
+                )
+            rows = [dict(zip(names, row, strict=True)) for row in rows]
+        place = body
+        *above, last = self.request.inputs.split(".")
+        for name in above:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigurationError(f"payload: request.inputs {self.request.inputs}: {name} is no object")
+        place[last] = rows[0] if self.request.single else rows
+        return body
+
+    # --------------------------------------------------------------------------------------------------------- answers
+
+    def maps(self, body: Any, n: int) -> NDArray[np.float32]:
+        """The explanations in an answer about n rows, (n, ...).
+
+        Raises:
+            InputError: they are not there, not as many, not of one shape, or not finite numbers.
+        """
+        what = "explanations"
+        value = self._value(body, self.answer.explanations, n, what)
+        if not isinstance(value, np.ndarray) and isinstance(value, list) and value and isinstance(value[0], dict):
+            value = [self._row(row, i) for i, row in enumerate(value)]
+        rows = _numbers(value, n, what)
+        with np.errstate(over="ignore"):
+            found = rows.astype(np.float32)
+        if not np.isfinite(found).all():
+            row = int((~np.isfinite(found)).reshape(n, -1).any(1).argmax())
+            raise InputError(f"its explanations are not finite numbers (the first in row {row} of the request)")
+        if found.ndim < 2 or not found[0].size:
+            raise InputError(f"its explanations are of shape {found.shape}; expected (n, ...): a map for each row")
+        return np.moveaxis(found, -1, 1) if self.request.channels == "last" and found.ndim > 3 else found
+
+    def labels(self, body: Any, n: int, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+        """The predicted classes in an answer about n rows, and the scores of all classes where these are listed.
+
+        Args:
+            body: the answer.
+            n: rows.
+            classes: of the model.
+
+        Returns:
+            (n,) labels, and (n, classes) scores or None.
+
+        Raises:
+            InputError: they are not there, not as many, no classes of the model, or not finite.
+        """
+        if self.answer.probabilities:
+            scores = _numbers(self._value(body, self.answer.probabilities, n, "probabilities"), n, "probabilities")
+            one = scores.reshape(n, -1)
+            if classes == 2 and one.shape[1] == 1 and bool(((one >= 0) & (one <= 1)).all()):
+                one = np.concatenate([1 - one, one], axis=1)
+            if one.shape != (n, classes) or not np.isfinite(one).all():
+                raise InputError(
+                    f"its probabilities are of shape {scores.shape}: expected finite numbers of shape ({n}, {classes}),"
+                    " one for each class"
+                )
+            return one.argmax(1), one
+        value = self._value(body, self.answer.labels, n, "labels")
+        listed = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(listed, list) or len(listed) != n:
+            raise InputError(f"its labels are {_said(listed)}; expected a list of {n}, one for each row")
+        flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in listed]
+        if isinstance(flat[0], list):
+            raise InputError(
+                f"its labels are lists of {len(flat[0])} numbers, which look like scores of the classes: an attacker"
+                " sees them too. List them as answer.probabilities in a TOML file, so that they are judged as released"
+            )
+        return np.array([self._label(one, classes) for one in flat], dtype=np.int64), None
+
+    def _label(self, label: Any, classes: int) -> int:
+        if names := self.answer.classes:
+            if label in names and not isinstance(label, bool):
+                return names.index(label)
+            raise InputError(
+                f"it gave the label {label!r:.40}; answer.classes lists {', '.join(map(str, names))[:200]}"
+            )
+        whole = isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer()
+        if not whole or not 0 <= label < classes:
+            raise InputError(
+                f"it gave the label {label!r:.40}: expected a class from 0 to {classes - 1}, as the reference models"
+                " have; where its labels have names or start elsewhere, list them in order as answer.classes in a TOML"
+                " file"
+            )
+        return int(label)
+
+    def _row(self, row: Any, i: int) -> list[Any]:
+        """An explanation that is an object, its numbers in the order of the inputs."""
+        names = self.answer.features
+        if not names:
+            held = ", ".join(map(str, row))[:80] if isinstance(row, dict) else type(row).__name__
+            raise InputError(
+                f"its explanations are objects ({held}): name the features in the order of the inputs as"
+                " answer.features in a TOML file, or the path down to the numbers as answer.explanations"
+            )
+        if not isinstance(row, dict) or row.keys() != set(names):
+            raise InputError(f"its explanation of row {i} is not about the features of answer.features")
+        return [row[name] for name in names]
+
+    def _value(self, body: Any, path: str, n: int, what: str) -> Any:
+        """What stands at a path: (n, ...) of a v2 tensor, else whatever is there, in a list of n."""
+        if self.format == "v2":
+            return _tensor(body, path, what)
+        value = _at(body, path.split("."), path, what)
+        return [value] if self.request.single and n == 1 else value
+
+
+def without_credentials(url: str) -> str:
+    """A URL without user, password, query and fragment, any of which may hold a secret."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def _table(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationTypeError(f"{what} must be a table, got {value!r:.60}")
+    return dict(value)
+
+
+def _at(body: Any, path: Sequence[str], whole: str, what: str) -> Any:
+    """What stands at a path, in every entry where a name meets a list."""
+    for i, name in enumerate(path):
+        if isinstance(body, list) and not name.isdigit():
+            return [_at(entry, path[i:], whole, what) for entry in body]
+        if isinstance(body, list) and int(name) < len(body):
+            body = body[int(name)]
+        elif isinstance(body, dict) and name in body:
+            body = body[name]
+        else:
+            raise InputError(f"it holds no {what} at {whole!r}: found {_said(body)} where {name!r} was expected")
+    return body
+
+
+def _tensor(body: Any, name: str, what: str) -> NDArray[Any]:
+    """A tensor of a V2 answer."""
+    outputs = body.get("outputs") if isinstance(body, dict) else None
+    if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
+        raise InputError(f"it is no V2 answer: expected a list of outputs, got {_said(body)}")
+    found = [one for one in outputs if one.get("name") == name]
+    if len(found) != 1:
+        names = ", ".join(str(one.get("name")) for one in outputs)
+        raise InputError(f"it has no output {name!r} for the {what}: found {names[:120] or 'none'}")
+    shape, data = found[0].get("shape"), found[0].get("data")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InputError(f"its output {name} has the shape {shape!r:.60}")
+    numbers = _array(data, what)
+    if numbers.size != int(np.prod(shape, dtype=object)):
+        raise InputError(f"its output {name} has {numbers.size} numbers, and its shape {shape} says otherwise")
+    return numbers.reshape(shape)
+
+
+def _array(value: Any, what: str) -> NDArray[Any]:
+    """Numbers in lists of lists, all of one length; texts and truth values are no numbers."""
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        raise InputError(f"its {what} are lists of different lengths") from None
+    if array.dtype.kind == "O" and array.size and any(one is None for one in array.reshape(-1).tolist()):
+        raise InputError(f"its {what} hold null where a number was expected")
+    if what == "labels" and array.dtype.kind in "UO":
+        return array.astype(object)
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"its {what} are no lists of numbers of one length: found {_said(value)}")
+    return array
+
+
+def _numbers(value: Any, n: int, what: str) -> NDArray[np.float64]:
+    """(n, ...) numbers."""
+    array = value if isinstance(value, np.ndarray) else _array(value, what)
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"its {what} are no numbers")
+    if array.ndim == 0 or len(array) != n:
+        raise InputError(f"it gave {what} of shape {array.shape} about {n} rows: expected one for each row")
+    return array.astype(np.float64)
+
+
+def _said(value: Any) -> str:
+    """What a value is, in a few words that hold none of its numbers."""
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(str, value))[:80] or 'nothing'}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return {str: "a text", bool: "true or false", type(None): "null"}.get(type(value), "a number")

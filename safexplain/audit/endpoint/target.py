@@ -1,0 +1,375 @@
+"""A service in the place of the audited model: what it answered stands for the model's outputs and explanations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._progress import Progress, silent
+from safexplain._validate import check_whole
+from safexplain.audit.endpoint.client import Client, EndpointError
+from safexplain.audit.endpoint.payload import Payload, without_credentials
+from safexplain.audit.endpoint.store import AnswerStore, Known, digests_of
+from safexplain.audit.population import Population
+from safexplain.audit.queries import Dither, Queries, batches, levels_of
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.evidence import split_level
+from safexplain.verdict.policy import Policy
+
+__all__ = ["Endpoint", "Plan"]
+
+READ = 256
+"""Examples whose answers are looked up together."""
+
+SAME = 1e-3
+"""Distance of two maps over the norm of the first, above which they are different answers."""
+
+GUESSING = 1.5
+"""Over the agreement of labels by guessing: below, the labels may be named in another order."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many questions an audit asks.
+
+    Args:
+        examples: that are asked about.
+        each: questions about each of them, the plain one among them.
+        twice: questions that are asked again, last.
+        requests: at most in all, one after the other.
+        seconds: at least, as the rate says.
+        stored: answers that are there already.
+        budget: questions that may ever be asked; None: any number.
+    """
+
+    examples: int
+    each: int
+    twice: int
+    requests: int
+    seconds: float
+    stored: int
+    budget: int | None
+
+    @property
+    def questions(self) -> int:
+        """In all."""
+        return self.examples * self.each + self.twice
+
+    def __str__(self) -> str:
+        """In one sentence."""
+        lasts = f"{self.seconds / 60:,.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
+        kept = f"; {self.stored:,} of them are answered already" if self.stored else ""
+        budget = "" if self.budget is None else f", of a budget of {self.budget:,}"
+        return (
+            f"{self.questions:,} questions ({_times(self)}){budget}, in at most {self.requests:,} requests that take at"
+            f" least {lasts}{kept}"
+        )
+
+
+class Endpoint(nn.Module):
+    """A service that runs already, as the target of `safexplain.audit.audit`.
+
+    What it gives as scores are the probabilities that the payload lists or, where it lists none, 1 for the predicted
+    class and 0 for the others: from these no loss and no margin is computed. Every answer is stored as it comes, and
+    the same question is not asked again.
+
+    Args:
+        url: that answers with explanations. User, password and query go to the service and nowhere else.
+        payload: a `Payload`, or what `Payload.read` takes: "json", "kserve-v1", "v2" or a TOML file.
+        classes: outputs of the model behind it, as of the reference models.
+        store: file of the answers, by which an interrupted audit is taken up; None: they are kept in memory.
+        transport: of httpx, for tests.
+
+    Raises:
+        InputError: the store cannot be used, or is of another endpoint or another payload.
+        ConfigurationError: no URL, or no payload.
+        MissingExtraError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        payload: Payload | str | Path = "json",
+        *,
+        classes: int,
+        store: str | Path | None = None,
+        transport: Any = None,
+    ) -> None:
+        super().__init__()
+        self.given, self.url = url, without_credentials(url)
+        self.payload = payload if isinstance(payload, Payload) else Payload.read(payload)
+        self.classes = check_whole("classes", classes, 2)
+        names = self.payload.answer.classes
+        if names and len(names) != classes:
+            raise ConfigurationError(
+                f"payload: answer.classes lists {len(names)} classes, and the models have {classes}"
+            )
+        self.shape: tuple[int, ...] | None = None
+        self.digest = ""
+        self._client = Client(url, self.payload, charge=self._charge, left=self._left, transport=transport)
+        self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
+        self.eval()
+
+    def close(self) -> None:
+        """End connections, and let go of the store."""
+        self._client.close()
+        self._store.close()
+
+    # ------------------------------------------------------------------------------------------------- before the start
+
+    def plan(self, examples: int, patience: Sequence[int]) -> Plan:
+        """How many questions an audit asks, before it asks any.
+
+        Args:
+            examples: how many.
+            patience: of the policy.
+
+        Raises:
+            ConfigurationError: the budget does not allow it; the message names the highest patience that it allows.
+        """
+        asking = self.payload.asking
+        levels = levels_of(patience)
+        each, twice = 1 + max(levels, default=0), min(asking.twice, examples)
+        rows = 1 if self.payload.request.single else asking.batch
+        requests = each * -(-examples // rows) + -(-twice // rows)
+        requests *= 2 if self._client.label_url else 1
+        stored = min(self._store.answered, examples * each + twice)
+        plan = Plan(examples, each, twice, requests, requests / asking.rate, stored, asking.budget)
+        allowed = None if asking.budget is None else asking.budget - self._store.asked + stored
+        if allowed is None or plan.questions <= allowed:
+            return plan
+        fits = (allowed - twice) // examples - 1
+        if fits >= 2:
+            kept = [level for level in sorted({1, *levels}) if level < fits]
+            how = (
+                f"write patience = {[*kept, fits]} into a policy (--policy FILE.toml): {fits} is the highest that fits"
+            )
+        elif fits >= 0:
+            how = "write patience = [1] into a policy (--policy FILE.toml): one question an example fits, and no more"
+        else:
+            how = "not even one question an example fits"
+        spent = f", of which {self._store.asked:,} are spent" if self._store.asked else ""
+        raise ConfigurationError(
+            f"{self.url}: patience {', '.join(map(str, sorted({1, *levels})))} takes {plan.questions:,} questions"
+            f" ({_times(plan)}), and asking.budget is {asking.budget:,}{spent}. Either {how};"
+            " or raise asking.budget; or give fewer examples, by which less can be decided"
+        )
+
+    def judged_by(self, policy: Policy) -> Policy:
+        """The policy with what the payload says to be released.
+
+        Raises:
+            ConfigurationError: it judges predictions and the payload lists no probabilities, or predictions alone.
+        """
+        if policy.release == "prediction":
+            raise ConfigurationError(
+                'policy: release is "prediction", and an endpoint is audited for the explanations that it gives; say'
+                ' "explanation", or "explanation+prediction"'
+            )
+        if self.payload.releases_probabilities and policy.release == "explanation":
+            return Policy.from_dict({**policy.to_dict(), "release": "explanation+prediction"})
+        if policy.release == "explanation+prediction" and not self.payload.releases_probabilities:
+            raise ConfigurationError(
+                'policy: release is "explanation+prediction", and the payload says nowhere where probabilities are:'
+                " list them as answer.probabilities in a TOML file"
+            )
+        return policy
+
+    def begin(self, population: Population, member: NDArray[np.bool_], shape: tuple[int, ...] | None) -> None:
+        """Ask the plain question about every example, and see whether the answers can be audited at all.
+
+        Args:
+            population: the examples; their labels are classes of the model.
+            member: (n,) bool.
+            shape: of one map of the reference models; None: there are none.
+
+        Raises:
+            InputError: the endpoint fails, its maps have another shape, or its labels are named in another order.
+        """
+        self.shape = shape
+        labels = [self._answers(population.x[p.start : p.stop].numpy()).labels for p in batches(len(member), READ)]
+        self._check_labels(np.concatenate(labels)[member], population.y.numpy()[member])
+
+    def _check_labels(self, labels: NDArray[np.int64], y: NDArray[np.int64]) -> None:
+        """Raise where labels agree with those of the members hardly ever, and would if they were renamed."""
+        from scipy.optimize import linear_sum_assignment
+
+        size = max(self.classes, int(y.max()) + 1)
+        if (agree := float((labels == y).mean())) >= GUESSING / len(np.unique(y)):
+            return
+        table = np.zeros((size, size), np.int64)
+        np.add.at(table, (labels, y), 1)
+        best = float(table[linear_sum_assignment(-table)].sum()) / len(y)
+        if best >= max(0.5, 3 * agree):
+            raise InputError(
+                f"{self.url}: its labels are those of the data for {agree:.1%} of the members, and would be for"
+                f" {best:.1%} if its classes were named in another order: list them in the order of the data's as"
+                " answer.classes in a TOML file"
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+
+    def ask(
+        self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
+    ) -> tuple[str, ...]:
+        """Ask all questions of an audit that were not asked yet, and last a few of them again.
+
+        Args:
+            population: the examples.
+            patience: of the policy.
+            dither: how the questions about an example differ.
+            progress: told about questions.
+
+        Returns:
+            Sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers, in
+            the order of the questions.
+        """
+        most, n = max(levels_of(patience), default=0), len(population)
+        queries, found = Queries.of(population, dither), hashlib.sha256()
+        total = self.plan(n, patience).questions
+        for part in batches(n, READ):
+            for number in range(-1, most):
+                x = population.x[part.start : part.stop] if number < 0 else queries(part, number)
+                answers = self._answers(x.numpy())
+                for array in (answers.labels, answers.maps, answers.scores):
+                    found.update(np.ascontiguousarray(array).tobytes())
+                done = part.start * (1 + most) + len(part) * (number + 2)
+                progress("asking the endpoint", done, total)
+        self.digest = found.hexdigest()
+        notes = self._asked_twice(population.x.numpy())
+        progress("asking the endpoint", total, total)
+        return notes
+
+    def _asked_twice(self, x: NDArray[np.float32]) -> tuple[str, ...]:
+        """What came of asking a few plain questions again."""
+        number = min(self.payload.asking.twice, len(x))
+        if not number:
+            return ("No question was asked twice: whether the endpoint gives the same answer again is not known.",)
+        rows = x[np.unique(np.linspace(0, len(x) - 1, number).astype(int))]
+        first, second = self._answers(rows), self._answers(rows, again=True)
+        norms = [np.linalg.norm(maps.reshape(len(rows), -1), axis=1) for maps in (first.maps, first.maps - second.maps)]
+        others = int((norms[1] > SAME * np.maximum(norms[0], 1e-12)).sum())
+        labels = int((first.labels != second.labels).sum())
+        if not others and not labels:
+            return (f"{len(rows)} questions were asked again, last, and got the same answers.",)
+        return (
+            f"The endpoint gave other answers to the same questions: of {len(rows)} that were asked again, other"
+            f" explanations to {others} and other labels to {labels}. Whoever asks one question often averages that"
+            " away, which this audit did not do: it asked each question once.",
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, classes) scores, float64: see the class."""
+        answers = self._answers(x.detach().cpu().numpy())
+        if answers.scores.shape[1]:
+            return torch.from_numpy(answers.scores).to(x.device)
+        return torch.nn.functional.one_hot(torch.from_numpy(answers.labels), self.classes).double().to(x.device)
+
+    def explain(self, x: Tensor) -> Tensor:
+        """(n, ...) the maps that it answered, float32."""
+        return torch.from_numpy(self._answers(x.detach().cpu().numpy()).maps).to(x.device)
+
+    def seen(self, predictions: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+        """What is predicted by name, without what follows from scores where the service gives none."""
+        hidden = () if self.payload.releases_probabilities else ("loss", "margin", "prediction", "predictions")
+        return {name: values for name, values in predictions.items() if split_level(name)[0] not in hidden}
+
+    @property
+    def told(self) -> str:
+        """What the reader of an audit must know first."""
+        gives = "probabilities" if self.payload.releases_probabilities else "labels"
+        return (
+            f"The model behind {self.url} was not seen: the verdict is about the explanations and {gives} that the"
+            f" endpoint gave. {self._store.asked:,} questions were asked."
+        )
+
+    def redacted(self, text: str) -> str:
+        """A text with the URL as it was given replaced by the one without credentials."""
+        return text.replace(self.given, self.url)
+
+    def _answers(self, x: NDArray[np.float32], again: bool = False) -> _Answers:
+        """Of (n, ...) rows: from the store, and from the endpoint what is not there."""
+        x = np.ascontiguousarray(x, dtype=np.float32)
+        questions = digests_of(x)
+        known = self._store.get(questions, again)
+        open_ = [i for i, q in enumerate(questions) if not _is_whole(known.get(q))]
+        first = {questions[i]: i for i in reversed(open_)}  # equal rows are one question
+        size = 1 if self.payload.request.single else self.payload.asking.batch
+        rows = sorted(first.values())
+        for start in range(0, len(rows), size):
+            self._ask(x[rows[start : start + size]], known, again)
+        if rows:
+            known = self._store.get(questions, again)
+        each = [known[q] for q in questions]
+        scores = [np.zeros(0) if one.scores is None else one.scores for one in each]
+        maps = np.stack([one.map for one in each if one.map is not None])
+        return _Answers(self._shaped(maps), np.array([one.label for one in each], np.int64), np.stack(scores))
+
+    def _ask(self, x: NDArray[np.float32], known: dict[bytes, Known], again: bool) -> None:
+        """Ask for what is not known of these rows, and store it."""
+        client, questions = self._client, digests_of(x)
+        lacking = [i for i, q in enumerate(questions) if q not in known or known[q].map is None]
+        try:
+            if lacking:
+                asked, names = x[lacking], [questions[i] for i in lacking]
+                body = client.explain(asked)
+                maps, labels, scores = self.payload.maps(body, len(asked)), None, None
+                self._shaped(maps)
+                if not client.label_url:
+                    labels, scores = self.payload.labels(body, len(asked), self.classes)
+                self._store.put(names, maps=maps, labels=labels, scores=scores, again=again)
+            if client.label_url:
+                labels, scores = self.payload.labels(client.predict(x), len(x), self.classes)
+                self._store.put(questions, labels=labels, scores=scores, again=again)
+        except EndpointError:
+            raise
+        except InputError as error:
+            raise EndpointError(f"{self.url}: {error}") from None
+
+    def _shaped(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, ...) maps in the shape of the reference models', which they may have flat or with other axes of 1."""
+        if self.shape is None or maps.shape[1:] == self.shape:
+            return maps
+        plain = tuple(size for size in self.shape if size != 1)
+        numbers = int(np.prod(self.shape))
+        got = tuple(size for size in maps.shape[1:] if size != 1)
+        if got == plain or got == (numbers,) or (got == () and numbers == 1):
+            return maps.reshape(len(maps), *self.shape)
+        raise InputError(
+            f"its explanations have the shape {list(maps.shape[1:])}, and those of the reference models"
+            f" {list(self.shape)}: name the explainer that it uses (--explainer), or say in a TOML file where its maps"
+            ' are (answer.explanations), or that channels stand last (request.channels = "last")'
+        )
+
+    def _charge(self, questions: int) -> None:
+        self._store.charge(questions)
+
+    def _left(self) -> int | None:
+        budget = self.payload.asking.budget
+        return None if budget is None else budget - self._store.asked
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """(n, ...) maps, (n,) labels and (n, classes) scores, (n, 0) where none are given."""
+
+    maps: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+
+def _is_whole(known: Known | None) -> bool:
+    return known is not None and known.map is not None and known.label is not None
+
+
+def _times(plan: Plan) -> str:
+    again = f", and {plan.twice} asked twice" if plan.twice else ""
+    return f"{plan.examples:,} examples, {plan.each:,} each{again}"
