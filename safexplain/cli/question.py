@@ -208,8 +208,8 @@ class Question:
             raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
         if self.arch is None and self.references:
             raise ConfigurationError(
-                f"--endpoint shows no model, so say how the reference models are built: {ARCH_FORMS}; or --references 0,"
-                " with which only threshold attacks run and nothing is certified"
+                f"--endpoint shows no model, so say how the reference models are built: {ARCH_FORMS}; or say"
+                " --references 0: then only threshold attacks run, and nothing is certified"
             )
 
     def _loader(self, service: Service | None) -> Callable[[AuditData], LoadedModel]:
@@ -240,7 +240,7 @@ class Service:
         return len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
 
     def like(self, read: AuditData, arch: str | None) -> LoadedModel:
-        """An untrained network like the model behind it, and how one is built; any that fits, where there is no arch."""
+        """An untrained network like the model behind it, and how one is built; any that fits, where no arch is said."""
         if arch is None:
             any_ = nn.Sequential(nn.Flatten(), nn.Linear(read.x[0].size, self.classes(read))).eval()
             return LoadedModel(any_, None, "no --arch", "")

@@ -139,7 +139,7 @@ class Endpoint(nn.Module):
         levels = levels_of(patience)
         each, twice = 1 + max(levels, default=0), min(asking.twice, examples)
         rows = 1 if self.payload.request.single else asking.batch
-        requests = each * -(-examples // rows) + -(-twice // rows)
+        requests = each * sum(-(-len(part) // rows) for part in batches(examples, READ)) + -(-twice // rows)
         requests *= 2 if self._client.label_url else 1
         stored = min(self._store.answered, examples * each + twice)
         plan = Plan(examples, each, twice, requests, requests / asking.rate, stored, asking.budget)
