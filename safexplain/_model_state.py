@@ -466,13 +466,20 @@ def _names_of_code(code: CodeType) -> _Names:
             writes |= _container(steps, i)
         elif step.opname.startswith("LOAD_") and after and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             method = str(after.argval)
-            if method in _CHANGERS or (method.endswith("_") and not method.endswith("__")):
+            if _is_called(after) and (method in _CHANGERS or (method.endswith("_") and not method.endswith("__"))):
                 writes |= {step.argval} if isinstance(step.argval, str) else set()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             inner = _names_of_code(constant)
             reads, writes = reads | inner.reads, writes | inner.writes
     return _Names(frozenset(reads), frozenset(writes))
+
+
+def _is_called(step: dis.Instruction) -> bool:
+    """Whether an attribute is loaded to be called: `x.add_(1)`, and not `estimator.classes_`."""
+    if sys.version_info >= (3, 12):
+        return bool((step.arg or 0) & 1)
+    return step.opname == "LOAD_METHOD"
 
 
 def _container(steps: list[dis.Instruction], at: int) -> set[str]:

@@ -1,11 +1,22 @@
-"""What a classifier returns: logits or probabilities, their log odds, and which number is explained."""
+"""What a classifier returns: logits or probabilities, their log odds, and which number is explained.
+
+scikit-learn classifiers become modules here (`as_module`), so that they are audited, explained and served as any model.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
+from importlib import import_module
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safexplain.errors import InputError
+from safexplain._digest import estimator_digest, is_estimator
+from safexplain.errors import ConfigurationError, InputError
 
 
 class Probability(nn.Module):
@@ -39,6 +50,84 @@ class Probability(nn.Module):
         if logits.dim() != 2:
             raise InputError(f"expected logits of shape (batch, classes), got {tuple(logits.shape)}")
         return logits.softmax(1)
+
+
+class EstimatorModule(nn.Module):
+    """A scikit-learn classifier as a module: (n, ...) inputs -> (n, classes) probabilities, without gradients.
+
+    Explain it by perturbation (`KernelShap`, `Occlusion`, ...); gradient methods have nothing to differentiate. Its
+    digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, another
+    one for any other fit. It is always in evaluation mode until somebody says otherwise.
+
+    Args:
+        estimator: fitted, with `predict_proba`. Inputs are given to it as rows of float32, under the names of the
+            columns that it was fitted with, where it has such.
+        classes: number of outputs; classes the estimator has not seen get probability 0. None: those that it has seen.
+
+    Labels that are whole numbers from 0 on are the places of the outputs; others stand in the order of `classes_`.
+
+    Raises:
+        ConfigurationError: the estimator has no `predict_proba`.
+        InputError: it is not fitted.
+    """
+
+    def __init__(self, estimator: Any, classes: int | None = None) -> None:
+        super().__init__()
+        if not hasattr(estimator, "predict_proba"):
+            raise ConfigurationError(
+                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
+            )
+        if not isinstance(seen := getattr(estimator, "classes_", None), np.ndarray):
+            raise InputError(
+                f"expected a fitted {type(estimator).__name__} of one label, and it has no classes_; fit it"
+            )
+        self.estimator = estimator
+        self.classes = int(_places(seen).max()) + 1 if classes is None else classes
+        if not is_estimator(estimator) or estimator_digest(estimator) is None:
+            self.register_buffer("identity", torch.frombuffer(bytearray(_pickled(estimator)), dtype=torch.uint8))
+        self.train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities of the classes 0 .. classes-1, float32."""
+        out = np.zeros((len(x), self.classes), dtype=np.float32)
+        rows: Any = x.detach().cpu().flatten(1).numpy()
+        names = getattr(self.estimator, "feature_names_in_", None)
+        if len(rows) and names is not None:
+            rows = import_module("pandas").DataFrame(rows, columns=names)
+        if len(rows):
+            found, places = self.estimator.predict_proba(rows), _places(self.estimator.classes_)
+            out[:, places] = found
+        return torch.from_numpy(out).to(x.device)
+
+
+def _pickled(value: Any) -> bytes:
+    """A name of what cannot be read part by part."""
+    try:
+        return hashlib.sha256(pickle.dumps(value)).digest()
+    except Exception:  # local classes and the like: apart from all others, but another after a restart
+        return os.urandom(32)
+
+
+def _places(seen: Any) -> Any:
+    """Of each of the labels of an estimator, the output."""
+    whole = seen.dtype.kind in "biuf" and bool((seen == np.floor(seen)).all()) and bool((seen >= 0).all())
+    return seen.astype(np.int64) if whole else np.arange(len(seen))
+
+
+def as_module(model: Any, classes: int | None = None) -> Any:
+    """A fitted scikit-learn classifier as a module, and anything else as it is.
+
+    Args:
+        model: a module, or a classifier with `predict_proba`.
+        classes: of the classifier, see `EstimatorModule`; those that it has seen are there in any case.
+
+    Raises:
+        InputError: a classifier that is not fitted.
+    """
+    if isinstance(model, nn.Module) or not hasattr(model, "predict_proba"):
+        return model
+    made = EstimatorModule(model)
+    return made if classes is None or classes <= made.classes else EstimatorModule(model, classes)
 
 
 def are_probabilities(out: Tensor) -> bool:

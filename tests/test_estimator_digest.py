@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -117,3 +118,20 @@ def test_estimators_are_told_from_other_objects():
     assert is_estimator(LogisticRegression())
     assert not is_estimator(LogisticRegression)
     assert not is_estimator(np.zeros(3))
+
+
+class Around(torch.nn.Module):
+    """Reads what an estimator has learnt, as `estimator.classes_`."""
+
+    def __init__(self, estimator):
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, x):
+        return torch.from_numpy(self.estimator.predict_proba(x.numpy())[:, np.argsort(self.estimator.classes_)])
+
+
+def test_a_module_around_an_estimator_has_the_digest_of_its_fit():
+    one, again, other = (Around(LogisticRegression(max_iter=5000).fit(X[:n], Y[:n])) for n in (50, 50, 60))
+    assert model_digest(one) == model_digest(again)
+    assert model_digest(one) != model_digest(other)

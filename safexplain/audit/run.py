@@ -44,7 +44,7 @@ from safexplain.audit.utility import Sample, utility_of
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
-from safexplain.outputs import Probability, are_probabilities
+from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.policy import Policy
@@ -198,7 +198,7 @@ class Pool:
 
 
 def audit(
-    model: nn.Module,
+    model: nn.Module | Any,
     population: Population,
     recipe: Recipe | Train | Any = None,
     *,
@@ -227,9 +227,10 @@ def audit(
         result.save("run")
 
     Args:
-        model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities. Or an `Endpoint`, a
-            service that runs already: what it answers is judged, `explainer` and `hardening` are what the reference
-            models answer with, and nothing is said of native explanations.
+        model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities; or a fitted
+            scikit-learn classifier, whose probabilities are explained by perturbation. Or an `Endpoint`, a service that
+            runs already: what it answers is judged, `explainer` and `hardening` are what the reference models answer
+            with, and nothing is said of native explanations.
         population: the pool of n examples, members and non-members from one source.
         recipe: how the model was trained, as `train_shadows` takes it. The weaker the likeness, the less a certificate
             says. None: no reference models are trained.
@@ -298,7 +299,7 @@ def audit(
 
 
 def prepare(
-    model: nn.Module,
+    model: nn.Module | Any,
     population: Population,
     recipe: Recipe | Train | Any = None,
     *,
@@ -342,6 +343,7 @@ def prepare(
     if references and references < FEWEST_REFERENCES:
         raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
     refuse_copies(hash_examples(population.x.cpu().numpy()), member)  # before anything long
+    model = as_module(model, population.classes)
     if model.training:
         raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
     target = model if device is None else model.to(device)

@@ -27,7 +27,7 @@ from safexplain.explain.catalog import CATALOG
 from safexplain.explain.row import Row
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY
-from safexplain.outputs import Probability, are_probabilities
+from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 
@@ -157,7 +157,7 @@ class Audited:
 
 
 def load_audited(
-    model: nn.Module,
+    model: nn.Module | Any,
     path: str | Path,
     *,
     file: str | Path | None = None,
@@ -186,7 +186,7 @@ def load_audited(
     if certificate.judgement.policy.release == "prediction":
         raise CertificateError(f"{path} is about predictions alone, and certifies no explanation; audit what is served")
     _check_versions(certificate.environment, path)
-    digest = checked_model(model)
+    model, digest = checked_model(model)
     if digest.hex() not in certificate.digests(MODEL_DIGEST):
         names = ", ".join(certificate.subject)
         raise CertificateError(
@@ -211,16 +211,20 @@ def load_audited(
     return Audited(str(path), certificate, model, digest, keyed(hardening, key))
 
 
-def checked_model(model: nn.Module) -> bytes:
-    """The digest of a model that may be served.
+def checked_model(model: Any) -> tuple[nn.Module, bytes]:
+    """A model that may be served, and its digest; a scikit-learn classifier becomes a module.
 
     Raises:
-        InputError: it is no module, or in training mode.
+        InputError: it is neither, or in training mode.
     """
+    model = as_module(model)
     if not isinstance(model, nn.Module) or in_training(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
-        raise InputError(f"expected the audited torch.nn.Module in evaluation mode, got {what}")
-    return model_digest(model)
+        raise InputError(
+            "expected the audited torch.nn.Module in evaluation mode, or the fitted scikit-learn classifier, got"
+            f" {what}"
+        )
+    return model, model_digest(model)
 
 
 def without_softmax(model: nn.Module) -> nn.Module:

@@ -72,7 +72,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     @classmethod
     def from_certificate(
         cls,
-        model: nn.Module,
+        model: nn.Module | Any,
         path: str | Path,
         *,
         file: str | Path | None = None,
@@ -87,7 +87,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         parameters have changed. What was audited is the explanation of the predicted class.
 
         Args:
-            model: the audited model itself, in evaluation mode; `Probability` is put over it where the audit did.
+            model: the audited model itself, in evaluation mode, or the fitted scikit-learn classifier; `Probability`
+                is put over it where the audit did.
             path: the certificate, signed or not; it may be about several explainers that are released together.
             file: the model's file. Given, its SHA-256 must be the one in the certificate.
             key_file: file with the service's noise key, of 16 bytes or more. None: the environment variable

@@ -26,7 +26,7 @@ from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.row import Row
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
-from safexplain.outputs import Probability, are_probabilities
+from safexplain.outputs import EstimatorModule, Probability, are_probabilities
 from safexplain.verdict.certificate.read import Certificate
 
 __all__ = ["Explanation", "Release", "load_release"]
@@ -100,7 +100,7 @@ class Release:
 
 
 def load_release(
-    model: nn.Module,
+    model: nn.Module | Any,
     path: str | Path | None,
     *,
     file: str | Path | None = None,
@@ -117,7 +117,7 @@ def load_release(
     """The release that a certificate is about.
 
     Args:
-        model: the audited model, in evaluation mode.
+        model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
         path: the certificate, signed or not. None: there is none yet, and `method` and `hardening` say what is served;
             only with `uncertified`.
         file: the model's file. Given, its SHA-256 must be the one in the certificate.
@@ -185,11 +185,12 @@ def _without_certificate(
     row = find_row(method)
     if row.entry != "attribute":
         raise ConfigurationError(f"{row.name} gives no map; expected another method")
-    named = checked_model(model)
+    model, named = checked_model(model)
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     model = without_softmax(model)
-    softmax = output == "probability" and not _gives_probabilities(model, shape)
+    of_estimator = isinstance(model, EstimatorModule)
+    softmax = output == "probability" and not (of_estimator or _gives_probabilities(model, shape))
     asked = Catalogued(row, HARDENED[row.name])(Probability(model) if softmax else model, hardening=hardening)
     explainer = asked.explainer
     explainer._pinned = Pinned(row.name, model, named, dict(options))

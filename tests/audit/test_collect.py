@@ -11,9 +11,9 @@ from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
 from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, summarise
 from safexplain.audit.queries import Queries, predict
-from safexplain.audit.references.training import EstimatorModule
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.outputs import EstimatorModule
 
 MEMBER = np.random.default_rng(0).random((3, 40)) < 0.5
 

@@ -29,8 +29,9 @@ from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.shadows import Shadows, groups_by_steps, mixed_seed
-from safexplain.audit.references.training import EstimatorModule, train_one, train_together
+from safexplain.audit.references.training import train_one, train_together
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.outputs import EstimatorModule
 
 if TYPE_CHECKING:
     from safexplain.dp.sgd.finetune import DPFineTuner

@@ -7,9 +7,6 @@ scikit-learn classifier trains by its own `fit`, and becomes a module.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +18,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from safexplain.audit.recipe import Recipe, Tick, batches, check_finite, descend
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
+from safexplain.outputs import EstimatorModule
 
 BATCHABLE = (
     nn.Linear,
@@ -118,37 +116,4 @@ def fit_estimator(
     one = clone(estimator)
     states = [p for p in one.get_params() if p == "random_state" or p.endswith("__random_state")]
     one.set_params(**dict.fromkeys(states, seed))
-    return EstimatorModule(one.fit(x, y), classes).eval()
-
-
-class EstimatorModule(nn.Module):
-    """A scikit-learn classifier as a module: (n, d) inputs -> (n, classes) probabilities, without gradients.
-
-    Explain it by perturbation (`Occlusion`, ...); gradient methods have nothing to differentiate.
-
-    Args:
-        estimator: fitted, with `predict_proba`.
-        classes: number of outputs; classes the estimator has not seen get probability 0.
-    """
-
-    def __init__(self, estimator: Any, classes: int) -> None:
-        super().__init__()
-        if not hasattr(estimator, "predict_proba"):
-            raise ConfigurationError(
-                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
-            )
-        self.estimator = estimator
-        self.classes = classes
-        try:
-            identity = hashlib.sha256(pickle.dumps(estimator)).digest()  # for the model's digest
-        except Exception:  # local classes and the like: apart from all others, but another after a restart
-            identity = os.urandom(32)
-        self.register_buffer("identity", torch.frombuffer(bytearray(identity), dtype=torch.uint8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Probabilities of the classes 0 .. classes-1, float32."""
-        out = np.zeros((len(x), self.classes), dtype=np.float32)
-        rows = x.detach().cpu().flatten(1).numpy()
-        if len(rows):
-            out[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
-        return torch.from_numpy(out).to(x.device)
+    return EstimatorModule(one.fit(x, y), classes)

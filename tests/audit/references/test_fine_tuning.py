@@ -15,11 +15,11 @@ from torch import nn
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
 from safexplain.audit.references import fine_tuning
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune, replace_head
-from safexplain.audit.references.training import EstimatorModule
 from safexplain.dp.models.parameters import blocks, head_modules
 from safexplain.dp.models.replacements import BatchNormReplacedWarning
 from safexplain.dp.sgd import finetune
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.outputs import EstimatorModule
 
 RECIPE = Recipe(lr=0.02, epochs=4, batch_size=16)
 DP = {"epsilon": 8.0, "delta": 1e-3}

@@ -17,8 +17,8 @@ from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
 from safexplain.audit.references import shadows
-from safexplain.audit.references.training import EstimatorModule
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.outputs import EstimatorModule
 
 RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)
 
