@@ -1,0 +1,84 @@
+"""A service as a Ray Serve application: several replicas, one ledger.
+
+    application = deployment("/srv/model.pt2", "/srv/certificate.json", ledger="postgresql://...", replicas=4)
+    serve.run(application)       # or `serve run module:application`; the routes are those of `safexplain.serve.http`
+
+Each replica loads a service of its own, so nothing but the settings travels: no model, no lock, no key. It reads the
+key from its environment (SAFEXPLAIN_NOISE_KEY) or from a file that every node has, and finds model and certificate
+under the same paths. Answers are a function of key, certificate and question, so replicas agree without talking. What
+they must share is the ledger, or each would grant every client the whole budget; a cache (redis://) saves them
+computing what another has computed.
+
+Questions of several requests are computed together by the service's own batches, within a replica: `@serve.batch` would
+only make them wait twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safexplain.errors import ConfigurationError, MissingExtraError
+
+try:
+    from ray import serve
+except ImportError as error:
+    raise MissingExtraError(
+        f'serving by Ray needs {error.name}, which is not installed: pip install "safexplain[ray]"', name=error.name
+    ) from error
+
+
+def deployment(
+    model: str | Path,
+    certificate: str | Path,
+    *,
+    replicas: int = 1,
+    requests: int = 64,
+    actor: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """An application for `ray.serve.run`, whose replicas answer over HTTP as `safexplain serve` does.
+
+    Args:
+        model: Path of the model file, the same on every node.
+        certificate: Path of its certificate.
+        replicas: How many.
+        requests: Requests that a replica works on at once; fewer make smaller batches, Ray lets the others wait.
+        actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
+        settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
+
+    Raises:
+        ConfigurationError: several replicas without a shared ledger, or a setting that would send the key, or an object
+            of this process, through Ray.
+    """
+    if isinstance(settings.get("key"), bytes | bytearray):
+        raise ConfigurationError(
+            "Ray keeps the settings of a deployment where others may read them, so they hold no key: give the path of "
+            "its file, or set SAFEXPLAIN_NOISE_KEY on every node"
+        )
+    ledger = settings.get("ledger")
+    if ledger is not None and not isinstance(ledger, str):
+        raise ConfigurationError(f"replicas open the ledger themselves: give its URL, not {type(ledger).__name__}")
+    if replicas > 1 and ledger is None:
+        raise ConfigurationError(
+            f"{replicas} replicas would grant each client {replicas} budgets: give the URL of one ledger that all of "
+            'them reach (ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
+        )
+    model, certificate = str(model), str(certificate)
+
+    def build() -> Any:
+        """Made in the replica, where the service lives."""
+        from safexplain.serve.http import app
+        from safexplain.serve.service import Service
+
+        return app(Service.load(model, certificate, **settings))
+
+    ingress = serve.ingress(build)()
+    return serve.deployment(
+        ingress,
+        name=settings.get("name", "model"),
+        num_replicas=replicas,
+        max_ongoing_requests=requests,
+        ray_actor_options=dict(actor or {}),
+    ).bind()

@@ -1,0 +1,384 @@
+"""A release saved for MLflow, loaded in a process, and served by `mlflow models serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("mlflow.pyfunc", reason='MLflow is not installed: pip install "safexplain[mlflow]"')
+
+import mlflow
+from mlflow.pyfunc import scoring_server
+
+from safexplain.errors import CertificateError, ConfigurationError, InputError
+from safexplain.loading import load_model
+from safexplain.serve import Service
+from safexplain.serve import mlflow as adapter
+
+KEY = "a noise key of thirty-two bytes."
+
+MARK = 0.8451927
+"""Stands in requests that are refused, so that it must be found in no answer and no log."""
+
+QUESTIONS = 12
+
+
+@pytest.fixture(scope="module")
+def release(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved release, whose hardening has noise and so needs the key."""
+    folder = tmp_path_factory.mktemp("mlflow") / "release"
+    adapter.save_model(folder, noisy.model, noisy.certificate, model_config={"limits": {"questions": QUESTIONS}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_key() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAFEXPLAIN_NOISE_KEY", KEY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def loaded(release: Path, with_key: None) -> Iterator[Any]:
+    model = mlflow.pyfunc.load_model(str(release), model_config={"limits": {"questions": 500}})
+    yield model
+    model.unwrap_python_model().service.close()
+
+
+@pytest.fixture(scope="module")
+def expected(noisy: Any, with_key: None) -> Iterator[Service]:
+    with Service.load(noisy.model, noisy.certificate) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def served(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Path]]:
+    """A running `mlflow models serve` and its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("mlflow_log") / "server.log"
+    environment = {
+        **os.environ,
+        "SAFEXPLAIN_NOISE_KEY": KEY,
+        "PYTHONPATH": str(Path(adapter.__file__).parents[2]),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = ["-m", "mlflow", "models", "serve", "--model-uri", str(release), "--env-manager", "local"]
+    with log.open("wb") as out, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--port", str(port)], env=environment, stdout=out, stderr=out, cwd=log.parent
+        )
+        try:
+            while not _answers(client):
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.2)
+            yield client, log
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/ping").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _ask(client: httpx.Client, body: Any, who: str | None = "ward-3") -> httpx.Response:
+    return client.post("/invocations", json=body, headers={} if who is None else {"X-Client-Id": who})
+
+
+# what is saved
+
+
+def test_model_file_and_certificate_are_saved_byte_for_byte_and_neither_key_nor_row_nor_pickle(release, noisy):
+    files = {file.name: file for file in release.rglob("*") if file.is_file()}
+    assert files["model.pt2"].read_bytes() == noisy.model.read_bytes()
+    assert files["certificate.json"].read_bytes() == noisy.certificate.read_bytes()
+    assert not any(KEY.encode() in file.read_bytes() for file in files.values())
+    assert not {file.suffix for file in files.values()} & {".pkl", ".pickle", ".joblib"}
+    assert "input_example" not in " ".join(files)
+
+
+def test_public_rows_are_saved_where_they_are_given(noisy, with_key, tmp_path):
+    np.savez(tmp_path / "public.npz", x=noisy.public, y=np.zeros(len(noisy.public), int))
+    adapter.save_model(tmp_path / "release", noisy.model, noisy.certificate, public=tmp_path / "public.npz")
+    stored = tmp_path / "release" / "artifacts" / "public.npz"
+    assert stored.read_bytes() == (tmp_path / "public.npz").read_bytes()
+    mlflow.pyfunc.load_model(str(tmp_path / "release")).unwrap_python_model().service.close()
+    stored.unlink()
+    with pytest.raises(InputError, match=r"public\.npz"):
+        mlflow.pyfunc.load_model(str(tmp_path / "release"))
+
+
+def test_the_signature_says_that_explain_is_a_parameter_and_off(release):
+    params = mlflow.models.get_model_info(str(release)).signature.params
+    assert {p.name: p.default for p in params} == {"explain": False, "client": ""}
+
+
+def test_a_release_is_logged_to_a_run_with_the_same_files(noisy, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "unused")
+        arguments: dict[str, Any] = {}
+        patch.setattr(mlflow.pyfunc, "log_model", lambda **given: arguments.update(given) or "info")
+        assert adapter.log_model("digits", noisy.model, noisy.certificate, registered_model_name="d") == "info"
+    assert (arguments["name"], arguments["registered_model_name"]) == ("digits", "d")
+    assert set(arguments["artifacts"]) == {"model", "certificate"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"model_config": {"key": "k" * 32}}, ConfigurationError, "SAFEXPLAIN_NOISE_KEY"),
+        ({"model_config": {"uncertified": True}}, ConfigurationError, "'uncertified'"),
+        ({"signature": None}, ConfigurationError, "signature"),
+        ({"input_example": [[0.0] * 64]}, ConfigurationError, "input_example"),
+        ({"certificate": "nowhere.json"}, InputError, "certificate: expected a file"),
+    ],
+)
+def test_what_must_not_be_saved_is_refused(noisy, tmp_path, changed, error, said):
+    with pytest.raises(error, match=said):
+        adapter.save_model(
+            **{
+                "path": tmp_path / "release",
+                "model_file": noisy.model,
+                "certificate": noisy.certificate,
+                **changed,
+            }
+        )
+    assert not (tmp_path / "release").exists()
+
+
+def test_a_release_whose_model_is_another_one_is_not_loaded(release, made, with_key, tmp_path):
+    import shutil
+
+    other = Path(shutil.copytree(release, tmp_path / "other"))
+    shutil.copy(made.model, other / "artifacts" / "model.pt2")
+    with pytest.raises(CertificateError):
+        mlflow.pyfunc.load_model(str(other))
+
+
+# in a process
+
+
+def test_labels_without_parameters_and_the_services_own_maps_with_explain(loaded, expected, noisy):
+    x = noisy.rows[:5]
+    answer = expected.explain(x)
+    assert loaded.predict(x).tolist() == answer.label.tolist()
+    maps = loaded.predict(x, params={"explain": True})
+    assert maps.dtype == np.float32
+    np.testing.assert_array_equal(maps, answer.explanation)
+
+
+def test_arrays_of_any_number_type_lists_and_tables_are_the_same_question(loaded, noisy):
+    x = noisy.rows[:3]
+    want = loaded.predict(x, params={"explain": True})
+    for given in (x.astype(np.float64), x.tolist(), pd.DataFrame(x), pd.DataFrame(x.astype(float))):
+        np.testing.assert_array_equal(loaded.predict(given, params={"explain": True}), want)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.full((1, 3), MARK),
+        np.array([[MARK] * 63 + [np.nan]]),
+        [[str(MARK)] * 64],
+        [[MARK], [MARK, MARK]],
+        pd.DataFrame({"a": [str(MARK)], "b": [MARK]}),
+        None,
+    ],
+    ids=["shape", "nan", "text", "ragged", "table of text", "nothing"],
+)
+def test_refused_rows_are_not_quoted(loaded, rows):
+    with pytest.raises(adapter.Refusal) as caught:
+        loaded.predict(rows)
+    error = caught.value
+    error.message = f"Failed to predict data {rows}"  # as the scoring server does
+    assert error.get_http_status_code() == 422
+    assert str(MARK) not in error.message + str(error) + error.serialize_as_json()
+    assert error.__cause__ is None
+
+
+def test_a_spent_budget_is_a_429_and_a_question_asked_before_is_free(release, with_key, noisy):
+    model = mlflow.pyfunc.load_model(str(release), model_config={"limits": {"questions": 2}})
+    who = {"client": "a"}
+    model.predict(noisy.rows[:2], params=who)
+    with pytest.raises(adapter.Refusal) as caught:
+        model.predict(noisy.rows[2:3], params=who)
+    assert caught.value.get_http_status_code() == 429
+    model.predict(noisy.rows[:2], params={**who, "explain": True})
+    model.predict(noisy.rows[2:3], params={"client": "b"})
+    model.unwrap_python_model().service.close()
+
+
+# served by MLflow
+
+
+def test_the_server_gives_labels_or_hardened_maps_and_nothing_else(served, expected, noisy):
+    client, _ = served
+    x = noisy.rows[:2]
+    answer = expected.explain(x)
+    for field in ("inputs", "instances"):
+        labels = _ask(client, {field: x.tolist()})
+        assert labels.json() == {"predictions": answer.label.tolist()}
+        maps = _ask(client, {field: x.tolist(), "params": {"explain": True}})
+        assert maps.json().keys() == {"predictions"}
+        np.testing.assert_array_equal(np.float32(maps.json()["predictions"]), answer.explanation)
+    assert maps.headers["X-Safexplain-Certificate"] == expected.digest
+
+
+def test_tables_and_csv_are_read_by_the_server_too(served, expected, noisy):
+    client, _ = served
+    x = noisy.rows[:2].astype(float)
+    table = pd.DataFrame(x, columns=[f"p{i}" for i in range(64)])
+    label = expected.predict(x).label.tolist()
+    split = table.to_dict("split", index=False)
+    assert _ask(client, {"dataframe_split": split}).json() == {"predictions": label}
+    assert _ask(client, {"dataframe_records": table.to_dict("records")}).json() == {"predictions": label}
+    csv = client.post("/invocations", content=table.to_csv(index=False), headers={"Content-Type": "text/csv"})
+    assert csv.json() == {"predictions": label}
+
+
+def test_each_client_of_the_header_has_a_budget_and_hears_when_it_renews(served, noisy):
+    client, _ = served
+    rows = noisy.rows[10 : 10 + QUESTIONS + 1].tolist()
+    for row in rows[:-1]:
+        assert _ask(client, {"inputs": [row]}, "patient").status_code == 200
+    refused = _ask(client, {"inputs": rows[-1:], "params": {"explain": True}}, "patient")
+    assert refused.status_code == 429
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.json()["renews"]
+    assert _ask(client, {"inputs": rows[:1], "params": {"explain": True}}, "patient").status_code == 200
+    assert _ask(client, {"inputs": rows[-1:]}, "another").status_code == 200
+    assert _ask(client, {"inputs": rows[-1:], "params": {"client": "third"}}, None).status_code == 200
+    both = _ask(client, {"inputs": rows[-1:], "params": {"client": "third"}}, "patient")
+    assert (both.status_code, both.json()["field"]) == (422, "client")
+
+
+@pytest.mark.parametrize(
+    ("extra", "field"),
+    [
+        ({"n_steps": 3}, "n_steps"),
+        ({"explain_parameters": {}}, "explain_parameters"),
+        ({"params": {"target": 3}}, "target"),
+        ({"params": {"explain": True, "baselines": 0}}, "baselines"),
+        ({"params": {"explain": "yes"}}, "explain"),
+        ({"params": [1]}, "params"),
+        ({"instances": [[0.0] * 64]}, "inputs"),
+    ],
+)
+def test_any_other_field_is_refused_by_name(served, extra, field):
+    client, _ = served
+    refused = _ask(client, {"inputs": [[0.5] * 64], **extra})
+    assert (refused.status_code, refused.json()["field"]) == (422, field)
+
+
+MALFORMED = [
+    b"",
+    b"[%f]" % MARK,
+    b'{"inputs": [[%f' % MARK,
+    b'{"inputs": [[%f], [%f, 2]]}' % (MARK, MARK),
+    b'{"inputs": [[%f]]}' % MARK,
+    b'{"inputs": [["%f"]]}' % MARK,
+    b'{"inputs": {"a": [%f]}}' % MARK,
+    b'{"inputs": "%f"}' % MARK,
+    b'{"inputs": null}',
+    b'{"inputs": [[NaN, %f]]}' % MARK,
+    b'{"instances": [{"a": %f}]}' % MARK,
+    b'{"instances": %f}' % MARK,
+    b'{"dataframe_split": {"columns": ["a"], "data": [["%f"]]}}' % MARK,
+    b'{"dataframe_split": {"data": %f}}' % MARK,
+    b'{"dataframe_records": %f}' % MARK,
+    b'{"inputs": ' + b"[" * 5000 + b"%f" % MARK + b"]" * 5000 + b"}",
+    b'{"inputs": [[1%s]]}' % (b"0" * 400),
+    b"\xff\xfe%f" % MARK,
+]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/csv", "application/vnd.apache.parquet", "", "text/html"])
+def test_no_body_however_malformed_is_answered_or_logged_with_its_numbers_or_a_traceback(served, kind):
+    client, log = served
+    for body in MALFORMED:
+        answer = client.post("/invocations", content=body, headers={"Content-Type": kind} if kind else {})
+        assert answer.status_code in (413, 415, 422), (body[:60], answer.status_code)
+        assert b"0.845" not in answer.content
+        assert b"Traceback" not in answer.content
+        assert b"stack_trace" not in answer.content
+    written = log.read_text()
+    assert "0.845" not in written
+    assert "Traceback" not in written
+
+
+def test_no_native_number_is_in_any_answer_or_log(served, noisy):
+    client, log = served
+    x = torch.from_numpy(noisy.rows[:2])
+    model = load_model(noisy.model).model
+    with torch.no_grad():
+        scores = model(x)
+    target = scores.argmax(1)
+    native = [scores, scores.softmax(1)]
+    for output in (model, lambda x: model(x).softmax(1)):
+        native.append(captum.attr.InputXGradient(output).attribute(x.clone().requires_grad_(), target=target).detach())
+    sent = [_ask(client, {"inputs": x.tolist(), "params": {"explain": explain}}) for explain in (True, False)]
+    numbers = {repr(float(v))[:9] for values in native for v in values.flatten() if 1e-3 < abs(v) < 0.999}
+    assert len(numbers) > 50
+    for text in [*(answer.text for answer in sent), log.read_text()]:
+        assert not [number for number in numbers if number in text]
+
+
+def test_bodies_that_are_too_long_are_refused_unread(monkeypatch):
+    monkeypatch.setattr(adapter, "MOST_BYTES", 10)
+
+    class Long:
+        async def stream(self) -> Any:
+            yield b"12345678"
+            yield b"12345678"
+            raise AssertionError("read on")
+
+    with pytest.raises(adapter.RequestError) as caught:
+        asyncio.run(adapter._body(Long()))
+    assert caught.value.status == 413
+
+
+# beside other models, and in other versions of MLflow
+
+
+def test_the_handler_of_other_models_stays_mlflows_own(loaded):
+    class Other:
+        def unwrap_python_model(self) -> object:
+            return object()
+
+    def handler_of(model: Any) -> Any:
+        async def transformation(request: Any) -> Any:
+            return model
+
+        return transformation
+
+    decorate = scoring_server._async_catch_mlflow_exception
+    assert decorate.of_safexplain
+    assert decorate(handler_of(Other())).__code__.co_filename == scoring_server.__file__
+    assert decorate(handler_of(loaded)).__code__.co_filename == adapter.__file__
+
+
+def test_a_scoring_server_that_cannot_be_guarded_does_not_load_the_release(release, with_key, monkeypatch):
+    monkeypatch.delattr(scoring_server, "_async_catch_mlflow_exception")
+    monkeypatch.setenv("__pyfunc_model_path__", str(release))
+    with pytest.raises(adapter.RefusedError, match="safexplain serve"):
+        mlflow.pyfunc.load_model(str(release))
