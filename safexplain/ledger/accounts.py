@@ -49,7 +49,7 @@ class Settings:
     period: str | None = None
     total_epsilon: float | None = None
     total_delta: float | None = None
-    questions: int | None = None
+    questions: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "total_epsilon"):
@@ -62,7 +62,7 @@ class Settings:
             raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
         if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
             raise ConfigurationError("total_delta= needs total_epsilon=: without it there is no limit on the total")
-        if self.questions is not None:
+        if self.questions is not None and self.questions != math.inf:
             check_whole("questions", self.questions, 1)
 
     def completed(self) -> Settings:
@@ -322,8 +322,9 @@ class Balances:
     @property
     def most_questions(self) -> int | None:
         """Of the principal in a period; None: no limit."""
-        granted = (self.mine.granted_questions, self.total.granted_questions)
-        return next((limit for limit in granted if limit is not None), self.settings.questions)
+        limits = (self.mine.granted_questions, self.total.granted_questions, self.settings.questions)
+        found = next((limit for limit in limits if limit is not None), math.inf)
+        return None if found == math.inf else int(found)
 
     def save(self, execute: Execute) -> None:
         """Write both accounts back."""

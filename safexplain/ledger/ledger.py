@@ -39,8 +39,9 @@ class Ledger:
         period: "lifetime", "day", "week" (from Monday) or "month", by the calendar in UTC; "lifetime" if never given.
         total_epsilon: budget of all principals together, for ever; None: as stored, no limit if never given.
         total_delta: the same; `delta` if never given.
-        questions: distinct ones that each principal may `ask` in a period; None: as stored, no limit if never given. A
-            ledger may have a budget of epsilon, of questions, or both.
+        questions: distinct ones that each principal may `ask` in a period; infinite: they are counted, and whoever asks
+            brings the limit. None: as stored, no limit if never given. A ledger may have a budget of epsilon, of
+            questions, or both.
         timeout: seconds to wait for others who write.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -67,7 +68,7 @@ class Ledger:
         period: str | None = None,
         total_epsilon: float | None = None,
         total_delta: float | None = None,
-        questions: int | None = None,
+        questions: float | None = None,
         timeout: float = 10.0,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -253,7 +254,12 @@ class Ledger:
         return batch.answers(found)
 
     def ask(
-        self, principal: str, digests: Sequence[bytes], *, most: Sequence[Most] = (), looks: Looks | None = None
+        self,
+        principal: str,
+        digests: Sequence[bytes],
+        *,
+        most: Sequence[Most] = (),
+        looks: Callable[[], Looks] | None = None,
     ) -> int:
         """Count questions, all or none. What this principal asked before, whenever, is free.
 
@@ -264,7 +270,8 @@ class Ledger:
             principal: who asks.
             digests: of the questions, 1 to 64 bytes each; two of one digest are one question.
             most: further limits on new questions.
-            looks: which questions are alike, and how many such there may be.
+            looks: makes what says which questions are alike, and how many such there may be; called before the
+                transaction, if there is anything new.
 
         Returns:
             How many of them were new. They are durable.
@@ -284,26 +291,39 @@ class Ledger:
                 self._storage.sync()
                 self._durable[name] = number
             return 0
+        alike = None if looks is None else looks()
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name)
-            asking = Asking.of(execute, balances, asked, self._limits(balances, most), looks)
+            asking = Asking.of(execute, balances, asked, self._limits(balances, most), alike)
             if asking.new:
-                asking.record(execute, looks)
+                asking.record(execute, alike)
         self._durable[name] = balances.mine.questions + len(asking.new)
         return len(asking.new)
 
     def may_ask(
-        self, principal: str, digests: Sequence[bytes], *, most: Sequence[Most] = (), looks: Looks | None = None
+        self,
+        principal: str,
+        digests: Sequence[bytes],
+        *,
+        most: Sequence[Most] = (),
+        looks: Callable[[], Looks] | None = None,
     ) -> int:
         """What `ask` would return or raise now; nothing is counted, and others may be faster."""
-        name = named(principal)
-        balances = self._balances(self._storage.read, name)
+        name, asked, read = named(principal), check_digests(digests), self._storage.read
+        if len(known(read, name, asked)) == len(set(asked)):
+            return 0
+        balances = self._balances(read, name)
         limits = self._limits(balances, most)
-        return len(Asking.of(self._storage.read, balances, check_digests(digests), limits, looks).new)
+        return len(Asking.of(read, balances, asked, limits, None if looks is None else looks()).new)
 
     def seen(self, principal: str, space: str, after: int = 0) -> list[Seen]:
         """Questions of a principal whose sketches are of one space, in their order, from the next after a number on."""
         return seen(self._storage.read, named(principal), text("space", space), after)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it outlives the process: all but those in memory do."""
+        return self._storage.lasting
 
     @property
     def identity(self) -> str:
@@ -402,7 +422,7 @@ class Ledger:
     def __repr__(self) -> str:
         each, questions = self._settings.each, self._settings.questions
         budget = "" if self._settings.epsilon is None else f", epsilon={each.epsilon:g}, delta={each.delta:g}"
-        return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions}'})"
+        return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions:g}'})"
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:

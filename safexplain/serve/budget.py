@@ -1,23 +1,51 @@
-"""How much a client may ask a service that explains: distinct questions a period.
+"""How much a client may ask a service that explains: distinct questions a period, and looks at one map.
 
 What limits a patient attacker is the number of distinct questions, for labels as for explanations. A question is named
 by a digest of model, certificate and canonical input; asked again it is free, as its answer tells nothing new.
+
+An attacker who dithers an input asks distinct questions about one map. So a question that lies close to an earlier one
+of the same client counts as another look at what that one was about, and looks are limited more strictly. Close is what
+is closer than most public rows are to each other (`Likeness`). A question is compared with every earlier one, and
+counts towards the first of the chain of questions that the nearest one belongs to; so dithers that drift apart, or lie
+on different sides, are still looks at one map, and it is the chain that is limited, not the ball around its first.
+
+It is no wall. Who changes an input by more than the threshold asks about another map as far as this can tell, and a
+client with two names has two budgets. How much that helps an attacker is measured in `audit/suites/dithering`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 import threading
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._validate import check_whole, keep_number
-from safexplain.errors import BudgetExhausted, ConfigurationError
+from safexplain._validate import check_whole, keep_number, real_numbers
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Ledger
-from safexplain.ledger.records import PERIODS, begins, renews
-from safexplain.ledger.storage.sqlite import PROCESS_CLOCK
+from safexplain.ledger.questions import Looks, Most, Seen
+from safexplain.ledger.records import PERIODS
+
+MOST_DIMENSIONS = 128
+"""Of a sketch."""
+
+MOST_ROWS = 5000
+"""Public rows looked at, at most; of more, so many drawn at random."""
+
+MOST_DENSE = 4096
+"""Features up to which directions of sketches are orthogonal; of more they are sparse."""
+
+MOST_KEPT = 256 * 2**20
+"""Bytes of sketches of all clients kept in memory; those of clients who were away longest are read again."""
+
+Sketches = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,15 +76,154 @@ class Limits:
             raise ConfigurationError(f"Limits period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
 
 
-class Budget:
-    """Counts what each client of a service asked, and refuses what is too much; usable from threads.
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """What is close: distances between sketches, and the one below which two questions are about one map.
+
+    Inputs are brought into the range of the public rows, feature by feature, and standardised by their mean and
+    standard deviation; a feature that is constant among them counts for nothing. A sketch is a projection of that on
+    random directions, fewer than half as many as there are features and at most 128, in float32. Distances survive it
+    (Johnson and Lindenstrauss 1984), and the threshold is taken among sketches too, so that it moves with them. Many
+    inputs have the same sketch, but it is no secret: it tells roughly where an input lies.
 
     Args:
-        ledger: where it is counted; None: in this process only, forgotten when it ends.
+        low, high: (d,) range of the public rows.
+        mean: (d,) of them.
+        scale: (d,) one over their standard deviation; 0 where they are all the same.
+        project: (n, d) -> (n, k).
+        threshold: Euclidean distance.
+        space: name of all this; sketches of different spaces are not compared.
+        rows: distinct public rows from which the threshold comes.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    project: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    threshold: float
+    space: str
+    rows: int
+
+    @classmethod
+    def of(cls, public: NDArray[Any], quantile: float, *, seed: str = "", subject: str = "") -> Likeness | None:
+        """Of (n, ...) public rows; None where there is nothing to project, of a single feature.
+
+        Args:
+            public: rows; of more than 5,000 so many are drawn.
+            quantile: of the distances of distinct rows to the nearest other one.
+            seed: of the directions; the same wherever sketches are to be compared.
+            subject: what the questions are about; part of the space.
+
+        Raises:
+            InputError: not numbers, not finite, or fewer than two distinct rows.
+        """
+        rows = np.asarray(public)
+        if rows.ndim < 2 or not len(rows):
+            raise InputError(f"public: expected rows (n, ...) of inputs, got an array of shape {rows.shape}")
+        content = hashlib.sha256(f"{seed} {subject} {rows.shape[1:]}".encode())
+        draw = np.random.default_rng(np.frombuffer(hashlib.sha256(b"directions " + seed.encode()).digest(), np.uint32))
+        if len(rows) > MOST_ROWS:
+            rows = rows[np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))]
+        flat = np.ascontiguousarray(_flat("public", rows))
+        content.update(flat.tobytes())
+        d = flat.shape[1]
+        if d < 2:
+            return None
+        deviation = flat.std(0)
+        scale = np.divide(1.0, deviation, out=np.zeros(d), where=deviation > 1e-12 * np.abs(flat).max(0))
+        one = cls(
+            flat.min(0), flat.max(0), flat.mean(0), scale, _directions(d, min(MOST_DIMENSIONS, d // 2), draw), 0.0,
+            content.hexdigest()[:32], 0,
+        )  # fmt: skip
+        distinct = np.unique(one.sketch(flat), axis=0)
+        if len(distinct) < 2:
+            raise InputError(f"public: expected at least two different rows, got {len(distinct)} among {len(rows)}")
+        from sklearn.neighbors import NearestNeighbors
+
+        nearest, _ = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(distinct).kneighbors()
+        threshold = float(np.quantile(nearest, quantile))
+        return cls(one.low, one.high, one.mean, one.scale, one.project, threshold, one.space, len(distinct))
+
+    def sketch(self, x: NDArray[Any]) -> Sketches:
+        """(n, k) of inputs (n, ...).
+
+        Raises:
+            InputError: not numbers, not finite, or not as many features as the public rows have.
+        """
+        flat = _flat("x", x)
+        if flat.shape[1] != len(self.mean):
+            raise InputError(f"x: expected {len(self.mean)} features as public rows have, got {flat.shape[1]}")
+        return self.project((np.clip(flat, self.low, self.high) - self.mean) * self.scale).astype(np.float32)
+
+
+def _flat(name: str, x: NDArray[Any]) -> NDArray[np.float64]:
+    found = real_numbers(x, name)
+    flat = found.reshape(len(found), -1)
+    if not np.isfinite(flat).all():
+        raise InputError(f"{name}: expected finite numbers, got NaN or infinity")
+    return flat
+
+
+def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """A projection on k random directions of d; orthogonal ones err less, sparse ones are quick where d is large."""
+    if d > MOST_DENSE:
+        from sklearn.random_projection import SparseRandomProjection
+
+        sparse = SparseRandomProjection(k, random_state=int(draw.integers(2**31))).fit(np.empty((1, d)))
+        return lambda z: np.asarray(sparse.transform(z))
+    q, r = np.linalg.qr(draw.standard_normal((d, k)))
+    directions = q * np.sign(np.diag(r)) * np.sqrt(d / k)
+    return lambda z: z @ directions
+
+
+@dataclass
+class _History:
+    """Sketches of a client's questions; what is handed out as views is never written again."""
+
+    sketches: Sketches
+    first: NDArray[np.int64]
+    n: int = 0
+    after: int = 0
+
+    def append(self, questions: Sequence[Seen]) -> None:
+        if not questions:
+            return
+        n, k = self.n + len(questions), self.sketches.shape[1]
+        if n > len(self.sketches):
+            size = max(2 * len(self.sketches), n)
+            for name in ("sketches", "first"):
+                old = getattr(self, name)
+                grown = np.empty((size, *old.shape[1:]), old.dtype)
+                grown[: self.n] = old[: self.n]
+                setattr(self, name, grown)
+        self.sketches[self.n : n] = _read(questions, k)
+        self.first[self.n : n] = [question.first for question in questions]
+        self.n, self.after = n, questions[-1].number
+
+
+def _read(questions: Sequence[Seen], k: int) -> Sketches:
+    return np.frombuffer(b"".join(q.sketch for q in questions), np.dtype("<f4")).reshape(len(questions), k)
+
+
+class Budget:
+    """Counts what each client of a service asked, and refuses what is too much; usable from threads and after fork.
+
+    Every limit holds beside those of the ledger itself; a number of questions granted with `safexplain ledger grant`
+    takes the place of both. Whatever a client asked before, whenever, is free.
+
+    Args:
+        ledger: where it is counted, by all services and workers that share it; None: in memory, by this process alone,
+            and forgotten when it ends.
         limits: of each client.
-        public: (n, ...) public rows; None: near-duplicates are not recognised.
+        public: (n, ...) public rows; None: near-duplicates are not recognised, and only exact questions are counted.
         most_looks: looks at one map over all time, the highest patience that the certificate judged; None: no limit.
-        subject: what the maps are of, as a digest of the model; looks at maps of different subjects count apart.
+        subject: what the maps are of, as a digest of the model. Looks at maps of different subjects, or recognised by
+            other public rows, count apart.
+
+    Raises:
+        ConfigurationError: most_looks is no positive number.
+        InputError: public rows that cannot be used.
     """
 
     def __init__(
@@ -69,56 +236,146 @@ class Budget:
         subject: str = "",
     ) -> None:
         self.limits, self.most_looks = limits, most_looks
-        self._asked: dict[str, dict[bytes, int]] = {}
-        self._lock = threading.Lock()
+        self.ledger = open_ledger(ledger)
+        self._questions = (Most(limits.questions, limits.period),)
+        self._looks: tuple[Most, ...] = (Most(limits.looks, limits.period),)
+        if most_looks is not None:
+            self._looks += (Most(check_whole("most_looks", most_looks, 1), "lifetime"),)
+        self._without = "no public rows were given" if public is None else "inputs have a single feature"
+        self.likeness = None
+        if public is not None:
+            self.likeness = Likeness.of(public, limits.quantile, seed=self.ledger.identity, subject=subject)
+        self._histories: OrderedDict[str, _History] = OrderedDict()
+        self._guard = (os.getpid(), threading.Lock())
 
     def check(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
         """Raise what `charge` would raise now; nothing is recorded.
 
         Args:
             client: who asks.
-            digests: of the questions.
+            digests: of the questions, each of model, certificate and canonical input.
             x: (n, ...) inputs of the questions.
 
         Raises:
-            BudgetExhausted: they do not all fit.
+            BudgetExhausted: they do not all fit; `.renews` is None where they never will.
             LedgerError: the ledger cannot be read.
         """
-        with self._lock:
-            self._fitting(client, digests)
+        self.ledger.may_ask(client, digests, most=self._questions, looks=self._alike(client, digests, x))
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
         """Count the questions, all or none; durable when it returns. What this client asked before is free.
 
         Args:
             client: who asks.
-            digests: of the questions.
+            digests: of the questions, each of model, certificate and canonical input.
             x: (n, ...) inputs of the questions.
 
         Raises:
-            BudgetExhausted: they do not all fit; nothing was counted.
-            LedgerError: the ledger cannot be written; nothing was counted.
+            BudgetExhausted: they do not all fit; none was counted. `.renews` is None where they never will.
+            LedgerError: the ledger cannot be written; if it failed during the commit they may have been counted, and
+                asking again is then free.
         """
-        with self._lock:
-            now, new = self._fitting(client, digests)
-            self._asked.setdefault(client, {}).update(dict.fromkeys(new, now))
+        self.ledger.ask(client, digests, most=self._questions, looks=self._alike(client, digests, x))
 
     def describe(self) -> dict[str, Any]:
         """What is counted and how, in JSON types, for readiness."""
-        return {"questions": self.limits.questions, "period": self.limits.period, "near_duplicates": False}
+        near = "recognised" if self.likeness else f"not recognised, only exact questions are counted: {self._without}"
+        return {
+            "questions": self.limits.questions,
+            "looks": self.limits.looks if self.likeness else None,
+            "most_looks": self.most_looks if self.likeness else None,
+            "period": self.limits.period,
+            "near_duplicates": near,
+            "counted": "in the ledger" if self.ledger.lasting else "in this process alone, until it ends",
+        }
 
     def ping(self) -> None:
         """Raise LedgerError where the ledger cannot be reached."""
+        self.ledger.total()
 
-    def _fitting(self, client: str, digests: Sequence[bytes]) -> tuple[int, list[bytes]]:
-        now, asked = PROCESS_CLOCK(), self._asked.get(client, {})
-        begun = begins(self.limits.period, now)
-        new = [digest for digest in dict.fromkeys(digests) if digest not in asked]
-        used = sum(time >= begun for time in asked.values())
-        if new and used + len(new) > self.limits.questions:
-            raise BudgetExhausted(
-                f"{len(new)} new questions do not fit, {used} of {self.limits.questions} being asked",
-                principal=client, requested=len(new), spent=used, budget=self.limits.questions,
-                renews=renews(self.limits.period, now),
-            )  # fmt: skip
-        return now, new
+    def _alike(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> Callable[[], Looks] | None:
+        like = self.likeness
+        if like is None:
+            return None
+        if len(x) != len(digests):
+            raise InputError(f"x: expected a row for each of {len(digests)} digests, got {len(x)}")
+
+        def looks() -> Looks:
+            """The search among what is known already, outside of the ledger's transaction."""
+            sketches = like.sketch(x)
+            known, first, after = self._history(client, like)
+            nearest, distance = _nearest(sketches, known)
+            among = _distances(sketches, sketches)
+
+            def place(positions: Sequence[int], number: int, later: Sequence[Seen]) -> list[int]:
+                """Inside the transaction: only what came since, and the questions of this call, are left to compare."""
+                since = _distances(sketches, _read(later, sketches.shape[1])) if later else None
+                found: dict[int, int] = {}
+                for new, i in enumerate(positions):
+                    candidates = [(like.threshold, number + new, True)]
+                    if len(known):
+                        candidates.append((distance[i], int(first[nearest[i]]), False))
+                    if since is not None:
+                        j = int(since[i].argmin())
+                        candidates.append((float(since[i, j]), later[j].first, False))
+                    candidates += [(float(among[i, j]), found[j], False) for j in found]
+                    found[i] = min(candidates, key=lambda c: (c[0], c[2]))[1]
+                return list(found.values())
+
+            return Looks(like.space, [row.astype("<f4").tobytes() for row in sketches], after, place, self._looks)
+
+        return looks
+
+    def _history(self, client: str, like: Likeness) -> tuple[Sketches, NDArray[np.int64], int]:
+        """Sketches of a client's questions, what each is a look at, and the number of the last; read as they come."""
+        with self._lock():
+            history = self._histories.pop(client, None)
+            if history is None:
+                k = like.sketch(like.mean[None]).shape[1]
+                history = _History(np.empty((0, k), np.float32), np.empty(0, np.int64))
+            history.append(self.ledger.seen(client, like.space, history.after))
+            self._histories[client] = history
+            kept = sum(h.sketches.nbytes for h in self._histories.values())
+            while kept > MOST_KEPT and len(self._histories) > 1:
+                kept -= self._histories.popitem(last=False)[1].sketches.nbytes
+            return history.sketches[: history.n], history.first[: history.n], history.after
+
+    def _lock(self) -> threading.Lock:
+        """One for each process: a forked child must not wait for a thread of its parent."""
+        if self._guard[0] != os.getpid():
+            self._guard = (os.getpid(), threading.Lock())
+        return self._guard[1]
+
+
+def _nearest(sketches: Sketches, known: Sketches) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """For each sketch the position of the nearest known one, and its distance."""
+    if not len(known):
+        return np.empty(0, np.intp), np.empty(0)
+    from sklearn.metrics import pairwise_distances_argmin_min
+
+    nearest, distance = pairwise_distances_argmin_min(sketches, known)
+    return nearest, distance.astype(np.float64)
+
+
+def _distances(one: Sketches, other: Sketches) -> NDArray[np.float64]:
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(cdist(one, other))
+
+
+def open_ledger(ledger: Ledger | str | None) -> Ledger:
+    """A ledger as it is, or the one at a URL, which is made if there is none; None: one in memory.
+
+    One that is made here has no limit of its own, so that a service can be started with others.
+
+    Raises:
+        ConfigurationError, InputError, LedgerError, MissingExtraError: as `Ledger`.
+    """
+    if ledger is None:
+        return Ledger("memory:", questions=math.inf)
+    if isinstance(ledger, Ledger):
+        return ledger
+    try:
+        return Ledger(ledger)
+    except ConfigurationError:  # there is none yet
+        return Ledger(ledger, questions=math.inf)

@@ -48,7 +48,7 @@ from safexplain.ledger import Ledger
 from safexplain.loading.data.load import load_records
 from safexplain.loading.models.load import load_model
 from safexplain.serve.batches import Batches
-from safexplain.serve.budget import Budget, Limits
+from safexplain.serve.budget import Budget, Limits, open_ledger
 from safexplain.serve.memory import Memory, Remembered, open_memory
 from safexplain.serve.telemetry import Metrics, record, span
 from safexplain.verdict.certificate.read import load_certificate
@@ -192,8 +192,7 @@ class Service:
             InputError, ConfigurationError, MissingExtraError, LedgerError: something cannot be read or used.
         """
         limits = Limits(**limits) if isinstance(limits, Mapping) else limits or Limits()
-        if isinstance(ledger, str):
-            ledger = Ledger(ledger, questions=limits.questions, period=limits.period)
+        ledger = open_ledger(ledger)  # once: what was counted is not forgotten when model and certificate are reloaded
         given = dict(locals())
         options = _Options(**{field.name: given[field.name] for field in fields(_Options)})
         options.check()
@@ -568,6 +567,7 @@ class _Options:
             self.limits,
             public=public,
             most_looks=max(judged, default=None) if judged else None,
+            subject=release.model_digest.hex(),
         )
         scope = hashlib.sha256(b"\0".join([release.model_digest, release.digest.encode(), _secret(self.key)])).digest()
         return _Generation(release, budget, scope, shape, _written_at(release))

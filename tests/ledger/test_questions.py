@@ -147,7 +147,7 @@ def test_looks_at_one_thing_are_counted_by_period_and_over_all_time(make, clock)
     ledger = make(questions=100)
 
     def ask(*digests):
-        return ledger.ask("ann", list(digests), looks=looks_of(digests))
+        return ledger.ask("ann", list(digests), looks=lambda: looks_of(digests))
 
     assert ask(b"a1", b"a2", b"b1") == 3
     with pytest.raises(BudgetExhausted, match=r"too close to earlier ones would exceed 2 a day") as error:
