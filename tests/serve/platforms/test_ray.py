@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +21,6 @@ import ray
 from ray import serve
 
 from safexplain.errors import ConfigurationError
-from safexplain.ledger import Ledger
 from safexplain.loading import load_model
 from safexplain.serve import Limits, Service
 from safexplain.serve import ray as adapter
@@ -33,14 +32,18 @@ MARK = 0.8451927
 
 QUESTIONS = 10
 
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("r")
+LEDGER = "questions.sqlite"
 
 
 @pytest.fixture(scope="module")
-def served(noisy: Any, logs: Path) -> Iterator[httpx.Client]:
+def folder() -> Iterator[Path]:
+    """Of Ray's session and the ledger; its path is short, since Ray's sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def served(noisy: Any, folder: Path) -> Iterator[httpx.Client]:
     """A client of two replicas, which share a ledger in a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -54,9 +57,7 @@ def served(noisy: Any, logs: Path) -> Iterator[httpx.Client]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray.init(
-            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(logs)
-        )
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(folder))
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             application = adapter.deployment(
@@ -64,7 +65,7 @@ def served(noisy: Any, logs: Path) -> Iterator[httpx.Client]:
                 noisy.certificate,
                 replicas=2,
                 actor={"num_cpus": 0.1},
-                ledger=f"sqlite:///{logs / 'questions.sqlite'}",
+                ledger=f"sqlite:///{folder / LEDGER}",
                 limits=Limits(questions=QUESTIONS),
             )
             serve.run(application, name="digits", route_prefix="/")
@@ -75,11 +76,110 @@ def served(noisy: Any, logs: Path) -> Iterator[httpx.Client]:
             ray.shutdown()
 
 
+@pytest.fixture(scope="module")
+def expected(noisy: Any) -> Iterator[Service]:
+    with Service.load(noisy.model, noisy.certificate, key=KEY.encode()) as service:
+        yield service
+
+
 def _explain(client: httpx.Client, rows: Any, who: str) -> httpx.Response:
-    # a connection for each request, so that Ray chooses a replica anew
-    return httpx.post(
-        client.base_url.join("/v1/models/model:explain"),
-        json={"instances": rows},
-        headers={"X-Client-Id": who},
-        timeout=60,
-    )
+    """On a connection of its own, for which Ray chooses a replica anew."""
+    url = client.base_url.join("/v1/models/model:explain")
+    return httpx.post(url, json={"instances": rows}, headers={"X-Client-Id": who}, timeout=60)
+
+
+def _at_once(ask: Any, arguments: Any) -> list[httpx.Response]:
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(ask, arguments))
+
+
+def _logged(folder: Path) -> dict[str, str]:
+    """What every process of Ray has written, by file."""
+    return {file.name: file.read_text(errors="replace") for file in folder.rglob("logs/**/*") if file.is_file()}
+
+
+def test_both_replicas_give_equal_answers_to_equal_questions(served, folder, expected, noisy):
+    rows = noisy.rows[:2]
+    answers = _at_once(lambda i: _explain(served, rows.tolist(), f"client {i}"), range(24))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    np.testing.assert_array_equal(np.float32(answers[0].json()["explanations"]), expected.explain(rows).explanation)
+    replicas = [text for name, text in _logged(folder).items() if name.startswith("replica_digits")]
+    assert sum("POST /v1/models/model:explain 200" in text for text in replicas) == 2
+
+
+def test_two_replicas_grant_one_budget(served, noisy):
+    rows = noisy.rows[100:130]
+    answers = _at_once(lambda row: _explain(served, [row.tolist()], "patient"), rows)
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert (len(answers) - len(refused), sum(answer.status_code == 200 for answer in answers)) == (QUESTIONS, QUESTIONS)
+    for answer in refused:
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert int(answer.headers["Retry-After"]) > 0
+        assert answer.json()["renews"]
+    granted = [row for row, answer in zip(rows, answers, strict=True) if answer.status_code == 200]
+    again = _at_once(lambda row: _explain(served, [row.tolist()], "patient"), granted)
+    assert {answer.status_code for answer in again} == {200}
+    assert _explain(served, rows[:1].tolist(), "another").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"instances": [[MARK] * 3]}, "input"),
+        ({"instances": [[str(MARK)] * 64]}, "instances"),
+        ({"instances": [[0.5] * 64], "n_steps": MARK}, "n_steps"),
+        ({"instances": [[0.5] * 64], "target": [3]}, "target"),
+    ],
+)
+def test_what_is_refused_is_named_and_neither_answered_nor_logged(served, folder, body, field):
+    for _ in range(4):  # whichever replica it comes to
+        answer = httpx.post(served.base_url.join("/v1/models/model:explain"), json=body, timeout=60)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert str(MARK) not in answer.text
+    assert not [name for name, text in _logged(folder).items() if str(MARK) in text]
+
+
+def test_no_native_number_and_no_key_is_in_any_answer_or_log(served, folder, noisy):
+    x = torch.from_numpy(noisy.rows[:2])
+    model = load_model(noisy.model).model
+    with torch.no_grad():
+        scores = model(x)
+    native = [scores, scores.softmax(1)]
+    for output in (model, lambda x: model(x).softmax(1)):
+        explainer = captum.attr.InputXGradient(output)
+        native.append(explainer.attribute(x.clone().requires_grad_(), target=scores.argmax(1)).detach())
+    numbers = {repr(float(v))[:9] for values in native for v in values.flatten() if 1e-3 < abs(v) < 0.999}
+    assert len(numbers) > 50
+    for text in [_explain(served, x.tolist(), "client 0").text, *_logged(folder).values()]:
+        assert not [number for number in numbers if number in text]
+        assert KEY not in text
+
+
+def test_without_the_ledger_nothing_is_answered_and_with_it_again_everything(served, folder, noisy):
+    ledger, aside = folder / LEDGER, folder / "aside"
+    ledger.rename(aside)
+    ledger.mkdir()
+    try:
+        answers = [_explain(served, noisy.rows[200 + i : 201 + i].tolist(), "late") for i in range(4)]
+        assert [answer.status_code for answer in answers] == [503] * 4
+        assert answers[0].headers["Content-Type"] == "application/problem+json"
+        assert served.get("/health/ready").status_code == 503
+    finally:
+        ledger.rmdir()
+        aside.rename(ledger)
+    assert _explain(served, noisy.rows[200:201].tolist(), "late").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"replicas": 2}, "2 budgets"),
+        ({"key": KEY.encode()}, "SAFEXPLAIN_NOISE_KEY"),
+        ({"ledger": object()}, "URL"),
+    ],
+)
+def test_what_replicas_could_not_share_or_ray_must_not_keep_is_refused(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        adapter.deployment("model.pt2", "certificate.json", **settings)
