@@ -53,6 +53,13 @@ def world() -> SimpleNamespace:
     return SimpleNamespace(population=population, model=model, member=member, predict=predict, explain=explain)
 
 
+@pytest.fixture(scope="package")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What an audit of the small world is given; reference models are trained once."""
+    cache = tmp_path_factory.mktemp("models")
+    return SimpleNamespace(build=build, recipe=RECIPE, policy=POLICY, hardening=HARDENING, cache=cache)
+
+
 class Service:
     """A server on loopback; what it was asked, and how it answers.
 
@@ -80,6 +87,7 @@ class Service:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,0 +1,399 @@
+"""A service is audited as its model would be, by what it answers alone; no question is asked twice, none too many."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safexplain import HardenedIG, HardenedSaliency
+from safexplain.audit import AuditOptions, AuditRun, Dither, Policy, Population, audit
+from safexplain.audit.endpoint.client import EndpointError
+from safexplain.audit.endpoint.payload import Payload
+from safexplain.audit.endpoint.store import AnswerStore, digests_of
+from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.queries import Queries
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
+from safexplain.verdict.certificate.read import load_certificate
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
+N, EACH, TWICE = 60, 4, 16
+"""Examples, questions about each at the policy's patience of 3, and questions asked twice."""
+
+
+@pytest.fixture
+def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRun]:
+    """`audit` of a target in the small world."""
+
+    def call(target: Any, population: Population | None = None, **changes: Any) -> AuditRun:
+        given = {
+            "member": world.member,
+            "build": parts.build,
+            "explainer": HardenedSaliency,
+            "hardening": parts.hardening,
+            "references": 4,
+            "policy": parts.policy,
+            "options": AuditOptions(dither=Dither()),
+            "cache": parts.cache,
+        }
+        return audit(target, population or world.population, parts.recipe, **{**given, **changes})
+
+    return call
+
+
+def endpoint(service: Any, store: Path | None = None, *, classes: int = 3, **content: Any) -> Endpoint:
+    asking = {"rate": 1e6, "retries": 0, **content.pop("asking", {})}
+    return Endpoint(service.url, Payload.from_dict({"asking": asking, **content}), classes=classes, store=store)
+
+
+def as_kserve(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+    def answer(path: str, x: np.ndarray) -> Any:
+        if path.endswith(":predict"):
+            return {"predictions": world.predict(x).argmax(1).tolist()}
+        return {"predictions": [], "explanations": world.explain(x).tolist()}
+
+    service.answer = answer
+    return {"format": "kserve-v1"}
+
+
+def as_v2(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+    def answer(path: str, x: np.ndarray) -> Any:
+        maps, labels = world.explain(x), world.predict(x).argmax(1)
+        return {
+            "model_name": "model",
+            "outputs": [
+                {"name": "label", "shape": [len(x)], "datatype": "INT64", "data": labels.tolist()},
+                {"name": "explanation", "shape": list(maps.shape), "datatype": "FP32", "data": maps.ravel().tolist()},
+            ],
+        }
+
+    service.rows = lambda body: np.reshape(body["inputs"][0]["data"], body["inputs"][0]["shape"])
+    service.answer = answer
+    return {"format": "v2"}
+
+
+def as_foreign(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+    names = ["no", "maybe", "yes"]
+
+    def answer(path: str, x: np.ndarray) -> Any:
+        (maps,), (label,) = world.explain(x).tolist(), world.predict(x).argmax(1)
+        return {"result": {"why": dict(zip("abcdef", maps, strict=True)), "class": names[label]}}
+
+    service.rows = lambda body: [list(body["input"].values())]
+    service.answer = answer
+    return {
+        "request": {"inputs": "input", "single": True, "features": list("abcdef")},
+        "answer": {
+            "explanations": "result.why",
+            "labels": "result.class",
+            "classes": names,
+            "features": list("abcdef"),
+        },
+    }
+
+
+def as_json(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize("form", [as_json, as_kserve, as_v2, as_foreign])
+def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], form: Callable[..., dict[str, Any]]
+) -> None:
+    of_model = run(world.model)
+    found = run(endpoint(service, **form(service, world)))
+    released, known = found.signals["endpoint"].values, of_model.signals["custom"].values
+    for name in ("l1", "l2", "variance", "mean", "positive", "label", "kept@3", "shares@3"):
+        np.testing.assert_allclose(released[name], known[name], atol=1e-6, err_msg=name)
+    assert not {n for n in released if n.split("@")[0] in ("loss", "margin", "prediction")}  # which it did not release
+    assert found.verdict == of_model.verdict
+    by_name = {(a.attack, a.signal): a.auc for a in of_model.result.attacks if a.level == 1}
+    shared = [a for a in found.result.attacks if (a.attack, a.signal) in by_name and a.level == 1]
+    assert len(shared) > 5
+    assert [a.auc for a in shared] == pytest.approx([by_name[a.attack, a.signal] for a in shared], abs=1e-6)
+
+
+def test_every_question_is_asked_once_but_for_those_that_are_asked_twice(
+    service: Any, run: Callable[..., AuditRun]
+) -> None:
+    found = run(target := endpoint(service))
+    counts = service.questions
+    assert (len(counts), counts.total()) == (N * EACH, N * EACH + TWICE)
+    assert sorted(counts.values())[-TWICE - 1 :] == [1, *[2] * TWICE]
+    assert any("asked again, last, and got the same answers" in note for note in found.notes)
+    assert target.told.endswith(f"{N * EACH + TWICE} questions were asked.")
+
+
+def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
+) -> None:
+    found = run(endpoint(service)).signals["endpoint"]
+    x, queries = world.population.x, Queries.of(world.population, Dither())
+    label = world.predict(x.numpy()).argmax(1)
+    expected = np.zeros((N, 6))
+    for i in range(N):
+        asked = [queries([i], number).numpy() for number in range(3)]
+        kept = [world.explain(q)[0] for q in asked if world.predict(q).argmax(1)[0] == label[i]]
+        expected[i] = np.mean(kept, axis=0) if kept else world.explain(x[i : i + 1].numpy())[0]
+    np.testing.assert_allclose(found.values["attributions@3"][0], expected, atol=1e-6)
+    changed = found.values["kept@3"][0]
+    assert ((changed > 0) & (changed < 1)).any()
+
+
+def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = service.url.replace("http://", "http://me:w0rd@") + "?key=s3cret"
+    monkeypatch.setattr("sys.argv", ["safexplain", "audit", "--endpoint", given])
+    target = Endpoint(given, Payload.from_dict({"asking": {"rate": 1e6}}), classes=3)
+    found = run(target)
+    found.save(tmp_path)
+    read = load_certificate(tmp_path / "certificate.json")
+    assert read.endpoint == service.url
+    assert read.subject == {service.url: {"safexplainAnswersDigest": target.digest}}
+    assert "The model itself was not seen" in read.limits[-1][1]
+    assert "was not seen" in read.notes[0]
+    assert read.native is None
+    assert read.utility is None
+    assert found.utility is None
+    assert found.findings == ()
+    with pytest.raises(RefusedError, match="native explanations of an endpoint are not known"):
+        _ = found.native
+    with pytest.raises(CertificateError, match="holds no digest of a model"):
+        HardenedSaliency.from_certificate(world.model, tmp_path / "certificate.json")
+    page = (tmp_path / "report.html").read_text()
+    assert "What the endpoint answers" in page or service.url in page
+    assert "Native explanation" not in page
+    for path in tmp_path.iterdir():
+        assert not any(secret in path.read_bytes() for secret in (b"w0rd", b"s3cret"))
+
+
+def test_the_digest_is_that_of_the_answers(service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]) -> None:
+    digests = []
+    for _ in range(2):
+        run(target := endpoint(service))
+        digests.append(target.digest)
+    right, answer = service.answer, {}
+
+    def other(path: str, x: np.ndarray) -> Any:
+        answer.update(right(path, x))
+        answer["explanations"] = (np.array(answer["explanations"]) * 1.5).tolist()
+        return answer
+
+    service.answer = other
+    run(target := endpoint(service))
+    assert digests[0] == digests[1] != target.digest
+
+
+# --- interruptions, budgets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 5, 8])
+def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
+    service: Any, run: Callable[..., AuditRun], tmp_path: Path, fails_at: int
+) -> None:
+    store = tmp_path / "answers.sqlite"
+    service.before = lambda path, number: (400, {}, b'{"error": "away"}') if number == fails_at else None
+    first = endpoint(service, store)
+    with pytest.raises(EndpointError, match="'away'"):
+        run(first)
+    first.close()
+    service.before = lambda path, number: None
+    run(target := endpoint(service, store))
+    target.close()
+    counts = service.questions
+    assert (len(counts), counts.total()) == (N * EACH, N * EACH + TWICE)
+    before = len(service.bodies)
+    run(again := endpoint(service, store))  # and a finished one asks nothing at all
+    assert len(service.bodies) == before
+    assert again.digest == target.digest
+
+
+def test_an_explanation_whose_label_did_not_come_is_not_asked_for_again(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
+) -> None:
+    content = as_kserve(service, world)
+    service.before = lambda path, number: (400, {}, b"") if number == 1 else None
+    first = endpoint(service, tmp_path / "a", **content)
+    with pytest.raises(EndpointError, match=r":predict: it refuses"):
+        run(first)
+    first.close()
+    service.before = lambda path, number: None
+    run(endpoint(service, tmp_path / "a", **content))
+    assert service.questions.total() == N * EACH + TWICE
+
+
+def test_a_budget_that_does_not_suffice_names_the_patience_that_does(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
+) -> None:
+    policy = Policy(patience=(1, 5, 200), references=4, uncounted=True)
+    with pytest.raises(
+        ConfigurationError, match=r"12,076 questions \(60 examples, 201 each, and 16 asked twice\)"
+    ) as said:
+        run(endpoint(service, asking={"budget": 1000}), policy=policy)
+    assert "patience = [1, 5, 15]" in str(said.value)  # (1000 - 16) / 60 is 16 questions, one of them the plain one
+    assert service.bodies == []
+    plan = endpoint(service, asking={"budget": 1000}).plan(N, (1, 5, 15))
+    assert (plan.questions, plan.budget) == (976, 1000)
+    for budget, how in ((16 + 60, r"patience = \[1\]"), (75, "not even one question")):
+        with pytest.raises(ConfigurationError, match=how):
+            endpoint(service, asking={"budget": budget}).plan(N, (1, 5))
+
+
+def test_a_budget_holds_over_interruptions(service: Any, run: Callable[..., AuditRun], tmp_path: Path) -> None:
+    needed = N * EACH + TWICE
+    service.before = lambda path, number: (500, {}, b"") if number == 3 else None
+    first = endpoint(service, tmp_path / "a", asking={"budget": needed})
+    with pytest.raises(EndpointError, match="status 500"):
+        run(first)
+    first.close()
+    second = endpoint(service, tmp_path / "a", asking={"budget": needed})
+    with pytest.raises(ConfigurationError, match=r"asking.budget is 256, of which .* are spent"):
+        run(second)  # what failed may have been answered, and counts
+    second.close()
+    run(endpoint(service, tmp_path / "a", asking={"budget": needed + 32}))
+    assert service.questions.total() == needed
+
+
+def test_a_store_is_of_one_endpoint_and_one_process(service: Any, tmp_path: Path) -> None:
+    first = endpoint(service, tmp_path / "a")
+    with pytest.raises(InputError, match="another audit is using"):
+        endpoint(service, tmp_path / "a")
+    first.close()
+    with pytest.raises(InputError, match="holds answers of another payload"):
+        endpoint(service, tmp_path / "a", answer={"labels": "class"})
+    endpoint(service, tmp_path / "a", asking={"rate": 5}).close()
+    service.url = service.url.replace("model:", "other:")
+    with pytest.raises(InputError, match="holds answers of another endpoint"):
+        endpoint(service, tmp_path / "a")
+    (tmp_path / "b").write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match="cannot be used as a store"):
+        endpoint(service, tmp_path / "b")
+
+
+def test_equal_questions_are_one() -> None:
+    x = np.array([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], np.float32)
+    one, other, third = digests_of(x)
+    assert one == other != third
+    store = AnswerStore(None, {})
+    store.put([one], maps=x[:1])
+    store.put([one], labels=np.array([2]))
+    np.testing.assert_array_equal(store.get([one, third])[one].map, x[0])  # type: ignore[arg-type]
+    assert store.get([one])[one].label == 2
+    assert store.get([one], again=True) == {}
+    assert store.answered == 1
+
+
+# --- answers that do not fit -----------------------------------------------------------------------------------------
+
+
+def test_another_answer_to_the_same_question_is_said(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
+) -> None:
+    right, draws = service.answer, np.random.default_rng(0)
+
+    def noisy(path: str, x: np.ndarray) -> Any:
+        body = right(path, x)
+        return {**body, "explanations": (np.array(body["explanations"]) + 0.1 * draws.normal(size=x.shape)).tolist()}
+
+    service.answer = noisy
+    notes = run(endpoint(service)).notes
+    assert any("of 16 that were asked again, other explanations to 16 and other labels to 0" in note for note in notes)
+    unasked = run(endpoint(service, asking={"twice": 0})).notes
+    assert any("No question was asked twice" in note for note in unasked)
+
+
+def test_maps_of_another_shape_are_refused_before_anything_is_trained(
+    service: Any, parts: SimpleNamespace, run: Callable[..., AuditRun]
+) -> None:
+    right = service.answer
+    service.answer = lambda path, x: {**right(path, x), "explanations": np.zeros((len(x), 2, 2)).tolist()}
+
+    built = iter([parts.build(0)])  # one network tells the shape, and none is trained
+    with pytest.raises(EndpointError, match=r"have the shape \[2, 2\], and those of the reference models \[6\]"):
+        run(endpoint(service), build=lambda seed: next(built))
+    assert len(service.bodies) == 1
+
+
+def test_maps_may_be_flat_or_have_other_axes_of_one(service: Any, run: Callable[..., AuditRun]) -> None:
+    right = service.answer
+    service.answer = lambda path, x: {
+        **right(path, x),
+        "explanations": np.array(right(path, x)["explanations"])[:, None].tolist(),
+    }
+    assert run(endpoint(service)).signals["endpoint"].shape == (6,)
+
+
+def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]) -> None:
+    right, places = service.answer, np.array([1, 2, 0])
+    service.answer = lambda path, x: {**right(path, x), "labels": places[right(path, x)["labels"]].tolist()}
+    with pytest.raises(InputError, match=r"for 0.0% of the members, and would be for 100.0% if its classes"):
+        run(endpoint(service))
+    found = run(endpoint(service, answer={"classes": [1, 2, 0]}))
+    assert any("100.0% on members" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "said"),
+    [
+        ({"explanations": [[float("nan")] * 6] * 32}, "not finite"),
+        ({"labels": [7] * 32}, "a class from 0 to 2"),
+        ({"labels": [0]}, "expected a list of 32"),
+        ({"explanations": None}, "null|a text|no lists"),
+    ],
+)
+def test_a_malformed_answer_loses_nothing_that_came_before(
+    service: Any, run: Callable[..., AuditRun], tmp_path: Path, spoiled: dict[str, Any], said: str
+) -> None:
+    right, turn = service.answer, itertools.count()
+    service.answer = lambda path, x: {**right(path, x), **(spoiled if next(turn) == 2 else {})}
+    first = endpoint(service, tmp_path / "a")
+    with pytest.raises(EndpointError, match=said):
+        run(first)
+    first.close()
+    second = endpoint(service, tmp_path / "a")
+    assert second.plan(N, (1, 3)).stored == 60  # all plain questions were answered, in two requests
+    run(second)
+
+
+def test_listed_probabilities_are_judged_as_released(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
+) -> None:
+    right = service.answer
+    service.answer = lambda path, x: {**right(path, x), "scores": world.predict(x).tolist()}
+    found = run(endpoint(service, answer={"probabilities": "scores"}))
+    assert found.result.policy.release == "explanation+prediction"
+    known = run(world.model).signals["custom"].values
+    np.testing.assert_allclose(found.signals["endpoint"].values["loss"], known["loss"], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_asked_of_an_endpoint_is_refused(
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], parts: SimpleNamespace
+) -> None:
+    for release in ("prediction", "explanation+prediction"):
+        with pytest.raises(ConfigurationError, match="release"):
+            run(endpoint(service), policy=replace(parts.policy, release=release))
+    with pytest.raises(InputError, match="one explainer alone"):
+        run(endpoint(service), explainer=[HardenedSaliency, HardenedIG])
+    with pytest.raises(InputError, match="of the class that it predicts"):
+        run(endpoint(service), options=AuditOptions(classes=(0, 1)))
+    with pytest.raises(InputError, match="not for pre-training"):
+        run(endpoint(service), options=AuditOptions(subject_data="pre-training"))
+    with pytest.raises(ConfigurationError, match="lists 2 classes, and the models have 3"):
+        endpoint(service, answer={"classes": ["a", "b"]})
+    assert service.bodies == []
+
+
+def test_without_references_only_thresholds_are_tried(service: Any, run: Callable[..., AuditRun]) -> None:
+    found = run(endpoint(service), build=None, references=0)
+    assert {a.attack for a in found.result.attacks if "explanation" in a.role} == {"Threshold"}
+    assert found.verdict != "certified"
+    json.dumps(found.to_dict())
