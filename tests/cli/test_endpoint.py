@@ -1,0 +1,255 @@
+"""`safexplain audit --endpoint`: a running service is audited from the command line, killed and taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from sklearn.datasets import load_digits
+from torch import nn
+
+from safexplain.audit import Recipe, Signals
+from safexplain.audit.references.training import train_one
+from safexplain.cli import _run
+from safexplain.cli.question import ANSWERS
+from safexplain.errors import CertificateError
+from safexplain.hardening.hardening import Hardening
+from safexplain.serve import Service, app
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
+ROOT = Path(__file__).parents[2]
+RECIPE = Recipe(lr=3e-3, epochs=20, batch_size=32)
+EXAMPLES = 120
+POLICY = 'fpr = 0.1\nmax_tpr = 0.6\npatience = [1, 3]\nreferences = 4\nsuite = ["Threshold", "LikelihoodRatio"]\n'
+PAYLOAD = '[request]\nheaders = { X-Client-Id = "auditor" }\n[asking]\nrate = 1000\nretries = 0\n'
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a digits network, its architecture, data, recipe, policy, and payloads of two formats."""
+    folder = tmp_path_factory.mktemp("case")
+    digits = load_digits()
+    x, y = (digits.data[:EXAMPLES] / 16).astype(np.float32), digits.target[:EXAMPLES]
+    member = np.random.default_rng(0).random(EXAMPLES) < 0.5
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    generator = torch.Generator().manual_seed(0)
+    net = train_one(RECIPE, net, torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
+    batch = torch.export.Dim("batch")
+    torch.export.save(
+        torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},)), folder / "m.pt2"
+    )
+    np.savez(folder / "data.npz", x=x, y=y, member=member)
+    source = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 16),"
+    (folder / "small_arch.py").write_text(f"{source} nn.ReLU(), nn.Linear(16, 10))\n")
+    (folder / "recipe.toml").write_text(RECIPE.to_toml())
+    (folder / "policy.toml").write_text(POLICY)
+    for form in ("kserve-v1", "v2"):
+        (folder / f"{form}.toml").write_text(f'format = "{form}"\n{PAYLOAD}')
+    return folder
+
+
+@contextmanager
+def running(application: Any) -> Iterator[str]:
+    """A server of this application on loopback, and its URL."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(case: Path) -> Iterator[SimpleNamespace]:
+    """This package's own service, with a limit for each client that an audit needs; and how often it was asked."""
+    made = Service.load(
+        case / "m.pt2",
+        None,
+        uncertified=True,
+        explainer="Saliency",
+        hardening=Hardening.recommended(),
+        limits={"questions": 10**6, "looks": 10**6},
+    )
+    asked: list[str] = []
+    inner = app(made)
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.append(scope["path"])
+        await inner(scope, receive, send)
+
+    with running(counted) as url:
+        yield SimpleNamespace(url=url, asked=asked)
+
+
+def command(url: str, form: str = "kserve-v1.toml") -> list[str]:
+    path = "/v2/models/model/infer" if form.startswith("v2") else "/v1/models/model:explain"
+    return [
+        *("audit", "--endpoint", url + path, "--format", form, "--data", "data.npz", "--recipe", "recipe.toml"),
+        *("--arch", "small_arch:build", "--explainer", "Saliency", "--references", "4", "--policy", "policy.toml"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(case: Path, served: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of an audit of the service in the format kserve-v1."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(case)
+        assert _run([*command(served.url), "--run-dir", str(folder), "--quiet"]) == 3
+    return folder
+
+
+def aucs(result: dict[str, Any]) -> dict[tuple[str, str], float]:
+    return {(a["attack"], a["signal"]): a["auc"] for a in result["attacks"] if a["level"] == 1}
+
+
+def test_our_own_service_is_audited_and_gets_the_verdict_of_its_model(
+    cli: Cli, served: SimpleNamespace, tmp_path: Path
+) -> None:
+    code, out, err = cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--json")
+    content = json.loads(out)
+    assert (content["verdict"], code, err) == ("inconclusive", 3, "")
+    assert content["configuration"] == "endpoint"
+    assert (content["compared"], content["utility"], content["native_maps"]) == ({}, None, [])
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_file()) == [
+        ANSWERS,
+        "certificate.json",
+        "report.html",
+        "signals.npz",
+    ]
+    other = cli("audit", "m.pt2", *command(served.url)[5:], "--run-dir", tmp_path / "model", "--json")
+    of_model = json.loads(other[1])
+    assert of_model["verdict"] == content["verdict"]
+    shared = aucs(of_model).keys() & aucs(content).keys()
+    assert len(shared) > 5
+    assert {name: aucs(content)[name] for name in shared} == pytest.approx(
+        {name: aucs(of_model)[name] for name in shared}, abs=1e-3
+    )
+
+
+def test_both_protocols_give_the_same_answers(
+    cli: Cli, served: SimpleNamespace, finished: Path, tmp_path: Path
+) -> None:
+    cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--quiet")
+    one, other = (Signals.load(folder / "signals.npz") for folder in (finished, tmp_path / "run"))
+    for name, values in one.values.items():
+        np.testing.assert_array_equal(values, other.values[name], err_msg=name)
+
+
+def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
+    cli: Cli, served: SimpleNamespace, finished: Path, case: Path
+) -> None:
+    path = finished / "certificate.json"
+    code, out, err = cli("verify", path, "--any-verdict")
+    said = " ".join(out.split())
+    assert (code, err) == (0, "")
+    assert f"endpoint {served.url}/v1/models/model:explain, answers with SHA-256" in said
+    assert "model not seen: no file can be checked against this certificate, and no explainer be loaded with it" in said
+    assert "what the endpoint answered; explainer and hardening are those of the reference models, as declared" in said
+    assert json.loads(cli("verify", path, "--any-verdict", "--json")[1])["endpoint"].startswith(served.url)
+    code, out, err = cli("verify", path, "--any-verdict", "--model", "m.pt2")
+    assert (code, out) == (1, "")
+    assert "whose model was not seen: it holds no digest of a model" in err
+    with pytest.raises(CertificateError, match="whose model was not seen"):
+        Service.load(case / "m.pt2", path, uncertified=True)
+
+
+def test_killed_in_the_middle_it_goes_on_and_asks_nothing_twice(
+    cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
+) -> None:
+    run, slow = tmp_path / "run", tmp_path / "slow.toml"
+    slow.write_text((case / "v2.toml").read_text().replace("rate = 1000", "rate = 8\nbatch = 16"))
+    arguments = [*command(served.url, "v2.toml"), "--run-dir", str(run), "--quiet"]
+    arguments[arguments.index("v2.toml")] = str(slow)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    served.asked.clear()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from safexplain.cli import main; main()", *arguments],
+        cwd=case,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while len(served.asked) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()  # SIGKILL: nothing is tidied up
+    process.wait()
+    slow.write_text((case / "v2.toml").read_text().replace("rate = 1000", "rate = 1000\nbatch = 16"))
+    code, out, err = cli(*arguments, "--resume")
+    assert (code, out.strip(), err) == (3, "INCONCLUSIVE", "")
+    each = 4 * -(-EXAMPLES // 16)
+    assert each + 1 <= len(served.asked) <= each + 2  # one request may have been under way
+    cli(*arguments, "--resume")
+    assert len(served.asked) <= each + 2
+
+
+def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
+    cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    code, _, err = cli(*command("http://127.0.0.1:9"), "--run-dir", run)
+    said = " ".join(err.split())
+    assert code == 2
+    assert (
+        "http://127.0.0.1:9/v1/models/model:explain will be asked 496 questions (120 examples, 4 each, and 16" in said
+    )
+    assert "nobody answers there" in said
+    assert f"What it answered is kept: the same command with --run-dir {run} --resume goes on from there" in said
+    (tmp_path / "tight.toml").write_text((case / "v2.toml").read_text() + "budget = 300\n")
+    arguments = command(served.url, "v2.toml")
+    arguments[arguments.index("v2.toml")] = str(tmp_path / "tight.toml")
+    served.asked.clear()
+    code, _, err = cli(*arguments, "--run-dir", tmp_path / "other")
+    assert (code, served.asked) == (2, [])
+    assert "takes 496 questions" in err
+    assert "write patience = [1] into a policy (--policy FILE.toml)" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: ["audit", "m.pt2", *a[1:]], "both the model m.pt2 and --endpoint are given"),
+        (lambda a: ["audit", *a[5:]], "what is audited is missing"),
+        (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "no --endpoint is given"),
+        (lambda a: [x for x in a if x not in ("--arch", "small_arch:build")], "--endpoint shows no model"),
+        (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
+        (lambda a: [*a, "--privacy", "p.json"], "--privacy is about the weights"),
+        (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
+        (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
+        (lambda a: [*a, "--explainer", "IG,Saliency"], "one explainer alone"),
+    ],
+)
+def test_what_does_not_go_together_is_said(
+    cli: Cli, tmp_path: Path, change: Callable[[list[str]], list[str]], said: str
+) -> None:
+    code, out, err = cli(*change(command("http://127.0.0.1:9")), "--run-dir", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_tune_needs_a_model(cli: Cli) -> None:
+    code, _, err = cli("tune", "--data", "data.npz")
+    assert code == 2
+    assert "what is audited is missing" in err
