@@ -63,6 +63,8 @@ AT_ONCE = 128
 
 _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"
+_USER = "user:"
+"""Before the names of authenticated users, lest a header gives one out for another."""
 
 Ask = Callable[[Service, Any, str], dict[str, Any]]
 
@@ -231,11 +233,11 @@ def _client(request: Request) -> str:
             except (AttributeError, NotImplementedError):
                 continue
             if isinstance(identity, str) and identity:
-                return f"user:{identity}"
+                return f"{_USER}{identity}"
         raise RequestError("the authenticated user has no name", status=403)
     given = request.headers.getlist("x-client-id")
-    if len(given) > 1:
-        raise RequestError("X-Client-Id: expected it once", field="X-Client-Id")
+    if len(given) > 1 or (given and given[0].startswith(_USER)):
+        raise RequestError(f"X-Client-Id: expected one name that does not begin with {_USER}", field="X-Client-Id")
     return given[0] if given else ANONYMOUS
 
 

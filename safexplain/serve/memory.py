@@ -153,7 +153,7 @@ class InRedis:
         try:
             with self._redis.pipeline(transaction=False) as pipeline:
                 for key, answer in answers.items():
-                    pipeline.setex(key, self._lifetime, answer.to_bytes())
+                    pipeline.set(key, answer.to_bytes(), ex=self._lifetime)
                 pipeline.execute()
         except self._failures as error:
             self._say(error)

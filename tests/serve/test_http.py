@@ -1,0 +1,262 @@
+"""The service over HTTP: real servers on loopback, a client, and a browser on the page of the interface."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from served_digits import Certified
+from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
+from starlette.middleware.authentication import AuthenticationMiddleware
+
+from safexplain.errors import RefusedError
+from safexplain.ledger import Ledger
+from safexplain.serve import Limits, Service, app, router
+
+EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
+
+
+@contextmanager
+def running(application):
+    """A server in a thread: its address."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        listening.close()
+
+
+@pytest.fixture(scope="module")
+def client(made: Certified):
+    with (
+        running(
+            app(Service.load(made.model, made.certificate, limits=Limits(questions=60)), most_bytes=200_000)
+        ) as url,
+        httpx.Client(base_url=url, headers={"X-Client-Id": "module"}) as made_client,
+    ):
+        yield made_client
+
+
+def test_explanations_come_with_the_digest_of_their_certificate(client, made):
+    with Service.load(made.model, made.certificate) as service:
+        expected = service.explain(made.rows[:2], client="a")
+    answer = client.post(EXPLAIN, json={"instances": made.rows[:2].tolist()})
+    assert answer.status_code == 200
+    assert answer.json() == {"explanations": expected.explanation.tolist()}
+    assert answer.headers["x-safexplain-certificate"] == expected.certificate
+    assert answer.headers["cache-control"] == "no-store"
+    assert "x-safexplain-uncertified" not in answer.headers
+    labels = client.post(PREDICT, json={"instances": made.rows[:2].tolist()})
+    assert labels.json() == {"predictions": expected.label.tolist()}
+    tensor = {"name": "input", "shape": [2, 64], "datatype": "FP32", "data": made.rows[:2].ravel().tolist()}
+    infer = client.post(INFER, json={"inputs": [tensor]}).json()
+    assert infer["outputs"][0]["data"] == expected.explanation.ravel().tolist()
+    assert infer["outputs"][1]["data"] == expected.label.tolist()
+
+
+@pytest.mark.parametrize("field", ["target", "n_steps", "baselines", "explain_parameters"])
+def test_what_a_client_may_not_choose_is_named(client, made, field):
+    answer = client.post(EXPLAIN, json={"instances": made.rows[:1].tolist(), field: 1})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["field"] == field
+    assert answer.json()["instance"] == EXPLAIN
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"{", {}, 422),
+        (b'{"instances": [[NaN]]}', {}, 422),
+        (b"\xff\xfe", {}, 422),
+        (b"[" * 100_000, {}, 422),
+        (b"", {}, 422),
+        (b'{"instances": []}', {"content-type": "text/plain"}, 415),
+        (b'{"instances": []}', {"content-encoding": "gzip"}, 415),
+        (b" " * 200_001, {}, 413),
+        (b'{"instances": []}', {"x-client-id": "user:root"}, 422),
+        (b'{"instances": []}', {"x-client-id": "x" * 300}, 422),
+    ],
+)
+def test_bodies_that_cannot_be_read_are_problems(client, body, headers, status):
+    answer = client.post(EXPLAIN, content=body, headers={"content-type": "application/json", **headers})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+
+
+def test_a_body_of_unknown_length_is_cut_off(client):
+    def endless():
+        for _ in range(1000):
+            yield b" " * 1000
+
+    answer = client.post(EXPLAIN, content=endless(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_paths_and_methods_that_are_not_there_are_problems(client):
+    for method, path, status in (("GET", "/x", 404), ("GET", EXPLAIN, 405), ("POST", "/v1/models/other:explain", 404)):
+        answer = client.request(method, path)
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_spent_budget_is_429_with_the_time_of_renewal(client, made):
+    mine = {"X-Client-Id": "spender"}
+    assert client.post(EXPLAIN, json={"instances": made.rows[:60].tolist()}, headers=mine).status_code == 200
+    answer = client.post(EXPLAIN, json={"instances": made.rows[60:61].tolist()}, headers=mine)
+    assert answer.status_code == 429
+    assert answer.json()["renews"].endswith("Z")
+    assert 0 < int(answer.headers["retry-after"]) <= 86400
+    assert client.post(EXPLAIN, json={"instances": made.rows[:60].tolist()}, headers=mine).status_code == 200
+    other = client.post(EXPLAIN, json={"instances": made.rows[60:61].tolist()}, headers={"X-Client-Id": "other"})
+    assert other.status_code == 200
+
+
+def test_requests_without_a_client_share_one_budget(client, made):
+    with httpx.Client(base_url=client.base_url) as anonymous:
+        assert anonymous.post(EXPLAIN, json={"instances": made.rows[:60].tolist()}).status_code == 200
+        assert anonymous.post(EXPLAIN, json={"instances": made.rows[60:61].tolist()}).status_code == 429
+
+
+def test_health_and_metrics_say_what_is_served(client):
+    assert client.get("/health/live").json() == {"status": "live"}
+    ready = client.get("/health/ready")
+    assert ready.status_code == 200
+    assert ready.json().keys() >= {"status", "certificate", "verdict", "age"}
+    assert ready.json()["verdict"] == "certified"
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v1/models/model").json() == {"name": "model", "ready": True}
+    assert client.get("/v2/models/model").json()["inputs"][0]["shape"] == [-1, 64]
+    text = client.get("/metrics").text
+    assert 'safexplain_requests_total{operation="explain",status="200"}' in text
+    assert "module" not in text, "no client is named in metrics"
+
+
+def test_what_is_wrong_with_the_certificate_stays_in_the_log(made, monkeypatch):
+    service = Service.load(made.model, made.certificate)
+
+    def refuse(*_, **__):
+        raise RefusedError("weights 0.123 changed")
+
+    monkeypatch.setattr(service, "explain", refuse)
+    with running(app(service)) as url:
+        answer = httpx.post(url + EXPLAIN, json={"instances": made.rows[:1].tolist()})
+    assert answer.status_code == 503
+    assert "0.123" not in answer.text
+    assert answer.json()["type"].endswith("certificate")
+
+
+def test_an_uncertified_service_says_so_everywhere(made):
+    service = Service.load(made.model, None, uncertified=True, explainer="InputXGradient")
+    with running(app(service)) as url:
+        answer = httpx.post(url + EXPLAIN, json={"instances": made.rows[:1].tolist()})
+        assert answer.json()["uncertified"] is True
+        assert answer.headers["x-safexplain-uncertified"] == "true"
+        assert httpx.get(url + "/health/ready").json()["uncertified"] is True
+
+
+class Keys(AuthenticationBackend):
+    async def authenticate(self, conn):
+        key = conn.headers.get("authorization", "")
+        return (AuthCredentials(["authenticated"]), SimpleUser(key)) if key else None
+
+
+def test_the_authenticated_user_goes_before_the_header(made, tmp_path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    service = Service.load(made.model, made.certificate, ledger=url, limits=Limits(questions=5))
+    application = FastAPI()
+    application.include_router(router(service), prefix="/explanations")
+    application.add_middleware(AuthenticationMiddleware, backend=Keys())
+    with running(application) as address:
+        for i in range(5):
+            httpx.post(
+                address + "/explanations" + EXPLAIN,
+                json={"instances": made.rows[i : i + 1].tolist()},
+                headers={"Authorization": "ada", "X-Client-Id": f"invented {i}"},
+            ).raise_for_status()
+        refused = httpx.post(
+            address + "/explanations" + EXPLAIN,
+            json={"instances": made.rows[5:6].tolist()},
+            headers={"Authorization": "ada", "X-Client-Id": "another"},
+        )
+    service.close()
+    assert refused.status_code == 429
+    with Ledger(url) as ledger:
+        assert [account.principal for account in ledger.accounts()] == ["user:ada"]
+
+
+def test_the_interface_is_described_with_examples_that_work(client):
+    described = client.get("/openapi.json").json()
+    for path in (EXPLAIN, PREDICT, INFER):
+        post = described["paths"][path]["post"]
+        body = post["requestBody"]["content"]["application/json"]
+        assert body["schema"]["additionalProperties"] is False
+        answer = client.post(path, json=body["example"], headers={"X-Client-Id": "reader"})
+        assert answer.status_code == 200
+        example = post["responses"]["200"]["content"]["application/json"]["example"]
+        assert example.keys() <= answer.json().keys()
+        assert {"422", "429", "503"} <= post["responses"].keys()
+
+
+def test_a_browser_shows_the_page_of_the_interface(client, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    page = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+            "--virtual-time-budget=5000", "--dump-dom", f"{client.base_url}/docs",
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    ).stdout  # fmt: skip
+    assert "Explain the class that the model predicts" in page, "drawn by scripts that came from this server"
+    assert "http://cdn" not in page
+    assert "https://cdn" not in page
+
+
+def test_answers_survive_many_clients_at_once(client, made):
+    wrong: list[str] = []
+    expected = {
+        i: client.post(EXPLAIN, json={"instances": [made.rows[i].tolist()]}, headers={"X-Client-Id": "alone"}).json()
+        for i in range(16)
+    }
+
+    def ask(i: int) -> None:
+        with httpx.Client(base_url=client.base_url, headers={"X-Client-Id": f"thread {i}"}) as mine:
+            for j in range(16):
+                k = (i + j) % 16
+                if mine.post(EXPLAIN, json={"instances": [made.rows[k].tolist()]}).json() != expected[k]:
+                    wrong.append(f"{i} {k}")
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_numbers_are_written_as_the_float32_that_they_are(noisy):
+    service = Service.load(noisy.model, noisy.certificate, key=b"a noise key of thirty-two bytes.")
+    expected = service.explain(noisy.rows[:1], client="a").explanation
+    with running(app(service)) as url:
+        text = httpx.post(url + EXPLAIN, json={"instances": noisy.rows[:1].tolist()}).text
+    assert np.array_equal(np.array(json.loads(text)["explanations"], np.float32), expected)

@@ -1,0 +1,196 @@
+"""Payloads: a request holds inputs and nothing else, and an answer what is listed."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safexplain.errors import (
+    BudgetExhausted,
+    CertificateError,
+    InputError,
+    LedgerError,
+    RefusedError,
+    RequestError,
+    UnavailableError,
+)
+from safexplain.serve import Limits, Service
+from safexplain.serve.protocol import explain_v1, infer_v2, metadata_v2, numbers, predict_v1, problem_of
+from safexplain.serve.service import status_of
+
+
+@pytest.fixture(scope="module")
+def service(made):
+    with Service.load(made.model, made.certificate, limits=Limits(questions=100_000, looks=100_000)) as loaded:
+        yield loaded
+
+
+def tensor(rows, **changes):
+    return {"name": "input", "shape": list(rows.shape), "datatype": "FP32", "data": rows.ravel().tolist(), **changes}
+
+
+def test_v1_gives_explanations_and_nothing_else(service, made):
+    answer = explain_v1(service, {"instances": made.rows[:2].tolist()}, "a")
+    assert answer.keys() == {"explanations"}
+    expected = service.explain(made.rows[:2], client="a")
+    assert answer["explanations"] == expected.explanation.tolist()
+    labels = predict_v1(service, {"instances": made.rows[:2].tolist()}, "a")
+    assert labels == {"predictions": expected.label.tolist()}
+    assert explain_v1(service, {"instances": []}, "a") == {"explanations": []}
+
+
+def test_v2_gives_the_tensors_that_are_asked_for(service, made):
+    rows = made.rows[:2]
+    both = infer_v2(service, {"id": "7", "inputs": [tensor(rows)]}, "a")
+    assert both["id"] == "7"
+    assert both.keys() == {"model_name", "model_version", "id", "outputs", "parameters"}
+    assert both["parameters"] == {"certificate": service.digest}
+    explanation, label = both["outputs"]
+    expected = service.explain(rows, client="a")
+    assert (explanation["name"], explanation["datatype"], explanation["shape"]) == ("explanation", "FP32", [2, 64])
+    assert explanation["data"] == expected.explanation.ravel().tolist()
+    assert label == {"name": "label", "datatype": "INT64", "shape": [2], "data": expected.label.tolist()}
+    one = infer_v2(service, {"inputs": [tensor(rows)], "outputs": [{"name": "label"}]}, "a")
+    assert [output["name"] for output in one["outputs"]] == ["label"]
+    nested = infer_v2(service, {"inputs": [tensor(rows, data=rows.tolist())]}, "a")
+    assert nested["outputs"] == both["outputs"]
+    assert json.loads(json.dumps(both)) == both, "plain JSON types"
+    assert metadata_v2(service)["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 64]}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["target", "n_steps", "baselines", "explain_parameters", "parameters", "method", "certificate", "signature_name"],
+)
+def test_a_client_chooses_nothing_in_v1(service, made, name):
+    with pytest.raises(RequestError) as caught:
+        explain_v1(service, {"instances": made.rows[:1].tolist(), name: 3}, "a")
+    assert (caught.value.field, caught.value.status) == (name, 422)
+
+
+@pytest.mark.parametrize("where", ["request", "tensor", "output"])
+@pytest.mark.parametrize("name", ["explain_parameters", "target", "n_steps", "baselines"])
+def test_a_client_chooses_nothing_in_v2(service, made, where, name):
+    parts = {"request": {}, "tensor": tensor(made.rows[:1]), "output": {"name": "label"}}
+    for chosen in ({name: 1}, {"parameters": {name: 1}}):
+        parts_now = {key: {**value, **(chosen if key == where else {})} for key, value in parts.items()}
+        payload = {**parts_now["request"], "inputs": [parts_now["tensor"]], "outputs": [parts_now["output"]]}
+        with pytest.raises(RequestError) as caught:
+            infer_v2(service, payload, "a")
+        assert caught.value.field == name
+
+
+def test_nothing_in_parameters_is_nothing(service, made):
+    payload = {"inputs": [tensor(made.rows[:1], parameters={})], "parameters": None, "outputs": []}
+    assert len(infer_v2(service, payload, "a")["outputs"]) == 2
+
+
+ROW = [0.5] * 64
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None, [], "x", 3, {}, {"instances": None}, {"instances": "x"}, {"instances": {"x": [1]}}, {"instances": [[]]},
+        {"instances": [ROW[:-1]]}, {"instances": [ROW, ROW[:-1]]}, {"instances": [["1"] * 64]},
+        {"instances": [[True] * 64]}, {"instances": [[*ROW[:-1], True]]}, {"instances": [[*ROW[:-1], None]]},
+        {"instances": [[10**400] * 64]}, {"instances": [[1e300] * 64]}, {"instances": [[math.nan] * 64]},
+        {"instances": [[math.inf] * 64]}, {"instances": [{"input": ROW, "target": 1}]}, {"instances": [[ROW]]},
+        {"instances": [ROW] * 65}, {"instances": [1, 2, 3]}, {"Instances": [ROW]},
+    ],
+)  # fmt: skip
+def test_a_malformed_v1_request_is_refused_in_words(service, payload):
+    with pytest.raises(RequestError) as caught:
+        explain_v1(service, payload, "a")
+    assert caught.value.status == 422
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "x"}, {"name": None}, {"shape": [1, 63]}, {"shape": [64]}, {"shape": []}, {"shape": "1"},
+        {"shape": [1, -64]}, {"shape": [True, 64]}, {"shape": [2**40, 2**40]}, {"datatype": "BYTES"},
+        {"datatype": "fp32"}, {"datatype": None}, {"datatype": []}, {"data": None}, {"data": "x"}, {"data": [1.0] * 63},
+        {"data": ["a"] * 64}, {"data": [None] * 64}, {"data": [[1.0], [2.0, 3.0]]}, {"data": [math.nan] * 64},
+        {"extra": 1}, {"parameters": {"content_type": "np"}},
+    ],
+)  # fmt: skip
+def test_a_malformed_v2_tensor_is_refused_in_words(service, made, change):
+    with pytest.raises(RequestError) as caught:
+        infer_v2(service, {"inputs": [tensor(made.rows[:1], **change)]}, "a")
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": None}, {"inputs": []}, {"inputs": {}}, {"inputs": [3]}, {"id": 7}, {"id": "x" * 300},
+        {"outputs": "label"}, {"outputs": [{"name": "probabilities"}]}, {"outputs": [{"name": []}]},
+        {"outputs": [{"name": "label"}, {"name": "label"}]}, {"outputs": [3]},
+    ],
+)  # fmt: skip
+def test_a_malformed_v2_request_is_refused_in_words(service, made, change):
+    with pytest.raises(RequestError) as caught:
+        infer_v2(service, {"inputs": [tensor(made.rows[:1])], **change}, "a")
+    assert caught.value.status == 422
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values, st.sampled_from(["instances", "inputs", "outputs", "parameters"]))
+def test_whatever_is_sent_is_answered_or_refused_by_name(service, value, name):
+    for call in (explain_v1, predict_v1, infer_v2):
+        for payload in (value, {name: value}, {"instances": value}, {"inputs": [value]}):
+            with suppress(RequestError):
+                call(service, payload, "a")
+
+
+@given(st.lists(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2), min_size=1, max_size=4))
+def test_numbers_arrive_as_they_were_sent(values):
+    assert numbers(values, "data").tolist() == np.array(values, np.float32).tolist()
+
+
+def test_problems_say_what_to_do_and_nothing_that_was_computed():
+    renews = datetime.now(UTC) + timedelta(seconds=90)
+    spent = problem_of(BudgetExhausted("1,000 of 1,000 asked", renews=renews))
+    assert spent.status == 429
+    assert 80 < int(spent.headers["Retry-After"]) <= 90
+    assert spent.to_dict()["renews"] == renews.isoformat().replace("+00:00", "Z")
+    assert problem_of(BudgetExhausted("never")).to_dict()["renews"] is None
+    secret = "0.123456"
+    hidden = [
+        InputError(f"fails on {secret}"),
+        RuntimeError(secret),
+        LedgerError(f"at {secret}"),
+        CertificateError(secret),
+        RefusedError(secret),
+        KeyboardInterrupt(secret),
+    ]
+    for error in hidden:
+        found = problem_of(error)
+        assert secret not in json.dumps(found.to_dict())
+        assert found.status == status_of(error)
+    assert [problem_of(e).status for e in hidden] == [422, 500, 503, 503, 503, 500]
+    assert problem_of(UnavailableError("overloaded")).headers == {"Retry-After": "1"}
+    request = problem_of(RequestError("expected numbers", field="instances"))
+    assert request.to_dict() == {
+        "type": "urn:safexplain:problem:request",
+        "title": "The request cannot be answered",
+        "status": 422,
+        "detail": "expected numbers",
+        "field": "instances",
+    }

@@ -1,0 +1,481 @@
+"""The core of a service: who is answered, from what, once, and what is never given out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from explain_nets import certificate
+from served_digits import KEY, Certified, certified, exported, trained
+from torch import nn
+
+from safexplain import Hardening, Probability
+from safexplain.errors import (
+    BudgetExhausted,
+    CertificateError,
+    ConfigurationError,
+    InputError,
+    RefusedError,
+    RequestError,
+    UnavailableError,
+)
+from safexplain.explain.wrap import HARDENED
+from safexplain.ledger import Ledger
+from safexplain.loading import load_model
+from safexplain.serve import Limits, Service
+from safexplain.serve.service import SETTINGS
+
+
+@pytest.fixture
+def service(made: Certified):
+    with Service.load(made.model, made.certificate, limits=Limits(questions=20)) as loaded:
+        yield loaded
+
+
+def computed(service: Service) -> int:
+    text = service.metrics.text()[0].decode()
+    lines = [line for line in text.splitlines() if line.startswith('safexplain_answers_total{source="computed"}')]
+    return int(float(lines[0].split()[-1])) if lines else 0
+
+
+# What is answered.
+
+
+def test_an_answer_is_that_of_from_certificate_for_the_predicted_class(service, made):
+    model = load_model(made.model).model
+    x = torch.from_numpy(made.rows[:7])
+    explainer = HARDENED["InputXGradient"].from_certificate(model, made.certificate)
+    target = model(x).argmax(1)
+    answer = service.explain(made.rows[:7], client="a")
+    assert answer.label.tolist() == target.tolist()
+    assert np.array_equal(answer.explanation, explainer.attribute(x, target=target).numpy())
+    assert answer.explanation.dtype == np.float32
+    assert (answer.certificate, answer.uncertified) == (service.digest, False)
+    assert answer.explanation.base is None, "an array of its own, not a window on the batch"
+
+
+def test_labels_alone_are_answered_without_an_explanation(service, made):
+    answer = service.predict(made.rows[:3], client="a")
+    assert answer.explanation is None
+    assert answer.label.tolist() == service.explain(made.rows[:3], client="a").label.tolist()
+
+
+def test_no_rows_give_an_empty_answer(service):
+    answer = service.explain(np.zeros((0, 64), np.float32), client="a")
+    assert answer.explanation.shape == (0, 64)
+    assert answer.label.shape == (0,)
+
+
+def test_equal_rows_of_a_request_are_one_question(service, made):
+    twice = service.explain(made.rows[[0, 1, 0]], client="a")
+    assert np.array_equal(twice.explanation[0], twice.explanation[2])
+    with pytest.raises(BudgetExhausted):
+        service.explain(made.rows[2:21], client="a")  # 2 + 19 > 20
+    service.explain(made.rows[2:20], client="a")  # 2 + 18 = 20
+
+
+def test_a_number_that_is_no_float32_is_asked_as_the_float32_that_is_hashed(service, made):
+    x = made.rows[:1].astype(np.float64)
+    service.explain(x + 1e-12, client="a")
+    service.explain(np.where(x == 0, -1e-320, x), client="a")
+    before = computed(service)
+    service.explain(x, client="a")
+    assert computed(service) == before, "one question, however it is written"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((1, 63)),
+        np.zeros((1, 8, 8)),
+        np.full((1, 64), np.nan),
+        np.full((1, 64), -np.inf),
+        np.full((1, 64), 1e39),
+        np.zeros((65, 64)),
+        np.array(1.0),
+        np.array([["1"] * 64]),
+        np.zeros((1, 64), complex),
+        np.zeros((1, 64), bool),
+    ],
+    ids=["length", "shape", "nan", "infinity", "beyond float32", "rows", "scalar", "text", "complex", "bool"],
+)
+def test_what_cannot_be_explained_is_refused_before_it_costs(service, x):
+    with pytest.raises(RequestError) as caught:
+        service.explain(x, client="a")
+    assert caught.value.status == 422
+    assert caught.value.field == "input"
+    assert computed(service) == 0
+
+
+def test_numbers_out_of_the_stated_range_are_refused(made):
+    with Service.load(made.model, made.certificate, input_range=(0, 1)) as service:
+        service.explain(made.rows[:1], client="a")
+        with pytest.raises(RequestError, match="from 0 to 1"):
+            service.explain(made.rows[:1] + 1.5, client="a")
+
+
+@pytest.mark.parametrize("client", ["", "x" * 201, "a\nb", None, 7])
+def test_a_client_has_a_printable_name(service, made, client):
+    with pytest.raises(RequestError) as caught:
+        service.explain(made.rows[:1], client=client)
+    assert caught.value.field == "X-Client-Id"
+
+
+# What is loaded.
+
+
+def test_a_file_that_the_certificate_does_not_name_is_refused(made, tmp_path):
+    other = exported(trained(5), tmp_path / "model.pt2")
+    with pytest.raises(CertificateError, match="another model"):
+        Service.load(other, made.certificate)
+    again = shutil.copy(made.model, tmp_path / "again.pt2")
+    with open(again, "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(CertificateError):  # the same weights in another file
+        Service.load(again, made.certificate)
+
+
+def test_a_failed_verdict_is_served_only_as_uncertified_and_every_answer_says_so(made, tmp_path):
+    model = load_model(made.model).model
+    explainer = {"method": "InputXGradient", "options": {}}
+    path = certificate(tmp_path, model, explainer=explainer, hardening=Hardening.recommended(), references=0)
+    with pytest.raises(CertificateError, match="certifies nothing"):
+        Service.load(model, path)
+    with Service.load(model, path, uncertified=True, input_shape=(64,)) as service:
+        assert service.ready()["uncertified"] is True
+        assert service.ready()["verdict"] != "certified"
+        assert service.explain(made.rows[:1], client="a").uncertified
+
+
+def test_without_a_certificate_nothing_is_served_unless_that_is_said(made):
+    with pytest.raises(ConfigurationError, match="uncertified=True"):
+        Service.load(made.model, None)
+    with Service.load(made.model, None, uncertified=True, explainer="Saliency", hardening=Hardening.none()) as service:
+        assert service.ready()["verdict"] == "none"
+        assert service.explain(made.rows[:1], client="a").uncertified
+
+
+def test_noise_needs_a_strong_key(noisy, monkeypatch, tmp_path):
+    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
+    with pytest.raises(RefusedError, match="no noise key"):
+        Service.load(noisy.model, noisy.certificate)
+    with pytest.raises(RefusedError, match="bytes"):
+        Service.load(noisy.model, noisy.certificate, key=b"short")
+    (tmp_path / "key").write_bytes(KEY + b"\n")
+    with Service.load(noisy.model, noisy.certificate, key=KEY) as one:
+        a = one.explain(noisy.rows[:4], client="a")
+    with Service.load(noisy.model, noisy.certificate, key=tmp_path / "key") as two:
+        b = two.explain(noisy.rows[:4], client="b")
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", KEY.decode())
+    with Service.load(noisy.model, noisy.certificate) as three:
+        c = three.explain(noisy.rows[2:4], client="c")
+    assert np.array_equal(a.explanation, b.explanation), "every replica and every client meets the same noise"
+    assert np.array_equal(a.explanation[2:], c.explanation)
+
+
+def test_an_unsigned_certificate_is_refused_where_a_public_key_is_given(made, tmp_path):
+    (tmp_path / "public.pem").write_text("-----BEGIN PUBLIC KEY-----\n")
+    with pytest.raises(CertificateError, match="not signed"):
+        Service.load(made.model, made.certificate, public_key=tmp_path / "public.pem")
+
+
+def test_a_model_that_changes_while_it_is_served_is_no_longer_served(made, tmp_path):
+    net = trained()
+    path = certified(exported(net, tmp_path / "m.pt2"), tmp_path)  # of the exported program, not of net
+    with pytest.raises(CertificateError):
+        Service.load(net, path)
+    path = certificate(
+        tmp_path, net, explainer={"method": "InputXGradient", "options": {}}, hardening=Hardening.recommended()
+    )
+    with Service.load(net, path, input_shape=(64,)) as service:
+        service.explain(made.rows[:1], client="a")
+        with torch.no_grad():
+            net[0].weight.mul_(1.5)
+        with pytest.raises(RefusedError, match="no longer"):
+            service.explain(made.rows[1:2], client="a")
+
+
+def test_answers_that_depend_on_the_batch_are_not_served(tmp_path):
+    path = exported(trained(), tmp_path / "m.pt2")
+    with pytest.raises(RefusedError, match="shuffling"):
+        Service.load(path, None, uncertified=True, explainer="FeaturePermutation", hardening=Hardening.recommended())
+
+
+def test_workers_are_told_by_the_environment(made, monkeypatch):
+    given = {
+        "model": str(made.model),
+        "certificate": str(made.certificate),
+        "limits": {"questions": 3},
+        "name": "credit",
+    }
+    monkeypatch.setenv(SETTINGS, json.dumps(given))
+    with Service.from_environment() as service:
+        assert service.name == "credit"
+        with pytest.raises(BudgetExhausted):
+            service.explain(made.rows[:4], client="a")
+    for wrong in ("", "[]", "{}", json.dumps(given | {"n_steps": 3})):
+        monkeypatch.setenv(SETTINGS, wrong)
+        with pytest.raises(ConfigurationError, match=SETTINGS):
+            Service.from_environment()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"most_rows": 0}, {"timeout": 0.0}, {"name": "a/b"}, {"input_range": (1, 0)}, {"watch": -1.0}]
+)
+def test_settings_that_make_no_sense_are_refused(made, wrong):
+    with pytest.raises(ConfigurationError):
+        Service.load(made.model, made.certificate, **wrong)
+
+
+# Who may ask, and what is remembered.
+
+
+def test_the_same_question_is_computed_and_charged_once(service, made):
+    first = service.explain(made.rows[:4], client="a")
+    before = computed(service)
+    for _ in range(30):
+        again = service.explain(made.rows[:4], client="a")
+    assert computed(service) == before
+    assert np.array_equal(first.explanation, again.explanation)
+
+
+def test_what_one_client_asked_is_not_looked_up_for_another(service, made):
+    service.explain(made.rows[:4], client="a")
+    before = computed(service)
+    service.explain(made.rows[:4], client="b")
+    assert computed(service) == before + 4
+
+
+def test_each_client_has_a_budget_and_is_told_when_it_renews(service, made):
+    service.explain(made.rows[:20], client="a")
+    with pytest.raises(BudgetExhausted) as caught:
+        service.explain(made.rows[20:21], client="a")
+    assert caught.value.renews is not None
+    service.explain(made.rows[:20], client="a")  # asked before
+    service.explain(made.rows[20:21], client="b")
+
+
+def test_label_and_explanation_of_one_input_are_one_question(service, made):
+    service.predict(made.rows[:20], client="a")
+    service.explain(made.rows[:20], client="a")
+    with pytest.raises(BudgetExhausted):
+        service.predict(made.rows[20:21], client="a")
+
+
+def test_what_is_not_answered_is_not_charged(made, monkeypatch):
+    with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
+        release = service._generation.release
+        object.__setattr__(release, "_answers", {"InputXGradient": lambda x, target: 1 / 0})
+        for _ in range(5):
+            with pytest.raises(ZeroDivisionError):
+                service.explain(made.rows[:1], client="a")
+        service.reload()
+        service.explain(made.rows[:2], client="a")
+        service.reload()
+        with pytest.raises(BudgetExhausted):  # what was counted outlives a reload
+            service.explain(made.rows[2:3], client="a")
+
+
+def test_all_rows_of_a_request_are_answered_or_none(service, made):
+    with pytest.raises(BudgetExhausted):
+        service.explain(made.rows[:21], client="a")
+    assert computed(service) == 0
+    service.explain(made.rows[:20], client="a")
+
+
+def test_a_ledger_outlives_the_service(made, tmp_path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Service.load(made.model, made.certificate, ledger=url, limits=Limits(questions=3)) as service:
+        service.explain(made.rows[:3], client="a")
+    with Service.load(made.model, made.certificate, ledger=url, limits=Limits(questions=3)) as service:
+        service.explain(made.rows[:3], client="a")
+        with pytest.raises(BudgetExhausted):
+            service.explain(made.rows[3:4], client="a")
+    with Ledger(url) as ledger:
+        assert ledger.account("a").questions == 3
+
+
+def test_equal_questions_at_once_are_computed_once(made):
+    with Service.load(made.model, made.certificate) as service:
+        release, inner, calls = service._generation.release, service._generation.release._answers, []
+        method, answer = next(iter(inner.items()))
+
+        def slow(x, target):
+            calls.append(len(x))
+            time.sleep(0.2)
+            return answer(x, target)
+
+        object.__setattr__(release, "_answers", {method: slow})
+        found: list[np.ndarray] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(service.explain(made.rows[:2], client="a").explanation))
+            for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(calls) == 2
+        assert len(found) == 16
+        assert all(np.array_equal(found[0], f) for f in found)
+
+
+def test_questions_of_many_clients_are_computed_together_and_answered_apart(made):
+    with Service.load(made.model, made.certificate) as service:
+        alone = service.explain(made.rows[:40], client="alone").explanation
+        found: dict[int, np.ndarray] = {}
+
+        def ask(i: int) -> None:
+            found[i] = service.explain(made.rows[i : i + 1], client=f"client {i}").explanation[0]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(np.array_equal(found[i], alone[i]) for i in range(40))
+
+
+def test_an_input_that_the_model_fails_on_fails_nobody_else(made):
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = trained()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x[:, 0] == 9).any()):
+                raise RuntimeError(f"cannot take {x}")
+            return self.net(x)
+
+    options = {"uncertified": True, "explainer": "Saliency", "hardening": Hardening.recommended(), "input_shape": (64,)}
+    with Service.load(Fragile().eval(), None, batch_wait=0.5, **options) as service:
+        bad = made.rows[:1].copy()
+        bad[0, 0] = 9
+        outcome: dict[int, object] = {}
+
+        def ask(i: int) -> None:
+            try:
+                outcome[i] = service.explain(bad if i == 3 else made.rows[i : i + 1], client=f"{i}")
+            except RuntimeError as error:
+                outcome[i] = error
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [i for i in outcome if isinstance(outcome[i], Exception)] == [3]
+
+
+# Replaced while it runs.
+
+
+def test_model_and_certificate_are_replaced_as_one(made, tmp_path):
+    mine = made.copy(tmp_path)
+    with Service.load(mine.model, mine.certificate, limits=Limits(questions=3)) as service:
+        old = service.explain(made.rows[:1], client="a")
+        exported(trained(7), mine.model)
+        with pytest.raises(CertificateError, match="another model"):
+            service.reload()
+        ready = service.ready()
+        assert (ready["status"], ready["certificate"]) == ("degraded", old.certificate)
+        assert "another model" in ready["reload"]
+        assert service.explain(made.rows[:1], client="a").certificate == old.certificate
+        certified(mine.model, tmp_path)
+        service.reload()
+        new = service.explain(made.rows[:1], client="a")
+        assert service.ready()["status"] == "ready"
+        assert new.certificate == service.digest != old.certificate
+
+
+def test_files_that_change_are_loaded_again_by_themselves(made, tmp_path):
+    mine = made.copy(tmp_path)
+    with Service.load(mine.model, mine.certificate, watch=0.05) as service:
+        old = service.digest
+        mine.certificate.write_text("{")
+        wait_for(lambda: service.ready()["status"] == "degraded")
+        assert service.digest == old
+        shutil.copy(made.certificate, mine.certificate)
+        wait_for(lambda: service.ready()["status"] == "ready")
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_closed_service_answers_nothing(made):
+    service = Service.load(made.model, made.certificate)
+    service.close()
+    with pytest.raises(UnavailableError):
+        service.explain(made.rows[:1], client="a")
+    assert service.ready()["status"] == "unavailable"
+
+
+# What is written down.
+
+
+def test_the_audit_log_says_who_asked_when_and_never_what(service, made, caplog):
+    with caplog.at_level(logging.DEBUG):
+        answer = service.explain(made.rows[:2], client="clinic-7")
+        service.explain(made.rows[:2], client="clinic-7")
+        with pytest.raises(RequestError):
+            service.explain(np.zeros((1, 3)), client="clinic-7")
+    lines = [json.loads(r.message) for r in caplog.records if r.name == "safexplain.serve.audit"]
+    assert [(line["status"], line["rows"], line["remembered"]) for line in lines] == [
+        (200, 2, 0),
+        (200, 2, 2),
+        (422, 0, 0),
+    ]
+    assert {line["client"] for line in lines} == {"clinic-7"}
+    assert lines[0]["questions"] == lines[1]["questions"]
+    assert lines[0]["certificate"] == answer.certificate
+    assert all(line["time"].endswith("Z") for line in lines)
+    text = caplog.text
+    assert not any(repr(float(v)) in text for v in made.rows[0] if v not in (0, 1))
+
+
+def test_digests_of_questions_tell_nothing_without_the_key(noisy, caplog):
+    seen = []
+    for key in (KEY, KEY[::-1]):
+        with Service.load(noisy.model, noisy.certificate, key=key) as service, caplog.at_level(logging.INFO):
+            caplog.clear()
+            service.explain(noisy.rows[:1], client="a")
+            seen += json.loads(caplog.records[-1].message)["questions"]
+    assert seen[0] != seen[1]
+
+
+def test_the_age_is_that_of_the_certificate(made, tmp_path):
+    model = load_model(made.model).model
+    path = certificate(
+        tmp_path,
+        model,
+        explainer={"method": "InputXGradient", "options": {}},
+        hardening=Hardening.recommended(),
+        environment={"date": "2026-01-01 00:00 UTC"},
+    )
+    with Service.load(model, path, input_shape=(64,)) as service:
+        assert service.ready()["age"] > 86400 * 100
+
+
+def test_a_probability_over_the_model_is_taken_off_where_the_audit_put_it(made):
+    model = load_model(made.model).model
+    with Service.load(Probability(model), made.certificate) as service, Service.load(model, made.certificate) as plain:
+        assert np.array_equal(
+            service.explain(made.rows[:3], client="a").explanation, plain.explain(made.rows[:3], client="a").explanation
+        )
+
+
+def test_bad_files_are_clear_errors(made, tmp_path):
+    with pytest.raises(InputError):
+        Service.load(tmp_path / "none.pt2", made.certificate)
+    with pytest.raises((InputError, CertificateError)):
+        Service.load(made.model, tmp_path / "none.json")
