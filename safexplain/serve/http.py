@@ -29,13 +29,15 @@ from safexplain.serve.protocol import (
     INPUT,
     LABEL,
     Problem,
-    explain_v1,
-    infer_v2,
+    Reader,
     metadata_v2,
-    predict_v1,
     problem_of,
+    read,
+    read_explain_v1,
+    read_infer_v2,
+    read_predict_v1,
 )
-from safexplain.serve.service import ANONYMOUS, Service
+from safexplain.serve.service import ANONYMOUS, Answer, Service
 
 try:
     import orjson
@@ -66,8 +68,6 @@ _PROBLEM = "application/problem+json"
 _USER = "user:"
 """Before the names of authenticated users, lest a header gives one out for another."""
 
-Ask = Callable[[Service, Any, str], dict[str, Any]]
-
 
 def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> APIRouter:
     """The routes of a service, for an application that exists already.
@@ -80,7 +80,7 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
     routes, name = APIRouter(), service.name
     limiter: list[CapacityLimiter] = []  # made in the event loop that it is for
 
-    async def asked(request: Request, ask: Ask, operation: str) -> Response:
+    async def asked(request: Request, reader: Reader, operation: str) -> Response:
         client = ""
         try:
             try:
@@ -91,8 +91,9 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
                 raise
             if not limiter:
                 limiter.append(CapacityLimiter(AT_ONCE))
-            answer = await to_thread.run_sync(_answered, service, ask, operation, body, client, limiter=limiter[0])
-            return Response(answer, media_type="application/json", headers=_marks(service))
+            answered = to_thread.run_sync(_answered, service, reader, operation, body, client, limiter=limiter[0])
+            content, marks = await answered
+            return Response(content, media_type="application/json", headers=marks)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
@@ -100,9 +101,9 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
                 _log.error("%s failed: %s", request.url.path, type(error).__name__)
             return _problem(problem_of(error), request)
 
-    def add(path: str, ask: Ask, operation: str, summary: str, openapi: Mapping[str, Any]) -> None:
+    def add(path: str, reader: Reader, operation: str, summary: str, openapi: Mapping[str, Any]) -> None:
         async def endpoint(request: Request) -> Response:
-            return await asked(request, ask, operation)
+            return await asked(request, reader, operation)
 
         routes.add_api_route(
             path,
@@ -118,13 +119,15 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
     examples = _Examples(service)
     add(
         f"/v1/models/{name}:explain",
-        _explain,
+        read_explain_v1,
         "explain",
         "Explain the class that the model predicts",
         examples.v1("explanations"),
     )
-    add(f"/v1/models/{name}:predict", _predict, "predict", "Predict classes", examples.v1("predictions"))
-    add(f"/v2/models/{name}/infer", _infer, "infer", "Explain and predict, with the tensors of V2", examples.v2())
+    add(f"/v1/models/{name}:predict", read_predict_v1, "predict", "Predict classes", examples.v1("predictions"))
+    add(
+        f"/v2/models/{name}/infer", read_infer_v2, "infer", "Explain and predict, with the tensors of V2", examples.v2()
+    )
 
     def plainly(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
         async def endpoint() -> Response:
@@ -200,27 +203,19 @@ def from_environment() -> FastAPI:
     return app(Service.from_environment())
 
 
-def _answered(service: Service, ask: Ask, operation: str, body: bytes, client: str) -> bytes:
+def _answered(
+    service: Service, reader: Reader, operation: str, body: bytes, client: str
+) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of the answer."""
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         refused = RequestError(f"expected JSON, which has no NaN or Infinity; byte {error.pos} cannot be read")
         service.refused(operation, client, refused)
         raise refused from None
-    written: bytes = orjson.dumps(ask(service, payload, client), option=orjson.OPT_SERIALIZE_NUMPY)
-    return written
-
-
-def _explain(service: Service, payload: Any, client: str) -> dict[str, Any]:
-    return explain_v1(service, payload, client, plain=False)
-
-
-def _predict(service: Service, payload: Any, client: str) -> dict[str, Any]:
-    return predict_v1(service, payload, client, plain=False)
-
-
-def _infer(service: Service, payload: Any, client: str) -> dict[str, Any]:
-    return infer_v2(service, payload, client, plain=False)
+    asked = read(service, operation, client, reader, payload)
+    answer = asked.put(service, client)
+    return orjson.dumps(asked.write(answer, False), option=orjson.OPT_SERIALIZE_NUMPY), _marks(answer)
 
 
 def _client(request: Request) -> str:
@@ -268,10 +263,10 @@ async def _body(request: Request, most: int, seconds: float) -> bytes:
     return b"".join(parts)
 
 
-def _marks(service: Service) -> dict[str, str]:
-    """Headers of every answer."""
-    marks = {"X-Safexplain-Certificate": service.digest, "Cache-Control": "no-store"}
-    return {**marks, "X-Safexplain-Uncertified": "true"} if service.uncertified else marks
+def _marks(answer: Answer) -> dict[str, str]:
+    """Headers of an answer: those of what it was made from, which may be another by now."""
+    marks = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
+    return {**marks, "X-Safexplain-Uncertified": "true"} if answer.uncertified else marks
 
 
 def _problem(problem: Problem, request: Request) -> Response:

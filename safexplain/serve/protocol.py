@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,6 @@ INPUT, EXPLANATION, LABEL = "input", "explanation", "label"
 
 _TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
 _LONGEST_ID = 256
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,29 @@ def problem_of(error: BaseException) -> Problem:
     return Problem(500, "Internal error", "the request failed; the operator is told in the log", "internal")
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request that was read.
+
+    Args:
+        x: (n, ...) inputs.
+        explained: whether explanations are asked for; False: labels alone.
+        write: (answer, plain) -> the members of the response; plain: lists, not NumPy arrays.
+    """
+
+    x: NDArray[np.float32]
+    explained: bool
+    write: Callable[[Answer, bool], dict[str, Any]]
+
+    def put(self, service: Service, client: str) -> Answer:
+        """The service's answer; errors as `Service.explain`."""
+        return (service.explain if self.explained else service.predict)(self.x, client=client)
+
+
+Reader = Callable[[Service, Any], Asked]
+"""(service, decoded JSON) -> the request; raises RequestError."""
+
+
 def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
     """{"instances": [...]} -> {"explanations": [...]}, of the class that the model predicts for each.
 
@@ -107,16 +128,14 @@ def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
         RequestError: anything but instances, or what cannot be explained.
         SafexplainError: see `Service.explain`.
     """
-    answer = service.explain(_read(service, "explain", client, _instances, payload), client=client)
-    found = answer.explanation
-    made = found.tolist() if plain and isinstance(found, np.ndarray) else found
-    return {"explanations": made, **_marks(answer)}
+    asked = read(service, "explain", client, read_explain_v1, payload)
+    return asked.write(asked.put(service, client), plain)
 
 
 def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
-    answer = service.predict(_read(service, "predict", client, _instances, payload), client=client)
-    return {"predictions": answer.label.tolist() if plain else answer.label, **_marks(answer)}
+    asked = read(service, "predict", client, read_predict_v1, payload)
+    return asked.write(asked.put(service, client), plain)
 
 
 def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
@@ -134,13 +153,55 @@ def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True)
         RequestError: another tensor, a parameter, data that do not fit shape and datatype.
         SafexplainError: see `Service.explain`.
     """
-    x, wanted, named = _read(service, "infer", client, _inference, payload)
-    answer = service.explain(x, client=client) if EXPLANATION in wanted else service.predict(x, client=client)
-    response: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
-    if named:
-        response["id"] = named
-    outputs = [_output(answer, name, plain) for name in wanted]
-    return {**response, "outputs": outputs, "parameters": {"certificate": answer.certificate, **_marks(answer)}}
+    asked = read(service, "infer", client, read_infer_v2, payload)
+    return asked.write(asked.put(service, client), plain)
+
+
+def read(service: Service, operation: str, client: str, reader: Reader, payload: Any) -> Asked:
+    """What a payload asks; one that is refused is recorded as what the service itself refuses.
+
+    Raises:
+        RequestError: it is no such request.
+    """
+    try:
+        return reader(service, payload)
+    except RequestError as error:
+        service.refused(operation, client, error)
+        raise
+
+
+def read_explain_v1(service: Service, payload: Any) -> Asked:
+    """A `Reader` of V1."""
+
+    def write(answer: Answer, plain: bool) -> dict[str, Any]:
+        found = answer.explanation
+        made = found.tolist() if plain and isinstance(found, np.ndarray) else found
+        return {"explanations": made, **_marks(answer)}
+
+    return Asked(_instances(payload), True, write)
+
+
+def read_predict_v1(service: Service, payload: Any) -> Asked:
+    """A `Reader` of V1."""
+
+    def write(answer: Answer, plain: bool) -> dict[str, Any]:
+        return {"predictions": answer.label.tolist() if plain else answer.label, **_marks(answer)}
+
+    return Asked(_instances(payload), False, write)
+
+
+def read_infer_v2(service: Service, payload: Any) -> Asked:
+    """A `Reader` of V2."""
+    x, wanted, named = _inference(payload)
+
+    def write(answer: Answer, plain: bool) -> dict[str, Any]:
+        response: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
+        if named:
+            response["id"] = named
+        outputs = [_output(answer, name, plain) for name in wanted]
+        return {**response, "outputs": outputs, "parameters": {"certificate": answer.certificate, **_marks(answer)}}
+
+    return Asked(x, EXPLANATION in wanted, write)
 
 
 def metadata_v2(service: Service) -> dict[str, Any]:
@@ -203,15 +264,6 @@ def _no_parameters(body: Mapping[str, Any], where: str) -> None:
         return
     name = str(next(iter(given)))[:80] if isinstance(given, Mapping) else "parameters"
     raise RequestError(f"{where}: expected none, got {name!r}: what is explained is the server's to decide", field=name)
-
-
-def _read(service: Service, operation: str, client: str, read: Callable[[Any], Read], payload: Any) -> Read:
-    """What a payload holds; one that is refused is recorded as what the service itself refuses."""
-    try:
-        return read(payload)
-    except RequestError as error:
-        service.refused(operation, client, error)
-        raise
 
 
 def _inference(payload: Any) -> tuple[NDArray[np.float32], list[str], str]:
