@@ -45,6 +45,9 @@ MOST_DENSE = 4096
 MOST_KEPT = 256 * 2**20
 """Bytes of sketches of all clients kept in memory; those of clients who were away longest are read again."""
 
+MOST_CHECKED = 64
+"""Requests of which the search is kept from check to charge."""
+
 Sketches = NDArray[np.float32]
 
 
@@ -170,7 +173,7 @@ def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[
     if d > MOST_DENSE:
         from sklearn.random_projection import SparseRandomProjection
 
-        sparse = SparseRandomProjection(k, random_state=int(draw.integers(2**31))).fit(np.empty((1, d)))
+        sparse = SparseRandomProjection(k, random_state=int(draw.integers(2**31))).fit(np.zeros((1, d)))
         return lambda z: np.asarray(sparse.transform(z))
     q, r = np.linalg.qr(draw.standard_normal((d, k)))
     directions = q * np.sign(np.diag(r)) * np.sqrt(d / k)
@@ -246,6 +249,7 @@ class Budget:
         if public is not None:
             self.likeness = Likeness.of(public, limits.quantile, seed=self.ledger.identity, subject=subject)
         self._histories: OrderedDict[str, _History] = OrderedDict()
+        self._checked: OrderedDict[tuple[str, tuple[bytes, ...]], Looks] = OrderedDict()
         self._guard = (os.getpid(), threading.Lock())
 
     def check(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
@@ -260,7 +264,7 @@ class Budget:
             BudgetExhausted: they do not all fit; `.renews` is None where they never will.
             LedgerError: the ledger cannot be read.
         """
-        self.ledger.may_ask(client, digests, most=self._questions, looks=self._alike(client, digests, x))
+        self.ledger.may_ask(client, digests, most=self._questions, looks=self._alike(client, digests, x, keep=True))
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
         """Count the questions, all or none; durable when it returns. What this client asked before is free.
@@ -293,7 +297,9 @@ class Budget:
         """Raise LedgerError where the ledger cannot be reached."""
         self.ledger.total()
 
-    def _alike(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> Callable[[], Looks] | None:
+    def _alike(
+        self, client: str, digests: Sequence[bytes], x: NDArray[Any], *, keep: bool = False
+    ) -> Callable[[], Looks] | None:
         like = self.likeness
         if like is None:
             return None
@@ -301,7 +307,18 @@ class Budget:
             raise InputError(f"x: expected a row for each of {len(digests)} digests, got {len(x)}")
 
         def looks() -> Looks:
-            """The search among what is known already, outside of the ledger's transaction."""
+            """The search among what is known, outside of the ledger's transaction; once for check and charge."""
+            with self._lock():
+                known_already = self._checked.pop((client, tuple(digests)), None)
+            found = known_already or search()
+            if keep:
+                with self._lock():
+                    self._checked[client, tuple(digests)] = found
+                    if len(self._checked) > MOST_CHECKED:
+                        self._checked.popitem(last=False)
+            return found
+
+        def search() -> Looks:
             sketches = like.sketch(x)
             known, first, after = self._history(client, like)
             nearest, distance = _nearest(sketches, known)
