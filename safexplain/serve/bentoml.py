@@ -48,7 +48,7 @@ _log = logging.getLogger("safexplain.serve")
 class Question(IODescriptor):  # type: ignore[misc]
     """Rows (n, ...). BentoML shows this in its schema; the request itself is handed on as it came."""
 
-    x: np.ndarray[Any, Any]
+    x: NDArray[np.float32]
 
     @classmethod
     async def from_http_request(cls, request: Any, serde: Any) -> Any:
