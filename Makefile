@@ -37,9 +37,10 @@ test-slow: $(VENV)/.installed  ## the slow tests
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "safexplain[$*]"
 	touch $@
 
-test-serve: .venv-kserve/.installed .venv-mlserver/.installed  ## the tests of serving platforms, each in an environment that has it
+test-serve: .venv-kserve/.installed .venv-mlserver/.installed .venv-bentoml/.installed  ## the tests of serving platforms, each in an environment that has it
 	.venv-kserve/bin/python -m pytest tests/serve/platforms/test_kserve.py
 	.venv-mlserver/bin/python -m pytest tests/serve/platforms/test_mlserver.py
+	.venv-bentoml/bin/python -m pytest tests/serve/platforms/test_bentoml.py
 
 test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -62,4 +63,4 @@ docs: $(VENV)/.installed  ## serve the documentation
 	$(BIN)/mkdocs serve
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(DEMO_VENV) .venv-kserve .venv-mlserver site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) .venv-kserve .venv-mlserver .venv-bentoml site .pytest_cache .mypy_cache .ruff_cache .hypothesis
