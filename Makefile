@@ -35,6 +35,7 @@ test-slow: $(VENV)/.installed  ## the slow tests
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\n')" \
 		> $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_base.pth
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "safexplain[$*]"
+	$(@D)/bin/python -W ignore -c "import $*"
 	touch $@
 
 test-serve: .venv-kserve/.installed .venv-mlserver/.installed .venv-bentoml/.installed  ## the tests of serving platforms, each in an environment that has it

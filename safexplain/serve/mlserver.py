@@ -53,13 +53,13 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
 
     _service: Service | None = None
     _loaded = False
+    _can_answer = True
+    _looking: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether it is loaded and the service can answer; MLServer sets it after `load`."""
-        if self._service is None:
-            return self._loaded
-        return self._loaded and self._service.ready()["status"] != "unavailable"
+        """Whether it is loaded, which MLServer sets, and whether the service could answer a moment ago."""
+        return self._loaded and self._can_answer
 
     @ready.setter
     def ready(self, loaded: bool) -> None:
@@ -78,7 +78,14 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
         known = metadata_v2(self._service)
         self.inputs = [types.MetadataTensor(**tensor) for tensor in known["inputs"]]
         self.outputs = [types.MetadataTensor(**tensor) for tensor in known["outputs"]]
+        self._looking = asyncio.create_task(self._look(self._service))
         return True
+
+    async def _look(self, service: Service) -> None:
+        """Keep readiness up to date; MLServer asks for it at every question, and must not wait for the ledger then."""
+        while True:
+            self._can_answer = (await asyncio.to_thread(service.ready))["status"] != "unavailable"
+            await asyncio.sleep(1)
 
     async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:
         """Tensor `input` -> tensors `explanation` and `label`, counted for the client of the request's headers."""
@@ -109,6 +116,8 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
 
     async def unload(self) -> bool:
         """Close the service."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._service is not None:
             await asyncio.to_thread(self._service.close)
         return True
