@@ -46,6 +46,7 @@ def serve_command(
     period: Annotated[str, typer.Option(help="day, week, month or lifetime.")] = "day",
     input_range: Annotated[str | None, typer.Option(help="LOW:HIGH, numbers that an input may have.")] = None,
     uncertified: Annotated[bool, typer.Option(help="Serve what is not certified; every answer says so.")] = False,
+    probabilities: Annotated[bool, typer.Option(help="Give them too, if the certificate is about them.")] = False,
     explainer: Annotated[str | None, typer.Option(help="Without a certificate: a method of the catalog.")] = None,
     hardening: Annotated[
         str | None, typer.Option(help="Without a certificate: a JSON file.  [default: recommended]")
@@ -79,6 +80,7 @@ def serve_command(
         "public": None if public_data is None else str(public_data.absolute()),
         "limits": {"questions": questions, "looks": looks, "period": period},
         "uncertified": uncertified,
+        "probabilities": probabilities,
         "explainer": explainer,
         "hardening": None if hardening is None else _text(hardening),
         "arch": arch,

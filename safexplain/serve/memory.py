@@ -29,16 +29,18 @@ class Remembered:
     Args:
         label: the predicted class.
         explanation: float32 (...), or the fields that may leave, as plain JSON types; None: the label was asked alone.
+        probabilities: of the classes, where the service gives them.
     """
 
     label: int
     explanation: NDArray[np.float32] | Mapping[str, Any] | None
+    probabilities: tuple[float, ...] | None = None
 
     def to_bytes(self) -> bytes:
         """For `from_bytes`: a length, JSON, and the numbers."""
         e = self.explanation
         array = isinstance(e, np.ndarray)
-        head: dict[str, Any] = {"label": self.label}
+        head: dict[str, Any] = {"label": self.label, "probabilities": self.probabilities}
         head |= {"shape": list(e.shape)} if isinstance(e, np.ndarray) else {"fields": e}
         text = json.dumps(head).encode()
         body = np.ascontiguousarray(e, "<f4").tobytes() if array else b""
@@ -51,10 +53,12 @@ class Remembered:
             raise ValueError("too short")
         (length,) = struct.unpack_from("<I", raw)
         head = json.loads(raw[4 : 4 + length])
+        given = head["probabilities"]
+        probabilities = None if given is None else tuple(map(float, given))
         if "shape" not in head:
-            return cls(int(head["label"]), head["fields"])
+            return cls(int(head["label"]), head["fields"], probabilities)
         array = np.frombuffer(raw, "<f4", offset=4 + length).reshape(head["shape"])
-        return cls(int(head["label"]), array)
+        return cls(int(head["label"]), array, probabilities)
 
     @property
     def size(self) -> int:

@@ -30,7 +30,7 @@ from safexplain.errors import (
 )
 from safexplain.serve.service import Answer, Service
 
-INPUT, EXPLANATION, LABEL = "input", "explanation", "label"
+INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
 
 _TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
@@ -118,6 +118,8 @@ Reader = Callable[[Service, Any], Asked]
 def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
     """{"instances": [...]} -> {"explanations": [...]}, of the class that the model predicts for each.
 
+    There are `probabilities` too where the service was told to give them.
+
     Args:
         service: which.
         payload: decoded JSON.
@@ -141,7 +143,8 @@ def predict_v1(service: Service, payload: Any, client: str, *, plain: bool = Tru
 def infer_v2(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
     """A V2 inference request with the tensor `input` -> a response with the tensors `explanation` and `label`.
 
-    A request may choose by `outputs` which of the two it wants; for `label` alone nothing is explained.
+    There is `probabilities` too where the service was told to give it. A request may choose by `outputs` which of them
+    it wants; without `explanation` nothing is explained.
 
     Args:
         service: which.
@@ -174,9 +177,7 @@ def read_explain_v1(service: Service, payload: Any) -> Asked:
     """A `Reader` of V1."""
 
     def write(answer: Answer, plain: bool) -> dict[str, Any]:
-        found = answer.explanation
-        made = found.tolist() if plain and isinstance(found, np.ndarray) else found
-        return {"explanations": made, **_marks(answer)}
+        return {"explanations": _listed(answer.explanation, plain), **_marks(answer, plain)}
 
     return Asked(_instances(payload), True, write)
 
@@ -185,21 +186,22 @@ def read_predict_v1(service: Service, payload: Any) -> Asked:
     """A `Reader` of V1."""
 
     def write(answer: Answer, plain: bool) -> dict[str, Any]:
-        return {"predictions": answer.label.tolist() if plain else answer.label, **_marks(answer)}
+        return {"predictions": _listed(answer.label, plain), **_marks(answer, plain)}
 
     return Asked(_instances(payload), False, write)
 
 
 def read_infer_v2(service: Service, payload: Any) -> Asked:
     """A `Reader` of V2."""
-    x, wanted, named = _inference(payload)
+    given = (EXPLANATION, LABEL, PROBABILITIES) if service.probabilities else (EXPLANATION, LABEL)
+    x, wanted, named = _inference(payload, given)
 
     def write(answer: Answer, plain: bool) -> dict[str, Any]:
         response: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
         if named:
             response["id"] = named
         outputs = [_output(answer, name, plain) for name in wanted]
-        return {**response, "outputs": outputs, "parameters": {"certificate": answer.certificate, **_marks(answer)}}
+        return {**response, "outputs": outputs, "parameters": {"certificate": answer.certificate, **_unsure(answer)}}
 
     return Asked(x, EXPLANATION in wanted, write)
 
@@ -215,6 +217,7 @@ def metadata_v2(service: Service) -> dict[str, Any]:
         "outputs": [
             {"name": EXPLANATION, "datatype": "FP32", "shape": [-1]},
             {"name": LABEL, "datatype": "INT64", "shape": [-1]},
+            *([{"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, -1]}] if service.probabilities else []),
         ],
     }
 
@@ -266,14 +269,14 @@ def _no_parameters(body: Mapping[str, Any], where: str) -> None:
     raise RequestError(f"{where}: expected none, got {name!r}: what is explained is the server's to decide", field=name)
 
 
-def _inference(payload: Any) -> tuple[NDArray[np.float32], list[str], str]:
+def _inference(payload: Any, given: tuple[str, ...]) -> tuple[NDArray[np.float32], list[str], str]:
     """Inputs, names of the outputs that are asked for, and the request's name."""
     body = _object(payload, "the request", {"inputs", "outputs", "id", "parameters"})
     _no_parameters(body, "parameters")
     named = body.get("id", "")
     if not isinstance(named, str) or len(named) > _LONGEST_ID:
         raise RequestError(f"id: expected a text of at most {_LONGEST_ID} characters", field="id")
-    return _tensor(body.get("inputs")), _wanted(body.get("outputs")), named
+    return _tensor(body.get("inputs")), _wanted(body.get("outputs"), given), named
 
 
 def _instances(payload: Any) -> NDArray[np.float32]:
@@ -319,10 +322,10 @@ def _tensor(inputs: Any) -> NDArray[np.float32]:
     return array.reshape(shape)
 
 
-def _wanted(asked: Any) -> list[str]:
-    """Names of the outputs that are asked for: both, where nothing is said."""
+def _wanted(asked: Any, given: tuple[str, ...]) -> list[str]:
+    """Names of the outputs that are asked for: all that are given, where nothing is said."""
     if asked is None or asked == []:
-        return [EXPLANATION, LABEL]
+        return list(given)
     if not isinstance(asked, list):
         raise RequestError(f"outputs: expected a list, got {_kind(asked)}", field="outputs")
     wanted: list[str] = []
@@ -330,29 +333,34 @@ def _wanted(asked: Any) -> list[str]:
         output = _object(one, "an output", {"name", "parameters"})
         _no_parameters(output, "parameters of an output")
         name = output.get("name")
-        if name not in (EXPLANATION, LABEL) or name in wanted:
-            raise RequestError(
-                f"outputs: expected {EXPLANATION} or {LABEL}, each once; got {name!r:.80}", field="outputs"
-            )
+        if name not in given or name in wanted:
+            raise RequestError(f"outputs: expected {' or '.join(given)}, each once; got {name!r:.80}", field="outputs")
         wanted.append(name)
     return wanted
 
 
 def _output(answer: Answer, name: str, plain: bool) -> dict[str, Any]:
     if name == LABEL:
-        label: Any = answer.label.tolist() if plain else answer.label
-        return {"name": name, "datatype": "INT64", "shape": [len(answer.label)], "data": label}
-    found = answer.explanation
+        return {"name": name, "datatype": "INT64", "shape": [len(answer.label)], "data": _listed(answer.label, plain)}
+    found = answer.explanation if name == EXPLANATION else answer.probabilities
     if isinstance(found, np.ndarray):
-        flat: Any = found.reshape(-1)
-        data = flat.tolist() if plain else flat
+        data = _listed(found.reshape(-1), plain)
         return {"name": name, "datatype": "FP32", "shape": list(found.shape), "data": data}
     texts = [json.dumps(one) for one in found or ()]
     return {"name": name, "datatype": "BYTES", "shape": [len(texts)], "data": texts}
 
 
-def _marks(answer: Answer) -> dict[str, Any]:
-    """What every answer says of a service that is not certified."""
+def _listed(values: Any, plain: bool) -> Any:
+    return values.tolist() if plain and isinstance(values, np.ndarray) else values
+
+
+def _marks(answer: Answer, plain: bool) -> dict[str, Any]:
+    """What a V1 answer has beside what was asked for: probabilities, and that it is uncertified, where that is so."""
+    given = {} if answer.probabilities is None else {PROBABILITIES: _listed(answer.probabilities, plain)}
+    return given | _unsure(answer)
+
+
+def _unsure(answer: Answer) -> dict[str, Any]:
     return {"uncertified": True} if answer.uncertified else {}
 
 

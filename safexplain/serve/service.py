@@ -47,6 +47,7 @@ from safexplain.hardening.noise import KEY_VARIABLE, as_hashed
 from safexplain.ledger import Ledger
 from safexplain.loading.data.load import load_records
 from safexplain.loading.models.load import load_model
+from safexplain.outputs import are_probabilities
 from safexplain.serve.batches import Batches
 from safexplain.serve.budget import Budget, Limits, open_ledger
 from safexplain.serve.memory import Memory, Remembered, open_memory
@@ -74,12 +75,14 @@ class Answer:
         label: (n,) int64, the predicted classes, which are what is explained.
         certificate: hexadecimal SHA-256 of the certificate's file.
         uncertified: whether no audit has certified what is served.
+        probabilities: (n, classes) float32, only where the service was told to give them.
     """
 
     explanation: NDArray[np.float32] | list[Any] | None
     label: NDArray[np.int64]
     certificate: str
     uncertified: bool
+    probabilities: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,18 +94,27 @@ class _Generation:
     scope: bytes
     shape: tuple[int, ...] | None
     written: float
+    probabilities: bool
 
     def explain(self, x: Tensor) -> list[Remembered]:
         scores = self.release.predict(x)
         target = scores.argmax(1)
         maps = self.release.explain(x, target)
-        labels = target.tolist()
         if len(maps) != len(x):
             raise RefusedError(f"the explainer gave {len(maps)} answers to {len(x)} inputs")
-        return [Remembered(labels[i], _own(maps[i])) for i in range(len(x))]
+        found = zip(target.tolist(), maps, self._probabilities(scores), strict=True)
+        return [Remembered(label, _own(one), p) for label, one, p in found]
 
     def label(self, x: Tensor) -> list[Remembered]:
-        return [Remembered(int(label), None) for label in self.release.predict(x).argmax(1)]
+        scores = self.release.predict(x)
+        found = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
+        return [Remembered(label, None, p) for label, p in found]
+
+    def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
+        if not self.probabilities:
+            return [None] * len(scores)
+        p = scores if are_probabilities(scores) else scores.softmax(1)
+        return [tuple(row) for row in p.tolist()]
 
 
 def _own(explanation: Any) -> Any:
@@ -140,6 +152,7 @@ class Service:
         public: Any = None,
         limits: Limits | Mapping[str, Any] | None = None,
         uncertified: bool = False,
+        probabilities: bool = False,
         explainer: str | None = None,
         hardening: Hardening | str | Mapping[str, Any] | None = None,
         arch: str | None = None,
@@ -171,6 +184,8 @@ class Service:
                 near-duplicate, and are the background of methods that need one.
             limits: of each client. None: `Limits()`.
             uncertified: serve although no certificate says that it is safe; every answer and readiness say so.
+            probabilities: give the probabilities of all classes too; the certificate must be about a release that has
+                them (`Policy(release="explanation+prediction")`).
             explainer: without a certificate, the method's name in the catalog.
             hardening: without a certificate, what is done to each explanation; None: `Hardening.recommended()`.
             arch: how the network of a state_dict is built, see `load_model`.
@@ -231,6 +246,11 @@ class Service:
     def shape(self) -> tuple[int, ...] | None:
         """Of one input, where it is known."""
         return self._generation.shape
+
+    @property
+    def probabilities(self) -> bool:
+        """Whether answers have the probabilities of all classes."""
+        return self._options.probabilities
 
     @property
     def uncertified(self) -> bool:
@@ -483,6 +503,7 @@ class _Options:
     public: Any = None
     limits: Limits = Limits()  # noqa: RUF009 (frozen)
     uncertified: bool = False
+    probabilities: bool = False
     explainer: str | None = None
     hardening: Hardening | str | Mapping[str, Any] | None = None
     arch: str | None = None
@@ -561,6 +582,13 @@ class _Options:
                 f" rows or input_shape say {_written(shape)}"
             )
         shape = release.shape or shape
+        if self.probabilities and release.certificate is not None:
+            released = release.certificate.judgement.policy.release
+            if released != "explanation+prediction" and not self.uncertified:
+                raise CertificateError(
+                    f"{self.certificate} is about the release of the {released}, and the service was told to give"
+                    ' probabilities too: audit with release = "explanation+prediction" in the policy, or leave them out'
+                )
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
         budget = Budget(
             self.ledger,
@@ -570,7 +598,7 @@ class _Options:
             subject=release.model_digest.hex(),
         )
         scope = hashlib.sha256(b"\0".join([release.model_digest, release.digest.encode(), _secret(self.key)])).digest()
-        return _Generation(release, budget, scope, shape, _written_at(release))
+        return _Generation(release, budget, scope, shape, _written_at(release), self.probabilities)
 
     def _names_file(self) -> bool:
         """Whether the certificate names the SHA-256 of a model's file."""
@@ -619,7 +647,9 @@ def _assembled(operation: str, found: Sequence[Remembered], now: _Generation) ->
         if all(isinstance(m, np.ndarray) for m in maps):
             empty = np.zeros((0, *(now.shape or ())), np.float32)
             maps = np.stack(maps) if maps else empty
-    return Answer(maps, label, now.release.digest, now.release.uncertified)
+    given = [answer.probabilities for answer in found if answer.probabilities is not None]
+    probabilities = np.array(given, np.float32) if now.probabilities else None
+    return Answer(maps, label, now.release.digest, now.release.uncertified, probabilities)
 
 
 def _question(scope: bytes, row: NDArray[np.float32]) -> bytes:

@@ -65,6 +65,21 @@ def test_v2_gives_the_tensors_that_are_asked_for(service, made):
     assert metadata_v2(service)["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 64]}]
 
 
+def test_probabilities_are_a_tensor_only_of_a_service_that_gives_them(service, made):
+    asked = {"inputs": [tensor(made.rows[:1])], "outputs": [{"name": "probabilities"}]}
+    with pytest.raises(RequestError) as caught:
+        infer_v2(service, asked, "a")
+    assert caught.value.field == "outputs"
+    uncertified = {"uncertified": True, "explainer": "Saliency", "probabilities": True}
+    with Service.load(made.model, None, **uncertified) as generous:
+        everything = infer_v2(generous, {"inputs": asked["inputs"]}, "a")
+        assert [output["name"] for output in everything["outputs"]] == ["explanation", "label", "probabilities"]
+        (only,) = infer_v2(generous, asked, "a")["outputs"]
+        assert (only["shape"], round(sum(only["data"]), 5)) == ([1, 10], 1.0)
+        v1 = explain_v1(generous, {"instances": made.rows[:1].tolist()}, "a")
+        assert v1.keys() == {"explanations", "probabilities", "uncertified"}
+
+
 @pytest.mark.parametrize(
     "name",
     ["target", "n_steps", "baselines", "explain_parameters", "parameters", "method", "certificate", "signature_name"],

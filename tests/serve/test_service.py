@@ -474,6 +474,20 @@ def test_a_probability_over_the_model_is_taken_off_where_the_audit_put_it(made):
         )
 
 
+def test_probabilities_are_given_only_where_the_certificate_is_about_them(made, tmp_path):
+    with pytest.raises(CertificateError, match="prediction"):
+        Service.load(made.model, made.certificate, probabilities=True)
+    model = load_model(made.model).model
+    about = {"explainer": {"method": "InputXGradient", "options": {}}, "release": "explanation+prediction"}
+    path = certificate(tmp_path, model, hardening=Hardening.recommended(), **about)
+    x = torch.from_numpy(made.rows[:3])
+    with Service.load(model, path, probabilities=True, input_shape=(64,)) as service:
+        for answer in (service.explain(x, client="a"), service.predict(x, client="a"), service.explain(x, client="a")):
+            assert np.allclose(answer.probabilities, model(x).detach().softmax(1).numpy(), atol=1e-6)
+    with Service.load(model, path, input_shape=(64,)) as service:
+        assert service.explain(x, client="a").probabilities is None
+
+
 def test_bad_files_are_clear_errors(made, tmp_path):
     with pytest.raises(InputError):
         Service.load(tmp_path / "none.pt2", made.certificate)
