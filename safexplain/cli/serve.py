@@ -18,6 +18,10 @@ from safexplain.serve.service import SETTINGS, Service
 LEDGER = "sqlite:///safexplain-ledger.db"
 """Where questions are counted where nothing else is said: in the working directory."""
 
+_STARTS_WITHIN = 180
+"""Seconds after which a silent worker is started anew. The 5 of uvicorn may be over before PyTorch and a model are
+read, and a worker that is ended before it is ready never is."""
+
 
 def serve_command(
     model: Annotated[Path, typer.Option(help="torch.export file, or a state_dict with --arch.")],
@@ -101,6 +105,7 @@ def serve_command(
         "log_config": _logging(audit_log),
         "server_header": False,
         "timeout_keep_alive": 30,
+        "timeout_worker_healthcheck": _STARTS_WITHIN,
         "access_log": False,
     }
     if workers == 1:

@@ -10,6 +10,7 @@ import json
 import logging
 import struct
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, MissingExtraError
+
+_PAUSE = 5.0
+"""Seconds for which a Redis that does not answer is not asked."""
 
 _log = logging.getLogger("safexplain.serve")
 
@@ -120,7 +124,8 @@ class InProcess:
 class InRedis:
     """In Redis, which several workers share; its own `maxmemory` bounds it.
 
-    While Redis is away nothing is remembered, and every answer is computed: the same answers, charged as ever.
+    While Redis is away nothing is remembered, and every answer is computed: the same answers, charged as ever. One that
+    takes connections and does not answer is left alone for a while, so that few requests wait for it.
 
     Args:
         url: redis://[user:password@]host[:port][/database], or rediss://.
@@ -140,12 +145,15 @@ class InRedis:
             self._redis = redis.Redis.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5)
         except ValueError as error:
             raise ConfigurationError(f"cache: expected redis://host:port/0, got another URL ({error})") from None
-        self._failures, self._lifetime, self._away = redis.RedisError, max(1, int(lifetime)), False
+        self._failures, self._silent = redis.RedisError, redis.TimeoutError
+        self._lifetime, self._away, self._asked_again = max(1, int(lifetime)), False, 0.0
 
     def get(self, keys: Sequence[str]) -> list[Remembered | None]:
         """What is remembered under each key; nothing while Redis is away, or of what others wrote there."""
+        if not keys or self._left_alone():
+            return [None] * len(keys)
         try:
-            found = self._redis.mget(list(keys)) if keys else []
+            found = self._redis.mget(list(keys))
         except self._failures as error:
             self._say(error)
             return [None] * len(keys)
@@ -154,6 +162,8 @@ class InRedis:
 
     def put(self, answers: Mapping[str, Remembered]) -> None:
         """Remember them, if Redis is there."""
+        if self._left_alone():
+            return
         try:
             with self._redis.pipeline(transaction=False) as pipeline:
                 for key, answer in answers.items():
@@ -166,8 +176,13 @@ class InRedis:
         """Close the connections."""
         self._redis.close()
 
+    def _left_alone(self) -> bool:
+        return time.monotonic() < self._asked_again
+
     def _say(self, error: Exception | None) -> None:
         """Once when Redis goes, and once when it is back."""
+        if isinstance(error, self._silent):
+            self._asked_again = time.monotonic() + _PAUSE
         if (error is not None) != self._away:
             self._away = error is not None
             _log.warning(

@@ -30,7 +30,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_until(true: Callable[[], object], seconds: float = 90.0, what: str = "it did not happen") -> None:
+def wait_until(true: Callable[[], object], seconds: float = 180.0, what: str = "it did not happen") -> None:
     """Until it is, or an error."""
     until = time.monotonic() + seconds
     while not true():
