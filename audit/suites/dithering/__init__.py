@@ -1,0 +1,1 @@
+"""How many queries about one example a budget of looks lets through."""
