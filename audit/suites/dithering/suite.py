@@ -1,8 +1,8 @@
 """Does a limit on looks at one map stop the attacker who asks about it many times, and whom else does it stop?
 
 `safexplain.serve.budget.Budget` takes a question for another look at an earlier one where their sketches are closer
-than a quantile of the distances of public rows to each other. Asked is `Budget` itself, question by question, with 5 looks
-and no other limit; what it refuses counts for nothing, and the attacker goes on.
+than a quantile of the distances of public rows to each other. Asked is `Budget` itself, question by question, with 5
+looks and no other limit; what it refuses counts for nothing, and the attacker goes on.
 
     honest      examples of the pool, distinct and in random order, all by one client: the share that was taken for a
                 look at an earlier one, by how many had been asked before, and how many were refused. "Exact": the same
@@ -66,7 +66,7 @@ HISTORIES = (0, 100, 300, 1000, 3000)
 """How many a client asked before, in steps."""
 QUERIES, LOOKS = 200, Limits().looks
 NO_LIMIT = 10**9
-MODELS, TARGETS, EXAMPLES, RESAMPLES = 24, 4, 1000, 400
+MODELS, TARGETS, EXAMPLES, RESAMPLES = 24, 4, 600, 400
 ATTACKED = ("digits", "heloc")
 CODE = ("safexplain.serve.budget", "safexplain.audit.attacks.scoring", "safexplain.audit.collect")
 """What stored parts depend on, beside the code here."""
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     parts = Parts(options.cache / "dithering", __package__, *CODE)
     out, missing = destination(options), []
     results = earlier(out, options.quick)
-    started = time.monotonic()
+    head = {"suite": "dithering", "quick": options.quick, "looks": LOOKS, "queries": QUERIES, "default": DEFAULT}
     for name in (*ATTACKED, "cifar10") if options.task == "all" else (options.task,):
         try:
             task = TASKS[name]("quick" if options.quick else "small", options.data)
@@ -253,9 +253,10 @@ def main(argv: list[str] | None = None) -> int:
             missing.append(name)
             print(f"skipped {name}: {error}", flush=True)
             continue
-        results[name] = rounded(run_task(task, options.quick, options, parts))
-    head = {"suite": "dithering", "quick": options.quick, "looks": LOOKS, "queries": QUERIES, "default": DEFAULT}
-    write_json(out, {**head, **provenance(time.monotonic() - started), "results": results})
+        started = time.monotonic()
+        found = run_task(task, options.quick, options, parts)
+        results[name] = rounded({**found, "data": task.source, "run": provenance(time.monotonic() - started)})
+        write_json(out, {**head, "results": results})
     return concluded(judged(results), out)
 
 
