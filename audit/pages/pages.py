@@ -102,6 +102,10 @@ PAGES = (
         "releases", "what each format of a release adds to the labels of the same queries, asked once and often, and"
         " what is left to read, beside models of public data; five tasks and six explainers",
         "`cifar10.npz`, `gtsrb.npz`, `heloc.npz` (`--task digits`: nothing)", "60 min (`--full`: a GPU)"),)),
+    Page("dithering", "Limits on looks against dithered queries", (_suite(
+        "dithering", "how many dithered queries about one example a service's budget lets through, what those are"
+        " worth to an attacker, and how many honest questions it takes for such",
+        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "10 min"),)),
     Page("third_party", "Networks that nobody here trained", (_suite(
         "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
         "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),

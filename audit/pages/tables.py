@@ -11,6 +11,7 @@ from ..benchmarks import tables as benchmark_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
+from ..suites.dithering import tables as dithering_tables
 from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
@@ -273,6 +274,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
+    **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     **{name: ("paper_e_tmi", make) for name, make in tmi_tables.TABLES.items()},
     **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
