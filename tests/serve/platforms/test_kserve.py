@@ -263,6 +263,8 @@ def test_kserves_own_endpoints_copy_headers_and_a_hardened_model_behind_them_doe
         refused = server.ask("/v1/models/second:explain", {**good, "target": 1}, **SECRETS)
         assert refused.status_code == 422
         assert refused.json()["detail"]["field"] == "target"
+        assert server.ask("/v2/repository/models/model/unload", b"").status_code == 200  # whoever reaches the port
+        assert server.ask("/v1/models/model:explain", good, "ann").status_code == 200
         assert not [value for value in SECRETS.values() if value.encode() in everything(refused)]
 
 
