@@ -319,6 +319,9 @@ _MORE = {
     "KernelShap": "at least two groups",
     "Anchors": "[Alibi](alibi.md)",
     "ProtoDash": "[AIX360](aix360.md); needs a public set",
+    "LimeTabular": "[LIME](aix360.md#lime)",
+    "AlibiKernelShap": "[Alibi](alibi.md); needs shap",
+    "TreeShap": "[Alibi](alibi.md); needs shap; trees of scikit-learn",
 }
 
 

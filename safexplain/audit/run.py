@@ -237,9 +237,9 @@ def audit(
         member: (n,) bool, which examples the model was trained on.
         explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
             gives maps (n, ...): a hardened class, or anything alike. A class with a class method `catalogued()` is
-            asked through what that returns, and `method` of that is its name in the certificate. Several of them answer
-            each query together, each hardened by itself, and are judged as one release, called by all of their names
-            ("IG+Saliency").
+            asked through what that returns, and `method` of that is its name in the certificate; `made_with`, JSON, is
+            stated among its options. Several of them answer each query together, each hardened by itself, and are
+            judged as one release, called by all of their names ("IG+Saliency").
         hardening: what is released. Target and reference models get two noise keys of the audit's own: the attacker
             knows the hardening, not the key. With `Hardening.none()` the native explanations are judged.
         output: explain the probability of the predicted class, by a softmax where the model returns logits; or what
@@ -492,7 +492,7 @@ def audit_pools(
             "method": way.method,
             "output": output,
             "softmax": softmax,
-            "options": dict(arguments or {}),
+            "options": way.said(arguments or {}),
             "shape": list(population.x.shape[1:]),
         },
         "hardening": hardening.to_dict(),
@@ -530,11 +530,12 @@ def audit_pools(
 
 
 class Method(NamedTuple):
-    """One explainer: its name, what makes it, and the arguments of its `attribute`."""
+    """One explainer: its name, what makes it, and the arguments of its `attribute`; what it is made with, in JSON."""
 
     name: str
     make: Callable[..., Any]
     arguments: dict[str, Any]
+    made_with: dict[str, Any]
 
     def __call__(self, forward: Any, hardening: HardeningLike, x: Tensor, target: Tensor) -> Tensor:
         """The released maps of a batch."""
@@ -564,7 +565,12 @@ def methods_of(
     if several and (unknown := sorted(arguments.keys() - set(names))):
         raise ConfigurationError(f"arguments of several explainers are given by name, {names}; got {unknown}")
     return tuple(
-        Method(str(name), make, dict(arguments.get(name, {}) if several else arguments))
+        Method(
+            str(name),
+            make,
+            dict(arguments.get(name, {}) if several else arguments),
+            dict(getattr(make, "made_with", None) or {}),
+        )
         for name, make in zip(names, makers, strict=True)
     )
 
@@ -587,6 +593,14 @@ class _Way:
     def method(self) -> str:
         """Name of the explainer, or of all that are released together."""
         return "+".join(method.name for method in self.methods)
+
+    def said(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The options as a certificate has them: of `attribute`, and what an explainer is made with."""
+        made = {method.name: {"made_with": method.made_with} for method in self.methods if method.made_with}
+        first = self.methods[0].name
+        if len(self.methods) == 1 and not isinstance(arguments.get(first), Mapping):
+            return {**arguments, **made.get(first, {})}
+        return {name: {**arguments.get(name, {}), **made.get(name, {})} for name in {**arguments, **made}}
 
     def explain(self, hardening: HardeningLike) -> Explain:
         """What `collect_signals` asks: the released maps of a batch."""
@@ -682,7 +696,7 @@ class _Way:
         about: dict[str, Any] = {
             "explainer": self.method,
             "output": self.output,
-            "options": repr([sorted(method.arguments.items()) for method in self.methods]),
+            "options": repr([sorted({**m.arguments, **m.made_with}.items()) for m in self.methods]),
             "release": name,
             "seed": self.seed,
             "recipe": self.recipe,

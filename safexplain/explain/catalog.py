@@ -79,6 +79,7 @@ def neuron_and_zero(inputs: Inputs) -> dict[str, Any]:
 
 _GRADCAM_PAPER = "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391"
 _SHAP_PAPER = "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874"
+_LIME_PAPER = 'Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938'
 _SAMPLING_PAPER = "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009"
 _RULES = ("gausslegendre", "riemann_right", "riemann_left", "riemann_middle", "riemann_trapezoid")
 _MODES = ("nearest", "area", "bilinear", "bicubic")
@@ -264,7 +265,7 @@ _ROWS = (
         "Lime",
         attr.Lime,
         family="approximation",
-        citation='Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938',
+        citation=_LIME_PAPER,
         summary="Weights of a sparse linear model fitted to the output around the input.",
         stochastic=True,
         search_space=_SURROGATE,
@@ -333,6 +334,36 @@ _ROWS = (
         library="aix360",
         entry="explain",
         search_space={"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")},
+    ),
+    Row(
+        "LimeTabular",
+        "lime.lime_tabular:LimeTabularExplainer",
+        family="approximation",
+        citation=_LIME_PAPER,
+        summary="Weights of a linear model fitted to the output around a row of a table, in bins of public rows.",
+        library="lime",
+        entry="explain_instance",
+        stochastic=True,
+        search_space={"num_samples": (500, 1_000, 5_000)},
+    ),
+    Row(
+        "AlibiKernelShap",
+        "KernelShap",
+        family="perturbation",
+        citation=_SHAP_PAPER,
+        summary="Shapley values of the features of a row by a weighted linear regression, against public rows.",
+        library="alibi",
+        entry="explain",
+        stochastic=True,
+    ),
+    Row(
+        "TreeShap",
+        "TreeShap",
+        family="perturbation",
+        citation="Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888",
+        summary="Shapley values of the features of a row, exactly, for a forest or boosted trees of scikit-learn.",
+        library="alibi",
+        entry="explain",
     ),
 )
 

@@ -31,7 +31,20 @@ from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 
-__all__ = ["Audited", "Pinned", "check_file", "checked_model", "in_training", "keyed", "load_audited", "rows_of"]
+__all__ = [
+    "Audited",
+    "Pinned",
+    "check_file",
+    "check_unchanged",
+    "checked_model",
+    "in_training",
+    "keyed",
+    "load_audited",
+    "refuse_others",
+    "rows_of",
+    "same",
+    "shown",
+]
 
 FREE = frozenset({"inputs", "target"})
 """Arguments of `attribute` that are the client's to choose."""
@@ -76,11 +89,7 @@ class Pinned:
         inputs = given.get("inputs")
         if not isinstance(inputs, Tensor) or inputs.dim() == 0:
             raise InputError(f"a certified explainer takes one tensor (batch, ...), got {type(inputs).__name__}")
-        if in_training(self.model) or model_digest(self.model) != self.digest:
-            raise RefusedError(
-                "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
-                " in training mode. Load the certificate again, with the audited model in evaluation mode"
-            )
+        check_unchanged(self.model, self.digest)
         like = inputs.detach() if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:])
         if self.probabilities and len(inputs):
             with torch.no_grad():
@@ -91,15 +100,38 @@ class Pinned:
                     )
             object.__setattr__(self, "probabilities", False)
         audited = CATALOG[self.method].options(like, self.options)
-        for name in given.keys() - FREE:
-            default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
-            value, expected = given[name], audited.get(name, default)
-            if not _same(value, expected):
-                raise RefusedError(
-                    f"{name} is {_shown(expected)} in the certificate, got {_shown(value)}: another option gives"
-                    f" explanations that were not audited. Leave {name} out, or audit with this option"
-                )
+        refuse_others(signature, given, audited, FREE)
         return {**given, **audited}
+
+
+def check_unchanged(model: nn.Module, digest: bytes) -> None:
+    """Raise `RefusedError` unless a model is still the one with this digest, and in evaluation mode."""
+    if in_training(model) or model_digest(model) != digest:
+        raise RefusedError(
+            "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
+            " in training mode. Load the certificate again, with the audited model in evaluation mode"
+        )
+
+
+def refuse_others(
+    signature: inspect.Signature, given: Mapping[str, Any], audited: Mapping[str, Any], free: frozenset[str]
+) -> None:
+    """Raise `RefusedError` where an option of a call differs from the audited one.
+
+    Args:
+        signature: of the call, for the values of what was not audited by name.
+        given: arguments by name, without defaults.
+        audited: options by name.
+        free: arguments that are the client's to choose.
+    """
+    for name in given.keys() - free:
+        default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
+        value, expected = given[name], audited.get(name, default)
+        if not same(value, expected):
+            raise RefusedError(
+                f"{name} is {shown(expected)} in the certificate, got {shown(value)}: another option gives"
+                f" explanations that were not audited. Leave {name} out, or audit with this option"
+            )
 
 
 def in_training(model: nn.Module) -> bool:
@@ -139,6 +171,15 @@ class Audited:
         """What was explained: the model, or its probabilities."""
         return Probability(self.model) if self.certificate.softmax else self.model
 
+    def row(self, kind: type[Any]) -> tuple[Row, dict[str, Any]]:
+        """The row of a hardened class, of those that the certificate is about, and its audited options.
+
+        Raises:
+            CertificateError: the certificate is about others.
+        """
+        own = _row_of(kind, self.certificate.method, self.path)
+        return own, _options_of(self.certificate, own.name)
+
     def explainer(self, kind: type[Any], layer: nn.Module | None = None, arguments: Mapping[str, Any] = NOTHING) -> Any:
         """The explainer of one class, of those that the certificate is about.
 
@@ -147,8 +188,7 @@ class Audited:
             layer: see `Hardened.from_certificate`.
             arguments: likewise.
         """
-        row = _row(kind, self.certificate.method, self.path)
-        options = _options_of(self.certificate, row.name)
+        row, options = self.row(kind)
         explainer = kind(*_constructor(row, self.forward, layer, arguments), hardening=self.hardening)
         _check_options(explainer._signature, row, options, self.path)
         own = self.certificate.output == "probability" and not self.certificate.softmax
@@ -164,6 +204,7 @@ def load_audited(
     key: bytes | str | Path | None = None,
     public_key: str | Path | bytes | None = None,
     uncertified: bool = False,
+    kind: type[Any] | None = None,
 ) -> Audited:
     """A certificate that is about this model, and may be served.
 
@@ -174,13 +215,17 @@ def load_audited(
         key: the noise key itself, as bytes, or the file that holds it; None: the environment variable.
         public_key: likewise.
         uncertified: accept another verdict than "certified"; all else is checked.
+        kind: a hardened class, whose method the certificate must be about.
 
     Raises:
         CertificateError, RefusedError, InputError: see `Hardened.from_certificate`.
     """
     certificate = load_certificate(path, public_key=public_key)
     certificate.need_model(path)
-    rows_of(certificate.method, path)
+    if kind is None:
+        rows_of(certificate.method, path)
+    else:
+        _row_of(kind, certificate.method, path)
     if certificate.verdict != "certified" and not uncertified:
         raise CertificateError(f"{path} certifies nothing. {certificate.judgement.sentence}")
     if certificate.judgement.policy.release == "prediction":
@@ -240,14 +285,13 @@ def rows_of(method: str, path: str | Path) -> list[Row]:
     Raises:
         CertificateError: one of them is none of the catalog.
     """
-    rows = [CATALOG.get(name) for name in method.split("+")]
-    for row in rows:
-        if row is None or row.entry != "attribute":
-            raise CertificateError(f"{path} is about {method!r:.60}, which is no map of the catalog of this version")
-    return [row for row in rows if row is not None]
+    rows = [row for name in method.split("+") if (row := CATALOG.get(name)) is not None]
+    if len(rows) < len(method.split("+")):
+        raise CertificateError(f"{path} is about {method!r:.60}, which is no method of the catalog of this version")
+    return rows
 
 
-def _row(kind: type[Any], method: str, path: str | Path) -> Row:
+def _row_of(kind: type[Any], method: str, path: str | Path) -> Row:
     """The row of a class, which must be one of those that the certificate is about."""
     rows = rows_of(method, path)
     own: Row | None = getattr(kind, "_row", None)
@@ -257,11 +301,10 @@ def _row(kind: type[Any], method: str, path: str | Path) -> Row:
     return own
 
 
-def _options_of(certificate: Certificate, name: str) -> Mapping[str, Any]:
+def _options_of(certificate: Certificate, name: str) -> dict[str, Any]:
     """The audited options of one method; where several were released together, they stand by the methods' names."""
-    if "+" not in certificate.method and not isinstance(certificate.options.get(name), Mapping):
-        return certificate.options
-    options = certificate.options.get(name, {})
+    alone = "+" not in certificate.method and not isinstance(certificate.options.get(name), Mapping)
+    options = certificate.options if alone else certificate.options.get(name, NOTHING)
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
@@ -306,9 +349,9 @@ def _constructor(
             raise RefusedError(f"the certificate is about the layer {type(made[1]).__name__} that default_layer gives")
     known = inspect.signature(row.native.__init__).parameters
     for name, value in arguments.items():
-        if name not in known or not _same(value, known[name].default):
+        if name not in known or not same(value, known[name].default):
             raise RefusedError(
-                f"{row.name} was audited as its constructor makes it; {name}={_shown(value)} makes another explainer"
+                f"{row.name} was audited as its constructor makes it; {name}={shown(value)} makes another explainer"
             )
     return made
 
@@ -368,17 +411,18 @@ def _strong(key: bytes, what: str) -> bytes:
     return key
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Equal, tensors element by element, sequences whatever their type."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         both = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
         return both and torch.equal(one.detach().cpu(), other.detach().cpu())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(one is other or (type(one) is type(other) and one == other))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """An argument in a message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return "not there" if value is inspect.Parameter.empty else f"{value!r:.80}"

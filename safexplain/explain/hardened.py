@@ -104,7 +104,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 audited one.
             InputError: a file cannot be read, or the model is in training mode.
         """
-        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key)
+        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
         certified: Self = audited.explainer(cls, layer, arguments)
         return certified
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from safexplain.explain.aix360.base import load_protodash
-from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.captum.explainers import Gradient
 from safexplain.explain.captum.layers import default_layer
 from safexplain.explain.feature_groups import superpixels
@@ -29,12 +27,13 @@ LICENCES = MappingProxyType(
         "safexplain": "Apache-2.0",
         "alibi": "Apache-2.0 up to 0.9.4, Business Source Licence 1.1 from 0.9.5",
         "aix360": "Apache-2.0",
+        "lime": "BSD-2-Clause",
     }
 )
 """Library -> its licence."""
 
-EXTRAS = frozenset({"alibi", "aix360"})
-"""Libraries that extras of the same names bring; the others come with the base install."""
+EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360"})
+"""Library -> the extra that brings it; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -45,12 +44,14 @@ class Row:
 
     Args:
         name: key in `CATALOG`; the hardened class is called Hardened + name.
-        source: the native class, or its name where the library is an extra.
+        source: the native class, or its name where the library is an extra, after its module where that is not the
+            library's own ("lime.lime_tabular:LimeTabularExplainer").
         family: one of `FAMILIES`; "other" for a class outside the catalog.
         citation: where the method was published.
         summary: one sentence.
         library: whose class it is, a key of `LICENCES`.
-        entry: name of the native method that explains.
+        entry: name of the native method that explains; "attribute" gives maps of tensors, all others are asked about
+            rows of a table, see `safexplain.explain.tables`.
         of: "input", "layer" or "neuron": what the attributions are of, or for.
         target: its entry takes the explained output as `target`.
         hooks: it registers hooks on the model's modules, so that it must run on a private copy.
@@ -96,7 +97,13 @@ class Row:
         """
         if not isinstance(self.source, str):
             return self.source
-        return getattr(load_alibi().explainers if self.library == "alibi" else load_protodash(), self.source)
+        from safexplain.explain.aix360.base import load, load_protodash  # these packages read the catalog themselves
+        from safexplain.explain.alibi.library import load_alibi
+
+        module, _, name = self.source.rpartition(":")
+        if module:
+            return getattr(load(module), name)
+        return getattr(load_alibi().explainers if self.library == "alibi" else load_protodash(), name)
 
     @property
     def in_base(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,16 +21,38 @@ from torch import Tensor, nn
 
 from safexplain._digest import digest, file_sha256, modules_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
+from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
+from safexplain.explain.alibi import HardenedAnchorTabular
+from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.catalog import find_row
-from safexplain.explain.certified import NOTHING, Pinned, checked_model, keyed, load_audited, rows_of, without_softmax
+from safexplain.explain.certified import (
+    NOTHING,
+    Pinned,
+    check_unchanged,
+    checked_model,
+    keyed,
+    load_audited,
+    rows_of,
+    without_softmax,
+)
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.row import Row
+from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities
 from safexplain.verdict.certificate.read import Certificate
 
 __all__ = ["Explanation", "Release", "load_release"]
+
+OF_ROWS: Mapping[str, type[OfTables]] = {
+    "Anchors": HardenedAnchorTabular,
+    "ProtoDash": HardenedProtoDash,
+    "LimeTabular": HardenedLimeTabular,
+    "AlibiKernelShap": HardenedAlibiKernelShap,
+    "TreeShap": HardenedTreeShap,
+}
+"""The methods of the catalog that are asked about rows of a table."""
 
 Explanation = NDArray[np.float32] | list[dict[str, Any]]
 """Of a batch: maps (n, ...), or one dictionary of plain JSON values for each example."""
@@ -39,8 +62,8 @@ Explanation = NDArray[np.float32] | list[dict[str, Any]]
 class Release:
     """A model's explanations as they were audited, for a service; threads may share it.
 
-    One method releases its maps as they are. Of several that are released together, each example has a dictionary
-    method -> map, as nested lists.
+    One method releases its maps as they are, or, as Anchors and ProtoDash, a dictionary for each example. Of several
+    that are released together, each example has a dictionary method -> map (as nested lists) or dictionary.
 
     Args:
         certificate: what the audit found; None: there is none yet.
@@ -146,7 +169,7 @@ def load_release(
             raise ConfigurationError(
                 "expected a certificate; to serve without one, say so: uncertified=True, method=..., hardening=..."
             )
-        return _without_certificate(model, method, keyed(hardening, key), options or NOTHING, output, shape)
+        return _without_certificate(model, method, keyed(hardening, key), options or NOTHING, output, shape, public)
     given = {"method": method, "hardening": hardening, "options": options, "shape": shape}
     if said := [name for name, value in given.items() if value is not None]:
         raise ConfigurationError(f"{', '.join(said)}: the certificate says that; leave it out")
@@ -156,7 +179,12 @@ def load_release(
         raise CertificateError(f"{path} was changed while it was read; load it again")
     certificate = audited.certificate
     rows = rows_of(certificate.method, path)
-    made = {row.name: audited.explainer(HARDENED[row.name]) for row in rows}
+    made = {
+        row.name: pinned(OF_ROWS[row.name], audited, _of_need(row, public, certificate), {})
+        if row.name in OF_ROWS
+        else audited.explainer(HARDENED[row.name])
+        for row in rows
+    }
     return Release(
         certificate,
         certificate.method,
@@ -180,20 +208,26 @@ def _without_certificate(
     options: Mapping[str, Any],
     output: str,
     shape: Sequence[int] | None,
+    public: Any,
 ) -> Release:
     """What a service runs before its audit."""
     row = find_row(method)
-    if row.entry != "attribute":
-        raise ConfigurationError(f"{row.name} gives no map; expected another method")
     model, named = checked_model(model)
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     model = without_softmax(model)
     of_estimator = isinstance(model, EstimatorModule)
     softmax = output == "probability" and not (of_estimator or _gives_probabilities(model, shape))
-    asked = Catalogued(row, HARDENED[row.name])(Probability(model) if softmax else model, hardening=hardening)
-    explainer = asked.explainer
-    explainer._pinned = Pinned(row.name, model, named, dict(options))
+    forward = Probability(model) if softmax else model
+    explainer: Any
+    if row.name in OF_ROWS:
+        given = {name: value for name, value in options.items() if name != MADE_WITH}
+        of = OF_ROWS[row.name].catalogued(public, **options.get(MADE_WITH, {}))
+        explainer = pin(of, forward, model, named, hardening, given)
+        options = {**given, MADE_WITH: of.made_with}
+    else:
+        explainer = Catalogued(row, HARDENED[row.name])(forward, hardening=hardening).explainer
+        explainer._pinned = Pinned(row.name, model, named, dict(options))
     return Release(
         None,
         row.name,
@@ -210,8 +244,17 @@ def _without_certificate(
     )
 
 
+def _of_need(row: Row, public: Any, certificate: Certificate) -> Any:
+    """The background, where the audit had one: a service may have public rows for other ends."""
+    options = certificate.options.get(row.name, certificate.options)
+    made = options.get(MADE_WITH) if isinstance(options, Mapping) else None
+    return public if isinstance(made, Mapping) and "public" in made else None
+
+
 def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
     """How a service asks a hardened class that has its certificate."""
+    if row.name in OF_ROWS:
+        return partial(_of_rows, explainer)
 
     def maps(x: Tensor, target: Tensor) -> Explanation:
         x = x.clone().requires_grad_(row.leaf_inputs and x.is_floating_point())
@@ -222,6 +265,15 @@ def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
         return released
 
     return maps
+
+
+def _of_rows(explainer: OfTables, x: Tensor, target: Tensor) -> Explanation:
+    """What an explainer of rows tells about each row."""
+    held = explainer._pinned
+    assert held is not None
+    check_unchanged(held.model, held.digest)
+    numbers: NDArray[np.float32] = AskedRows(explainer).attribute(x, target=target, **held.options).cpu().numpy()
+    return [explainer._told(one) for one in numbers] if explainer._tells else numbers
 
 
 def _alone(rows: Sequence[Row], model: nn.Module) -> tuple[nn.Module, ...]:

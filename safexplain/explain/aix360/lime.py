@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from safexplain._digest import checked_digest, explained_digest
 from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.tables import MadeOf, OfTables, Predict
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
@@ -113,6 +116,9 @@ class _HardenedLime(HardenedAIX360):
             OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
                 noise does not change when the model does.
         """
+        return self._explain_instance(*args, **kwargs)
+
+    def _explain_instance(self, *args: Any, **kwargs: Any) -> Any:
         entry = inspect.signature(self._explainer.explain_instance)
         bound = entry.bind(*args, **kwargs)
         (instance, predict), regressor = list(bound.arguments.values())[:2], bound.arguments.get("model_regressor")
@@ -185,8 +191,15 @@ def _as_hashed(instance: Any) -> Any:
     return instance
 
 
-class HardenedLimeTabular(_HardenedLime):
+class HardenedLimeTabular(_HardenedLime, OfTables):
     """AIX360's `LimeTabularExplainer`, hardened.
+
+    Audited and certified (`catalogued`, `from_certificate`) with public rows in the place of the training set, from
+    which LIME takes the bins and the spread of its samples: the numbers of a row are the weights of all its features
+    for the predicted class, and they are what a service releases. A certificate knows `feature_names`, `class_names`,
+    `categorical_features`, `categorical_names`, `kernel_width`, `feature_selection` ("none" unless said, for no feature
+    is left out), `discretize_continuous`, `discretizer`, `sample_around_instance` and a whole number as `random_state`,
+    and the options `num_samples` and `distance_metric`.
 
     Args:
         *args: as natively.
@@ -197,11 +210,46 @@ class HardenedLimeTabular(_HardenedLime):
     """
 
     _module, _name = "lime.lime_tabular", "LimeTabularExplainer"
+    _row, _libraries = CATALOG["LimeTabular"], ("lime",)
+    _makes = frozenset(
+        {"feature_names", "class_names", "categorical_features", "categorical_names", "kernel_width"}
+        | {"feature_selection", "discretize_continuous", "discretizer", "sample_around_instance", "random_state"}
+    )
+    _fixed = frozenset({"data_row", "predict_fn", "labels", "top_labels", "num_features", "model_regressor"})
+    _predict: Predict
     bins = False
 
     def __init__(self, *args: Any, hardening: Hardening | None = None, bins: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, hardening=hardening, **kwargs)
         self.bins = bins
+
+    def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
+        """As natively; of a certified explainer, the prediction function may be left out, and so may `labels`."""
+        if self._pinned is None:
+            return self._explain_instance(*args, **kwargs)
+        given = self._signature().bind_partial(self, *args, **kwargs).arguments
+        asked = given.pop("data_row")
+        row = np.asarray(asked.toarray() if hasattr(asked, "toarray") else asked, dtype=np.float64)
+        given = self._pinned.complete(self._signature(), given, frozenset({"self", "labels"}))
+        labels = given.get("labels") or tuple(self._pinned.classes_of(row.reshape(1, -1)))
+        return self._weights_of(row.reshape(-1), labels, self._pinned.predict, self._pinned.options)
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        assert made.background is not None
+        given: dict[str, Any] = {"feature_selection": "none", **made.made}
+        if categories := given.get("categorical_names"):
+            given["categorical_names"] = {int(column): names for column, names in categories.items()}
+        explainer = cls(made.background.rows, hardening=hardening, model_digest=explained_digest(forward), **given)
+        explainer._predict = Predict(forward)
+        return explainer
+
+    def _numbers(self, row: NDArray[Any], target: int, options: Mapping[str, Any]) -> NDArray[Any]:
+        weights = dict(self._weights_of(row, (target,), self._predict, options).local_exp[target])
+        return np.array([weights.get(feature, 0.0) for feature in range(len(row))])
+
+    def _weights_of(self, row: NDArray[Any], labels: Any, predict: Any, options: Mapping[str, Any]) -> Any:
+        return self._explain_instance(row, predict, labels=labels, num_features=len(row), **options)
 
     def _option(self, name: str, value: Any) -> None:
         if name != "bins":

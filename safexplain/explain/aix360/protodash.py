@@ -11,17 +11,20 @@ import hashlib
 import math
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360.base import HardenedAIX360, load_protodash
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.tables import MadeOf, OfTables
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import as_hashed
 
@@ -30,7 +33,7 @@ __all__ = ["HardenedProtoDash"]
 Rows = NDArray[Any]
 
 
-class HardenedProtoDash(HardenedAIX360):
+class HardenedProtoDash(HardenedAIX360, OfTables):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
     What is lost: the answer no longer shows training cases. It shows the public or synthetic cases that represent the
@@ -39,6 +42,10 @@ class HardenedProtoDash(HardenedAIX360):
     The prototypes' indices and their order are exact. They depend on the explained rows and the public rows, so they
     tell something about the training set only where one of the two does: features computed by the trained model, or a
     summary of training rows. The weights are hardened for that case.
+
+    Audited and certified (`catalogued`, `from_certificate`) one row at a time. Of p public rows, its numbers are p
+    places, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases which rows
+    the prototypes are, in their order, and their weights.
 
     Args:
         public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
@@ -54,6 +61,8 @@ class HardenedProtoDash(HardenedAIX360):
     """
 
     _entry = "explain"
+    _row, _libraries, _tells = CATALOG["ProtoDash"], ("aix360",), True
+    _fixed = frozenset({"self", "X", "Y"})
 
     def __init__(self, public: Any, *, hardening: Hardening | None = None, progress: bool = True) -> None:
         super().__init__(hardening, Hardening.ranked)
@@ -96,6 +105,19 @@ class HardenedProtoDash(HardenedAIX360):
         Warns:
             UserWarning: a sigma was given that has no effect.
         """
+        if self._pinned is not None:
+            given = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
+            signature, defaults = self._signature(), {"m": 10, "kernelType": "other", "sigma": 2, "optimizer": "cvxpy"}
+            asked = {name: value for name, value in given.items() if value != defaults[name]}
+            options = self._pinned.complete(signature, asked, frozenset())
+            if Y is not None or len(_rows("X", X)) != 1:
+                raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
+            return self._explain(X, **options)
+        return self._explain(X, Y, m, kernelType, sigma, optimizer)
+
+    def _explain(
+        self, X: Any, Y: Any = None, m: int = 10, kernelType: str = "other", sigma: float = 2, optimizer: str = "cvxpy"
+    ) -> tuple[Rows, Rows, Rows]:
         X = _rows("X", X)
         if not self.hardening.is_none:
             X = as_hashed(torch.from_numpy(np.array(X))).numpy()
@@ -111,6 +133,27 @@ class HardenedProtoDash(HardenedAIX360):
             kernel = f"Gaussian {float(sigma)!r}" if gaussian else "linear"
             weights = self._harden(weights, _query(X, gaussian), [_digest(row) for row in candidates[chosen]], kernel)
         return weights, chosen, np.full(m, np.nan)
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        assert made.background is not None
+        return cls(made.background.rows, hardening=hardening, progress=False)
+
+    def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
+        weights, chosen, _ = self._explain(row[None], **options)
+        numbers = np.zeros((2, len(self.public)))
+        numbers[0, chosen] = np.arange(len(chosen), 0, -1) / len(chosen)
+        numbers[1, chosen] = weights
+        return numbers.reshape(-1)
+
+    def _told(self, numbers: Rows) -> dict[str, Any]:
+        places, weights = numbers.reshape(2, -1)
+        chosen = np.argsort(-places, kind="stable")[: int((places > 0).sum())]
+        return {
+            "prototypes": chosen.tolist(),
+            "rows": self.public[chosen].tolist(),
+            "weights": weights[chosen].tolist(),
+        }
 
     def _allowed(self, Y: Rows) -> Rows:
         if Y.shape == self.public.shape and np.array_equal(Y, self.public):

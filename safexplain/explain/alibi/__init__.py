@@ -4,17 +4,22 @@ A native anchor explanation carries rows of the training set (in `raw`), and one
 `meta`). A hardened explainer (`base`) holds a native one and is no instance of its class; a call runs a private copy of
 it with random numbers of its own (`library`, which imports Alibi when the first one is made); `rules` has a row for
 each native class that lists what leaves, and `release` builds the answer from it, its numbers with keyed noise.
+`tables` has the explainers of rows as they are audited and certified.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
-from safexplain.errors import ConfigurationTypeError
+from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.alibi.base import HardenedAlibi, is_alibi, new_generator
 from safexplain.explain.alibi.base import anchor_hardening as anchor_hardening
 from safexplain.explain.alibi.library import draw_from, load_alibi
 from safexplain.explain.alibi.rules import ROWS, kind_of
+from safexplain.explain.alibi.tables import AnchorsOfRows, HardenedAlibiKernelShap, HardenedTreeShap
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.tables import MadeOf
 from safexplain.hardening.hardening import Hardening
 
 __all__ = [
@@ -44,6 +49,39 @@ class HardenedAnchors(HardenedAlibi):
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
         super()._adopt(native, hardening, model_digest)
 
+    @classmethod
+    def catalogued(cls, public: Any = None, **made: Any) -> MadeOf:
+        """Anchors of rows of tables as an audit asks them, see `HardenedAnchorTabular`.
+
+        Args:
+            public: (n, d) rows that may be known to everybody.
+            **made: more that the explainer is made with.
+
+        Raises:
+            RefusedError: of images and texts.
+        """
+        return _of_rows(cls).catalogued(public, **made)
+
+    @classmethod
+    def from_certificate(cls, model: Any, path: str | Path, **given: Any) -> HardenedAnchors:
+        """The anchors of rows of tables that a certificate is about, a `HardenedAnchorTabular`.
+
+        Args:
+            model: see `safexplain.explain.tables.OfTables.from_certificate`, as the rest.
+            path: likewise.
+            **given: likewise.
+
+        Raises:
+            RefusedError: of images and texts; and what that raises.
+        """
+        return _of_rows(cls).from_certificate(model, path, **given)
+
+
+def _of_rows(kind: type[HardenedAnchors]) -> type[HardenedAnchorTabular]:
+    if kind is not HardenedAnchors:
+        raise RefusedError(f"{kind.__name__} cannot be certified: of anchors, those of rows of tables can")
+    return HardenedAnchorTabular
+
 
 class _FromArguments(HardenedAnchors):
     _kind: ClassVar[str]
@@ -56,10 +94,10 @@ class _FromArguments(HardenedAnchors):
         self._adopt(native, hardening, model_digest)
 
 
-class HardenedAnchorTabular(_FromArguments):
-    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`."""
+class HardenedAnchorTabular(AnchorsOfRows, _FromArguments):
+    """Hardened AnchorTabular: takes its arguments, and `hardening`. See `HardenedAnchors`, and `AnchorsOfRows`."""
 
-    _kind = "AnchorTabular"
+    _kind, _row = "AnchorTabular", CATALOG["Anchors"]
 
 
 class HardenedAnchorImage(_FromArguments):
@@ -75,7 +113,9 @@ class HardenedAnchorText(_FromArguments):
 
 
 _CLASSES: dict[str, type[HardenedAlibi]] = {
-    kind._kind: kind for kind in (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)
+    **{kind._kind: kind for kind in (HardenedAnchorTabular, HardenedAnchorImage, HardenedAnchorText)},
+    "KernelShap": HardenedAlibiKernelShap,
+    "TreeShap": HardenedTreeShap,
 }
 
 

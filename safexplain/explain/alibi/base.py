@@ -76,6 +76,9 @@ class HardenedAlibi:
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explain as natively and release what may leave, see the class; RefusedError where nothing may."""
+        return self._explain(*args, **kwargs)
+
+    def _explain(self, *args: Any, **kwargs: Any) -> Any:
         load_alibi()
         kind = kind_of(self._explainer)
         check_mode(attrgetter(ROWS[kind].predictor)(self._explainer))

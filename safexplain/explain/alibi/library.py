@@ -49,9 +49,11 @@ _numpy.__dict__.update({name: value for name, value in vars(np).items() if name 
 
 
 def give_own_generators() -> None:
-    """Let every loaded module of alibi draw from the running call's generator; again does no harm."""
+    """Let every loaded module of alibi, and shap's kernel method, draw from the running call's generator; again does no
+    harm."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "alibi" and getattr(module, "np", None) is np:
+        ours = name.partition(".")[0] == "alibi" or name == "shap.explainers._kernel"
+        if ours and getattr(module, "np", None) is np:
             module.np = _numpy  # type: ignore[attr-defined]
 
 

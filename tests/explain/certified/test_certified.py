@@ -194,8 +194,8 @@ def test_another_class_is_told_which_one_to_use(tmp_path: Path) -> None:
         ({"references": 0}, "certifies nothing"),
         ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
         ({"environment": {"captum": "0.1"}}, "captum 0.1"),
-        ({"explainer": {"method": "Tarot"}}, "no map of the catalog"),
-        ({"explainer": {"method": "Anchors"}}, "no map of the catalog"),
+        ({"explainer": {"method": "Tarot"}}, "no method of the catalog"),
+        ({"explainer": {"method": "Anchors"}}, r"use HardenedAnchors\.from_certificate, not HardenedIG"),
         ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
         ({"explainer": {"options": {"target": 3}}}, "'target' is no option"),
         ({"explainer": {"options": {"n_segments": 3}}}, "'n_segments' is no option"),
@@ -359,7 +359,7 @@ def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Pat
     with pytest.raises(CertificateError, match="'steps' is no option"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=wrong))
     unknown = joint | {"method": "IG+Tarot"}
-    with pytest.raises(CertificateError, match="no map of the catalog"):
+    with pytest.raises(CertificateError, match="no method of the catalog"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=unknown))
 
 

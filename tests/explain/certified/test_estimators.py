@@ -20,7 +20,6 @@ from sklearn.preprocessing import StandardScaler
 from safexplain import HardenedKernelShap, HardenedOcclusion, Hardening
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Population, audit
-from safexplain.audit.run import AuditOptions
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.served import load_release
 from safexplain.outputs import EstimatorModule, as_module
@@ -129,24 +128,24 @@ def test_columns_keep_the_names_that_a_classifier_was_fitted_with() -> None:
     np.testing.assert_allclose(as_module(fitted)(ASKED).numpy(), fitted.predict_proba(frame[:3]), rtol=1e-6)
 
 
-def test_an_audit_of_a_forest_ends_in_what_a_service_loads(tmp_path: Path) -> None:
-    member = np.arange(90) % 2 == 0
-    forest = RandomForestClassifier(5, random_state=0)
-    fitted = RandomForestClassifier(5, random_state=0).fit(X[member], Y[member])
+@pytest.mark.parametrize("kind", [HardenedOcclusion, pytest.param(HardenedKernelShap, marks=pytest.mark.slow)])
+def test_an_audit_of_a_forest_ends_in_what_a_service_loads(kind: Any, tmp_path: Path) -> None:
+    member = np.arange(40) % 2 == 0
+    fitted = RandomForestClassifier(3, random_state=0).fit(X[:40][member], Y[:40][member])
     run = audit(
         fitted,
-        Population.of(X, Y),
-        forest,
+        Population.of(X[:40], Y[:40]),
+        RandomForestClassifier(3, random_state=0),
         member=member,
-        explainer=HardenedOcclusion,
+        explainer=kind,
         hardening=Hardening.recommended(),
+        arguments={"n_samples": 5} if kind is HardenedKernelShap else {},
         references=4,
         policy=Policy(patience=(1,), uncounted=True, reason="a small example"),
-        options=AuditOptions(batch_size=90),
     )
     path = run.save(tmp_path / "run") / "certificate.json"
     with pytest.raises(CertificateError, match="certifies nothing"):
         load_release(fitted, path)
     release = load_release(fitted, path, uncertified=True)
-    assert (release.shape, release.uncertified) == ((4,), True)
+    assert (release.method, release.shape, release.uncertified) == (kind._row.name, (4,), True)
     assert release.explain(ASKED, TARGET).shape == (3, 4)  # type: ignore[union-attr]

@@ -104,7 +104,7 @@ def test_a_model_that_changed_is_served_no_more(tmp_path: Path) -> None:
         ({"digest": "ab" * 32}, "is about another model"),
         ({"references": 0}, "certifies nothing"),
         ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
-        ({"explainer": {"method": "IG+Tarot"}}, "no map of the catalog"),
+        ({"explainer": {"method": "IG+Tarot"}}, "no method of the catalog"),
         ({"explainer": {"options": {"steps": 3}}}, "'steps' is no option"),
         ({"noise_stream": "shake256-v2"}, "noise stream"),
     ],

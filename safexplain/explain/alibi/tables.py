@@ -1,0 +1,238 @@
+"""Alibi's explainers of rows, as they are audited: anchors in numbers, and Shapley values of one class.
+
+The rule of an anchor is written in numbers and read back from them: of each feature, which share of the bins it rules
+out below and above. The bins are quantiles of public rows, so that whoever knows these can write the numbers as the
+rule, and the rule as the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from safexplain._digest import explained_digest
+from safexplain.errors import InputError, RefusedError
+from safexplain.explain.alibi.base import HardenedAlibi, new_generator
+from safexplain.explain.alibi.library import draw_from, load_alibi
+from safexplain.explain.catalog import CATALOG
+from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
+from safexplain.hardening.hardening import Hardening
+from safexplain.outputs import EstimatorModule
+
+__all__ = ["AnchorsOfRows", "HardenedAlibiKernelShap", "HardenedTreeShap", "Rule"]
+
+Rows = NDArray[Any]
+
+
+class Rule:
+    """The rules that an AnchorTabular can say of one feature, and their numbers.
+
+    With k bins, a condition that rules out the lowest i and the highest j of them is (i / k, j / k). A category, the
+    v-th of K, is ((v + 1) / (K + 1), (K - v) / (K + 1)). No condition is (0, 0).
+
+    Args:
+        name: of the feature.
+        bins: their names, or those of the categories, as the fitted explainer has them.
+        categorical: whether they are categories.
+    """
+
+    def __init__(self, name: str, bins: list[str], categorical: bool) -> None:
+        k = len(bins)
+        self.texts: dict[str, tuple[float, float]] = {}
+        if categorical:
+            for v, value in enumerate(bins):
+                self.texts[value if "<" in value or ">" in value else f"{name} = {value}"] = (
+                    (v + 1) / (k + 1),
+                    (k - v) / (k + 1),
+                )
+            return
+        for below in range(k):
+            for above in range(k - below):
+                if below + above:
+                    self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
+
+    def said(self, numbers: Rows) -> str:
+        """The rule with these two numbers, up to the rounding of float32."""
+        return min(self.texts, key=lambda text: float(np.abs(np.array(self.texts[text]) - numbers).sum()))
+
+
+def _condition(name: str, bins: list[str], below: int, above: int) -> str:
+    """What alibi writes where the lowest and the highest bins are ruled out (`AnchorTabular.add_names_to_exp`)."""
+    low = high = ""
+    if below:
+        words = bins[below].split()
+        low = words[0] if "<" in bins[below] else words[-1]
+    if above:
+        high = bins[len(bins) - 1 - above].split()[-1]
+    if low and high:
+        return f"{low} < {name} <= {high}"
+    return f"{name} <= {high}" if high else f"{name} > {low}"
+
+
+class AnchorsOfRows(OfTables, HardenedAlibi):
+    """What `HardenedAnchorTabular` is for an audit.
+
+    Of d features, the numbers of a row are the 2 d of its rule (see `Rule`), then precision and coverage, hardened. A
+    service releases the rule, its conditions in the order of the columns, precision and coverage. Anchors are about the
+    predicted class, whatever class is asked for. A certificate knows `feature_names`, `categorical_names` (column ->
+    names), `seed` and `disc_perc`, and the options of `explain`.
+    """
+
+    _libraries, _fixed, _tells = ("alibi",), frozenset({"self", "X"}), True
+    _makes = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
+    _rules: tuple[Rule, ...] = ()
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively and release what may leave; of a certified explainer, a row and the audited options."""
+        if self._pinned is None:
+            return self._explain(*args, **kwargs)
+        signature = self._signature()
+        given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
+        given |= given.pop("kwargs", {})
+        row = np.asarray(given["X"], dtype=np.float64).reshape(-1)
+        self._pinned.complete(signature, given, self._fixed)
+        released = self._explain(row, **self._pinned.options)
+        told = self._told(self._in_numbers(released))
+        data = {"anchor": told["anchor"], **{name: released.data[name] for name in ("precision", "coverage")}}
+        return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        assert made.background is not None
+        given, names = dict(made.made), feature_names(made)
+        named = given.get("categorical_names") or {}
+        categories = {int(column): [str(value) for value in values] for column, values in named.items()}
+        make: Any = cls  # with the native constructor's arguments, see HardenedAnchorTabular
+        explainer: Self = make(
+            Predict(forward),
+            names,
+            categorical_names={column: list(values) for column, values in categories.items()} or None,
+            seed=given.get("seed"),
+            hardening=hardening,
+            model_digest=explained_digest(forward),
+        )
+        explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
+        bins = explainer._explainer.feature_values
+        explainer._rules = tuple(Rule(name, list(bins[i]), i in categories) for i, name in enumerate(names))
+        return explainer
+
+    def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
+        return self._in_numbers(self._explain(row, **options))
+
+    def _in_numbers(self, released: Any) -> Rows:
+        d = len(self._rules)
+        numbers = np.zeros(2 * d + 2)
+        for text in released.data["anchor"]:
+            found = [(i, rule.texts[text]) for i, rule in enumerate(self._rules) if text in rule.texts]
+            if len(found) != 1:
+                raise RefusedError(f"{text!r:.80} cannot be read as one condition; give features other names")
+            numbers[2 * found[0][0] : 2 * found[0][0] + 2] = found[0][1]
+        for i, name in enumerate(("precision", "coverage")):
+            numbers[2 * d + i] = np.asarray(released.data[name], dtype=np.float64).reshape(-1)[0]
+        return numbers
+
+    def _told(self, numbers: Rows) -> dict[str, Any]:
+        conditions = numbers[:-2].reshape(-1, 2)
+        return {
+            "anchor": [rule.said(c) for rule, c in zip(self._rules, conditions, strict=True) if c.any()],
+            "precision": round(float(numbers[-2]), 6),
+            "coverage": round(float(numbers[-1]), 6),
+        }
+
+
+class _ShapOfRows(OfTables, HardenedAlibi):
+    """Shapley values of the predicted class.
+
+    The numbers of a row are the d values of the explained class, and they are what a service releases; of a certified
+    explainer, `explain` gives NaN for all other classes.
+    """
+
+    _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain as natively and release what may leave; of a certified explainer, rows and the audited options."""
+        if self._pinned is None:
+            return self._explain(*args, **kwargs)
+        signature = self._signature()
+        given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
+        given |= given.pop("kwargs", {})
+        rows = np.atleast_2d(np.asarray(given["X"], dtype=np.float64))
+        self._pinned.complete(signature, given, self._fixed)
+        classes = self._pinned.predict(rows).shape[1]
+        values = np.full((classes, *rows.shape), np.nan)
+        for i, target in enumerate(self._pinned.classes_of(rows)):
+            values[target, i] = self._numbers(rows[i], target, self._pinned.options)
+        released = self._explain(rows[:1], **self._quietly(self._pinned.options))
+        data = {**released.data, "shap_values": list(values)}
+        return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
+
+    def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
+        maps = self._explain(row[None], **self._quietly(options)).data["shap_values"]
+        outputs = len(np.atleast_1d(self._explainer.expected_value))
+        if len(maps) != outputs or any(np.shape(m) != (1, len(row)) for m in maps):
+            raise RefusedError(
+                f"expected Shapley values of {outputs} outputs, each (1, {len(row)}), got"
+                f" {[np.shape(m) for m in maps]}: the installed shap does not fit alibi; 0.42 does"
+            )
+        if outputs == 1:  # of the second of two classes; of the first, what speaks against the second
+            return np.asarray(maps[0][0] if target else -maps[0][0])
+        return np.asarray(maps[target][0])
+
+    def _quietly(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(options)
+
+
+class HardenedAlibiKernelShap(_ShapOfRows):
+    """Hardened KernelShap of alibi: takes its arguments, and `hardening`; see `HardenedAlibi`.
+
+    A certificate knows `feature_names`, `link` and `seed`, and the options `nsamples` and `l1_reg`.
+    """
+
+    _row, _makes = CATALOG["AlibiKernelShap"], frozenset({"feature_names", "link", "seed"})
+    _more = frozenset({"nsamples", "l1_reg"})
+
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        model_digest = kwargs.pop("model_digest", None)
+        with draw_from(new_generator(hardening)):
+            native = load_alibi().explainers.KernelShap(*args, **kwargs)
+        self._adopt(native, hardening, model_digest)
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        assert made.background is not None
+        given = {**made.made, "feature_names": feature_names(made)}
+        explainer = cls(Predict(forward), hardening=hardening, model_digest=explained_digest(forward), **given)
+        explainer.fit(made.background.rows.copy())
+        return explainer
+
+    def _quietly(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "silent": True}
+
+
+class HardenedTreeShap(_ShapOfRows):
+    """Hardened TreeShap of alibi, for forests and boosted trees: takes its arguments, and `hardening`.
+
+    A certificate knows `feature_names` and `model_output` ("raw" unless said), with or without a background.
+    """
+
+    _row, _needs = CATALOG["TreeShap"], False
+    _makes = frozenset({"feature_names", "model_output"})
+
+    def __init__(self, *args: Any, hardening: Hardening | None = None, **kwargs: Any) -> None:
+        model_digest = kwargs.pop("model_digest", None)
+        native = load_alibi().explainers.TreeShap(*args, **kwargs)
+        self._adopt(native, hardening, model_digest)
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        if not isinstance(forward, EstimatorModule):
+            raise InputError(f"TreeShap explains trees of scikit-learn, got {type(forward).__name__}")
+        digest = explained_digest(forward)
+        explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)
+        explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))
+        return explainer

@@ -1,0 +1,388 @@
+"""Explainers of rows of a table, audited and certified as maps are: LIME, Anchors, ProtoDash, Alibi's Shapley values.
+
+Each is made from a model and a background of rows that were declared public, and asked about one row at a time. Its
+answer is *numbers*, as many for every row, which an audit attacks; whatever leaves a service is those numbers or is
+made from them alone (`OfTables._told`). A certificate names the background by its digest and everything else that the
+explainer was made with in full, so that no other one is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from safexplain._digest import sha256
+from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
+from safexplain.explain.certified import Audited, check_unchanged, load_audited, refuse_others, same, shown
+from safexplain.explain.row import EXTRAS, Row
+from safexplain.hardening.hardening import Hardening
+
+__all__ = ["MADE_WITH", "AskedRows", "Background", "MadeOf", "OfTables", "Predict", "feature_names", "pin", "pinned"]
+
+MADE_WITH = "made_with"
+"""Name, among a certificate's options, of what an explainer was made with."""
+
+Rows = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Predict:
+    """What native explainers ask: (n, d) numbers -> (n, classes) of the explained output, float64.
+
+    Args:
+        forward: the model, or its probabilities.
+    """
+
+    forward: nn.Module
+
+    def __call__(self, rows: Any) -> Rows:
+        """The output for each row, as float32."""
+        x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+        with torch.no_grad():
+            out: Tensor = self.forward(x.to(next((p.device for p in self.forward.parameters()), x.device)))
+        return np.asarray(out.double().cpu().numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Background:
+    """Public rows.
+
+    Args:
+        rows: (n, d) float64, each number one of float32, as models see it.
+    """
+
+    rows: Rows
+
+    @classmethod
+    def of(cls, public: Any) -> Self:
+        """Of an array or a tensor (n, d) of finite numbers; InputError otherwise."""
+        given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
+        if given.ndim != 2 or not given.size or given.dtype.kind not in "biuf":
+            raise InputError(f"public: expected rows (n, features) of numbers, got {given.dtype} {given.shape}")
+        rows = given.astype(np.float32).astype(np.float64) + 0.0
+        if not np.isfinite(rows).all():
+            raise InputError("public: expected finite numbers, got NaN or infinity")
+        rows.flags.writeable = False
+        return cls(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """How a certificate names them."""
+        n, d = self.rows.shape
+        return {"rows": n, "features": d, "sha256": sha256(self.rows.astype("<f4").tobytes())}
+
+
+class OfTables:
+    """What the hardened explainers of rows share: being audited, and being loaded from a certificate."""
+
+    _row: ClassVar[Row | None] = None
+    _needs: ClassVar[bool] = True
+    """Whether a background is needed."""
+    _libraries: ClassVar[tuple[str, ...]] = ()
+    """Distributions whose versions a certificate names."""
+    _makes: ClassVar[frozenset[str]] = frozenset()
+    """Arguments, beside the background, that the explainer may be made with: values that JSON can hold."""
+    _fixed: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of the entry that are no options: what is explained, and what follows from it."""
+    _more: ClassVar[frozenset[str]] = frozenset()
+    """Options that the native entry takes among its **kwargs."""
+    _tells: ClassVar[bool] = False
+    """Whether a service tells what `_told` makes of the numbers; otherwise they are a map, and leave as they are."""
+    _pinned: PinnedRows | None = None
+
+    @classmethod
+    def catalogued(cls, public: Any = None, **made: Any) -> MadeOf:
+        """The explainer as `safexplain.audit.audit` makes and asks it, for each model anew.
+
+            audit(model, ..., explainer=HardenedLimeTabular.catalogued(public=rows, feature_names=names), ...)
+
+        Args:
+            public: (n, d) rows that may be known to everybody.
+            **made: more that the explainer is made with, see the class.
+
+        Raises:
+            ConfigurationError: the background is missing, or an argument cannot be stated in a certificate.
+            RefusedError: an explainer of this class cannot be certified.
+        """
+        return MadeOf.of(cls, public, made)
+
+    @classmethod
+    def from_certificate(
+        cls,
+        model: nn.Module | Any,
+        path: str | Path,
+        *,
+        public: Any = None,
+        file: str | Path | None = None,
+        key_file: str | Path | None = None,
+        public_key: str | Path | bytes | None = None,
+        **made: Any,
+    ) -> Self:
+        """The explainer that a certificate is about, with the audited model, background, hardening and options.
+
+        A call chooses the row that is explained, and of methods that explain a class, the class; left out, it is the
+        predicted one, which was audited. Any other value of an option is refused.
+
+        Args:
+            model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
+            path: the certificate, signed or not; it may be about several explainers that are released together.
+            public: the background that was audited, (n, d), the same rows in the same order.
+            file: the model's file. Given, its SHA-256 must be the one in the certificate.
+            key_file: file with the service's noise key. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+            public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
+            **made: what the explainer was made with; it stands in the certificate and need not be said again.
+
+        Raises:
+            CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
+                model, background, file or version.
+            RefusedError: there is noise and no key or a weak one, or something differs from what was audited.
+            InputError: a file cannot be read, or model or background cannot be used.
+        """
+        audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
+        loaded: Self = pinned(cls, audited, public, made)
+        return loaded
+
+    @classmethod
+    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+        """The explainer of a model."""
+        raise NotImplementedError
+
+    def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
+        """What is audited of the answer about one row (d,), as many numbers for every row."""
+        raise NotImplementedError
+
+    def _told(self, numbers: Rows) -> dict[str, Any]:
+        """Where `_tells`: what a service tells, plain JSON made from the numbers and public knowledge alone."""
+        raise NotImplementedError
+
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        """Of the native entry."""
+        assert cls._row is not None
+        return inspect.signature(getattr(cls._row.native, cls._row.entry))
+
+
+@dataclass(frozen=True, eq=False)
+class PinnedRows:
+    """What a certified explainer of rows holds fast.
+
+    Args:
+        model: the audited model.
+        digest: its digest when the certificate was loaded.
+        options: that were audited.
+        predict: of the explained output.
+    """
+
+    model: nn.Module
+    digest: bytes
+    options: Mapping[str, Any]
+    predict: Predict
+
+    def complete(self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str]) -> dict[str, Any]:
+        """The arguments of a call, and the audited options; RefusedError where they differ, or the model does."""
+        check_unchanged(self.model, self.digest)
+        refuse_others(signature, given, self.options, free)
+        return {**given, **self.options}
+
+    def classes_of(self, rows: Rows) -> list[int]:
+        """The predicted class of each of (n, d) rows."""
+        return [int(c) for c in self.predict(rows).argmax(1)]
+
+
+@dataclass(frozen=True, eq=False)
+class MadeOf:
+    """An explainer of rows, and what it is made with beside the model; `OfTables.catalogued` makes it.
+
+    Args:
+        row: of the catalog.
+        kind: the hardened class.
+        background: public rows, or None.
+        made: its other arguments.
+        versions: of the libraries that it runs.
+    """
+
+    row: Row
+    kind: type[OfTables]
+    background: Background | None
+    made: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, kind: type[OfTables], public: Any, made: Mapping[str, Any]) -> Self:
+        """See `OfTables.catalogued`."""
+        row = kind._row
+        if row is None:
+            raise RefusedError(f"{kind.__name__} cannot be certified: only explainers of rows of tables can")
+        if public is None and kind._needs:
+            raise ConfigurationError(
+                f"{row.hardened_name} needs a background of public rows:"
+                f" {row.hardened_name}.catalogued(public=rows), and public=rows where it is loaded"
+            )
+        if unknown := sorted(made.keys() - kind._makes):
+            raise ConfigurationError(
+                f"{row.hardened_name} is audited as made with public and {', '.join(sorted(kind._makes)) or 'no more'};"
+                f" got {', '.join(unknown)}"
+            )
+        try:
+            plain = json.loads(json.dumps(dict(made), allow_nan=False))
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of such, which a"
+                " certificate can state"
+            ) from None
+        versions = {name: _version_of(name, row) for name in kind._libraries}
+        background = None if public is None else Background.of(public)
+        return cls(row, kind, background, plain, MappingProxyType(versions))
+
+    @property
+    def method(self) -> str:
+        """Name in the catalog, as certificates have it."""
+        return self.row.name
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """What a certificate states, in JSON."""
+        public = {} if self.background is None else {"public": self.background.to_dict()}
+        return {**public, **self.made, "libraries": dict(self.versions)}
+
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> AskedRows:
+        """The explainer of a model, to be asked."""
+        return AskedRows(self.kind._of_model(model, self, hardening))
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRows:
+    """An explainer of rows, asked about a batch: one row after the other, so that no answer depends on the others."""
+
+    explainer: OfTables
+
+    def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
+        """(batch, k) numbers, float32, on the device of x.
+
+        Args:
+            x: (batch, d) rows.
+            target: (batch,) the explained class of each.
+            **options: of the native entry.
+
+        Raises:
+            InputError: x is no table, or has other columns than the background.
+        """
+        if x.dim() != 2:
+            raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
+        rows = x.detach().cpu().double().numpy()
+        numbers = [self.explainer._numbers(row, int(t), options) for row, t in zip(rows, target.tolist(), strict=True)]
+        if not numbers:
+            return x.new_zeros(0, x.shape[1])
+        return torch.from_numpy(np.stack(numbers).astype(np.float32)).to(x.device)
+
+
+def pinned(kind: type[Any], audited: Audited, public: Any, made: Mapping[str, Any]) -> Any:
+    """The explainer of one class, of those that a certificate is about.
+
+    Args:
+        kind: a hardened class.
+        audited: the certificate and its model.
+        public: the background.
+        made: see `OfTables.from_certificate`.
+
+    Raises:
+        CertificateError, RefusedError, ConfigurationError: see `OfTables.from_certificate`.
+    """
+    row, options = audited.row(kind)
+    stated = options.pop(MADE_WITH, None)
+    if not isinstance(stated, Mapping):
+        raise CertificateError(f"{audited.path} does not say what {row.name} was made with; audit again")
+    said = {name: value for name, value in stated.items() if name not in ("public", "libraries")}
+    for name, value in made.items():
+        if not same(json.loads(json.dumps(value, default=str)), said.get(name)):
+            raise RefusedError(
+                f"{name} is {shown(said.get(name))} in the certificate, got {shown(value)}: leave it out, or audit"
+                " with it"
+            )
+    if public is not None and "public" not in stated:
+        raise RefusedError(f"{row.name} was audited without a background; leave public out, or audit with it")
+    if public is None and "public" in stated:
+        raise RefusedError(f"{row.name} was audited with a background of public rows: pass public=, the same rows")
+    try:
+        of = kind.catalogued(public, **said)
+    except ConfigurationError as error:
+        raise CertificateError(f"{audited.path}: {error}") from None
+    now = of.made_with
+    if now.get("public") != stated.get("public"):
+        raise CertificateError(
+            f"{audited.path} is about another background: expected {_rows_named(stated['public'])}, got"
+            f" {_rows_named(now['public'])}; pass the public rows of the audit, in their order"
+        )
+    if now["libraries"] != stated.get("libraries"):
+        raise CertificateError(
+            f"{audited.path} was made with {_listed(stated.get('libraries'))}, and here is {_listed(now['libraries'])}:"
+            " install those versions, or audit again"
+        )
+    known = {p.name for p in kind._signature().parameters.values() if p.kind is not p.VAR_KEYWORD} | kind._more
+    for name in options:
+        if name in kind._fixed or name not in known:
+            raise CertificateError(f"{audited.path}: {name!r:.60} is no option of {row.hardened_name}")
+    return pin(of, audited.forward, audited.model, audited.digest, audited.hardening, options)
+
+
+def pin(
+    of: MadeOf, forward: nn.Module, model: nn.Module, digest: bytes, hardening: Hardening, options: Mapping[str, Any]
+) -> Any:
+    """An explainer that holds fast what it was made with and its options.
+
+    Args:
+        of: what it is made with.
+        forward: the explained output of the model.
+        model: the model itself.
+        digest: of the model.
+        hardening: with its key.
+        options: of the native entry.
+    """
+    explainer = of(forward, hardening=hardening).explainer
+    explainer._pinned = PinnedRows(model, digest, options, Predict(forward))
+    return explainer
+
+
+def feature_names(made: MadeOf) -> list[str]:
+    """The given names of the columns, or their numbers.
+
+    Raises:
+        InputError: not as many different names as there are columns.
+    """
+    assert made.background is not None
+    d = made.background.rows.shape[1]
+    names = [str(name) for name in made.made.get("feature_names") or map(str, range(d))]
+    if len(set(names)) != d:
+        raise InputError(f"feature_names: expected {d} different names, got {len(names)} ({len(set(names))} different)")
+    return names
+
+
+def _version_of(name: str, row: Row) -> str:
+    """Of a distribution; MissingExtraError where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        brings = f'"safexplain[{EXTRAS[row.library]}]"' if name != "shap" else '"safexplain[alibi]" ray "shap<0.43"'
+        raise MissingExtraError(
+            f"{row.hardened_name} needs {name}, which is not installed: pip install {brings}", name=name
+        ) from None
+
+
+def _rows_named(stated: Any) -> str:
+    known = stated if isinstance(stated, Mapping) else {}
+    return f"{known.get('rows')} x {known.get('features')} rows with SHA-256 {known.get('sha256')!s:.12}..."
+
+
+def _listed(versions: Any) -> str:
+    known = versions if isinstance(versions, Mapping) else {}
+    return ", ".join(f"{name} {number!s:.40}" for name, number in sorted(known.items())) or "no library"

@@ -1,0 +1,447 @@
+"""What explains rows of a table is audited, loaded from its certificate and served as maps are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from explain_nets import certificate
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+from torch import nn
+
+from safexplain import HardenedAnchors, HardenedIG, HardenedProtoDash, Hardening, Probability
+from safexplain.audit import Policy, Population, audit
+from safexplain.audit.run import AuditOptions
+from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
+from safexplain.explain import CATALOG, anchor_hardening
+from safexplain.explain.aix360 import HardenedLimeTabular
+from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
+from safexplain.explain.alibi.library import load_alibi
+from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
+from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.tables import MadeOf, OfTables
+from safexplain.hardening.noise import KEY_VARIABLE
+from safexplain.outputs import as_module
+
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find an anchor")
+
+KEY = b"the key of the service, as bytes"
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(100, 4)).astype(np.float32)
+Y = (X[:, 0] + 0.5 * X[:, 1] > 0).astype(int)
+PUBLIC, ASKED = X[60:], torch.from_numpy(X[:3])
+NAMES = ["income", "age", "debt", "years"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a method is audited."""
+
+    kind: type[OfTables]
+    hardening: Hardening
+    made: dict[str, Any]
+    options: dict[str, Any]
+    other: dict[str, Any]
+
+
+CASES = {
+    "LimeTabular": Case(
+        HardenedLimeTabular,
+        Hardening.recommended(),
+        {"feature_names": NAMES, "kernel_width": 1.5},
+        {"num_samples": 60},
+        {"num_samples": 61},
+    ),
+    "Anchors": Case(
+        HardenedAnchorTabular,
+        anchor_hardening(),
+        {"feature_names": NAMES, "seed": 1, "disc_perc": [20, 50, 80]},
+        {"threshold": 0.8, "coverage_samples": 200},
+        {"threshold": 0.9},
+    ),
+    "ProtoDash": Case(HardenedProtoDash, Hardening.ranked(), {}, {"m": 3}, {"m": 4}),
+    "AlibiKernelShap": Case(
+        HardenedAlibiKernelShap, Hardening.ranked(), {"feature_names": NAMES}, {"nsamples": 30}, {"nsamples": 31}
+    ),
+    "TreeShap": Case(HardenedTreeShap, Hardening.ranked(), {"feature_names": NAMES}, {}, {"approximate": True}),
+}
+NEEDS = {
+    "Anchors": "alibi",
+    "ProtoDash": "aix360",
+    "LimeTabular": "lime",
+    "AlibiKernelShap": "shap",
+    "TreeShap": "shap",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    pytest.importorskip(NEEDS[request.param])
+    return CASES[request.param]
+
+
+def forest(seed: int = 0) -> Any:
+    return RandomForestClassifier(5, random_state=seed).fit(X, Y)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+def made_of(case: Case, public: Any = PUBLIC) -> MadeOf:
+    return case.kind.catalogued(public, **case.made)
+
+
+def about(path: Path, case: Case, model: Any, **changes: Any) -> Path:
+    of = made_of(case)
+    options = {**case.options, "made_with": changes.pop("made_with", of.made_with)}
+    softmax = isinstance(model, nn.Module)
+    explainer = {"method": of.method, "options": options, "softmax": softmax, "shape": [4]} | changes.pop("said", {})
+    return certificate(path, as_module(model), explainer=explainer, hardening=case.hardening, **changes)
+
+
+# --- every method of the catalog -------------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
+    of_rows = {row.name for row in CATALOG.values() if row.entry != "attribute"}
+    assert of_rows == set(OF_ROWS) == set(CASES) == set(NEEDS)
+    for name, kind in OF_ROWS.items():
+        assert kind._row is CATALOG[name]
+
+
+@pytest.mark.parametrize("model", [forest(), network()], ids=["forest", "network"])
+def test_a_service_tells_what_was_audited(case: Case, model: Any, tmp_path: Path) -> None:
+    if case.kind is HardenedTreeShap and isinstance(model, nn.Module):
+        with pytest.raises(InputError, match="trees of scikit-learn"):
+            load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
+        return
+    release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
+    target = release.predict(ASKED).argmax(1)
+    module = as_module(model)
+    forward = Probability(module) if isinstance(model, nn.Module) else module
+    keyed = case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
+    audited = made_of(case)(forward, hardening=keyed)
+    numbers = audited.attribute(ASKED, target=target, **case.options).numpy()
+    served = release.explain(ASKED, target)
+    assert np.isfinite(numbers).all()
+    assert numbers.any()
+    if audited.explainer._tells:
+        assert served == [audited.explainer._told(one) for one in numbers]
+        assert json.loads(json.dumps(served)) == served
+    else:
+        np.testing.assert_array_equal(np.asarray(served), numbers)
+    one_by_one = [release.explain(ASKED[i : i + 1], target[i : i + 1])[0] for i in range(3)]
+    assert all(
+        np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(one_by_one, served, strict=True)
+    )
+    assert (release.shape, release.mixes_batch, release.uncertified) == ((4,), False, False)
+
+
+def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> None:
+    path, kind = about(tmp_path, case, forest()), case.kind
+    given: dict[str, Any] = {"public": PUBLIC, "key_file": tmp_path / "key"}
+    given["key_file"].write_bytes(KEY)
+    kind.from_certificate(forest(), path, **given, **case.made)
+    with pytest.raises(CertificateError, match="another model"):
+        kind.from_certificate(forest(1), path, **given)
+    other = PUBLIC.copy()
+    other[0, 0] += 1
+    expected = made_of(case).made_with["public"]["sha256"][:12]
+    with pytest.raises(CertificateError, match=f"another background: expected 40 x 4 rows with SHA-256 {expected}"):
+        kind.from_certificate(forest(), path, **given | {"public": other})
+    with pytest.raises(RefusedError, match="pass public="):
+        load_release(forest(), path, key=KEY)
+    with pytest.raises(RefusedError, match=r"surprise is None in the certificate"):
+        kind.from_certificate(forest(), path, **given, surprise=1)
+    with pytest.raises(CertificateError, match="certifies nothing"):
+        kind.from_certificate(forest(), about(tmp_path, case, forest(), references=0), **given)
+    with pytest.raises(CertificateError, match=f"use {kind._row.hardened_name}"):  # type: ignore[union-attr]
+        HardenedIG.from_certificate(forest(), about(tmp_path, case, forest()))
+    wrong = {"options": {"surprise": 1, "made_with": made_of(case).made_with}}
+    with pytest.raises(CertificateError, match="'surprise' is no option"):
+        kind.from_certificate(forest(), about(tmp_path, case, forest(), said=wrong), **given)
+    old = {**made_of(case).made_with, "libraries": {"lime": "0.1"}}
+    with pytest.raises(CertificateError, match=r"lime 0\.1, and here is"):
+        kind.from_certificate(forest(), about(tmp_path, case, forest(), made_with=old), **given)
+    with pytest.raises(CertificateError, match="does not say what"):
+        kind.from_certificate(forest(), about(tmp_path, case, forest(), said={"options": {}}), **given)
+
+
+def test_a_weak_key_and_a_changed_model_are_refused(case: Case, tmp_path: Path) -> None:
+    model = forest()
+    path = about(tmp_path, case, model)
+    if case.hardening.noise is not None:
+        for key in (b"short", None):
+            with pytest.raises(RefusedError, match="key"):
+                load_release(model, path, key=key, public=PUBLIC)
+    release = load_release(model, path, key=KEY, public=PUBLIC)
+    model.fit(X[:50], Y[:50])
+    with pytest.raises(RefusedError, match="no longer the one"):
+        release.explain(ASKED, torch.tensor([0, 1, 0]))
+
+
+def test_before_an_audit_what_it_is_made_with_is_said(case: Case, tmp_path: Path) -> None:
+    model, path = forest(), about(tmp_path, case, forest())
+    options = {**case.options, "made_with": case.made}
+    said = {"method": case.kind._row.name, "hardening": case.hardening, "options": options}  # type: ignore[union-attr]
+    before = load_release(model, None, key=KEY, public=PUBLIC, uncertified=True, **said)
+    after = load_release(model, path, key=KEY, public=PUBLIC)
+    target = before.predict(ASKED).argmax(1)
+    assert np.array_equal(before.explain(ASKED, target), after.explain(ASKED, target))
+    assert before.uncertified
+    assert len(before.digest) == 64
+
+
+def test_the_rows_of_a_service_have_the_columns_of_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("lime")
+    release = load_release(network(), about(tmp_path, CASES["LimeTabular"], network()), public=PUBLIC)
+    with pytest.raises(InputError, match="rows"):
+        release.explain(torch.zeros(2, 2, 2), torch.tensor([0, 1]))
+    assert release.explain(ASKED[:0], torch.tensor([], dtype=torch.long)).shape == (0, 4)  # type: ignore[union-attr]
+
+
+# --- the loaded classes keep their native calls ----------------------------------------------------------------------
+
+
+def test_lime_explains_the_predicted_class_with_the_audited_options(tmp_path: Path) -> None:
+    pytest.importorskip("lime")
+    case, model = CASES["LimeTabular"], network()
+    path = about(tmp_path, case, model)
+    loaded = HardenedLimeTabular.from_certificate(model, path, public=PUBLIC)
+    release = load_release(model, path, public=PUBLIC)
+    target = release.predict(ASKED).argmax(1)
+    answer = loaded.explain_instance(X[0])
+    assert list(answer.local_exp) == [int(target[0])]
+    assert dict(answer.local_exp[int(target[0])]) == dict(enumerate(release.explain(ASKED, target)[0].tolist()))
+    assert loaded.explain_instance(X[0], num_samples=60).as_map() == answer.as_map()
+    other = 1 - int(target[0])
+    assert list(loaded.explain_instance(X[0], labels=(other,)).local_exp) == [other]
+    for options in ({"num_samples": 61}, {"top_labels": 2}, {"num_features": 2}, {"predict_fn": model}):
+        with pytest.raises(RefusedError, match=next(iter(options))):
+            loaded.explain_instance(X[0], **options)
+
+
+def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
+    pytest.importorskip("alibi")
+    model, case = forest(), CASES["Anchors"]
+    path = about(tmp_path, case, model)
+    (tmp_path / "key").write_bytes(KEY)
+    loaded = HardenedAnchors.from_certificate(model, path, public=PUBLIC, key_file=tmp_path / "key")
+    assert type(loaded) is HardenedAnchorTabular
+    answer = loaded.explain(X[0])
+    release = load_release(model, path, public=PUBLIC, key=KEY)
+    told = release.explain(ASKED, torch.tensor([0, 0, 0]))[0]
+    assert set(answer.data) == {"anchor", "precision", "coverage"}
+    assert answer.anchor == told["anchor"]
+    assert set(told["anchor"]) == set(loaded._explain(X[0], **case.options).anchor)
+    assert answer.precision == pytest.approx(told["precision"])
+    with pytest.raises(RefusedError, match="threshold"):
+        loaded.explain(X[0], threshold=0.9)
+    for kind in (HardenedAnchorImage,):
+        with pytest.raises(RefusedError, match="rows of tables"):
+            kind.from_certificate(model, path)
+        with pytest.raises(RefusedError, match="rows of tables"):
+            kind.catalogued(PUBLIC)
+
+
+def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
+    pytest.importorskip("alibi")
+    rows = np.column_stack([X, RNG.integers(0, 3, 100)]).astype(np.float32)
+    y = (rows[:, 0] + (rows[:, 4] == 1) > 0.3).astype(int)
+    names = [*NAMES, "town"]
+    made = HardenedAnchors.catalogued(rows[60:], feature_names=names, categorical_names={4: ["A", "B", "C"]})
+    fitted = as_module(RandomForestClassifier(5, random_state=0).fit(rows, y))
+    asked = made(fitted, hardening=Hardening.none())
+    conditions = set()
+    for row in rows[:12].astype(np.float64):
+        numbers = asked.explainer._numbers(row, 0, {}).astype(np.float32)
+        told = asked.explainer._told(numbers)
+        assert set(told["anchor"]) <= {text for rule in asked.explainer._rules for text in rule.texts}
+        assert len(told["anchor"]) == int(numbers[:-2].reshape(-1, 2).any(1).sum())
+        conditions |= set(told["anchor"])
+    assert any(text.startswith("town = ") for text in conditions)
+    rule = Rule("x", ["x <= 1.00", "1.00 < x <= 2.00", "2.00 < x <= 3.00", "x > 3.00"], categorical=False)
+    assert rule.texts == {
+        "x <= 3.00": (0, 0.25),
+        "x <= 2.00": (0, 0.5),
+        "x <= 1.00": (0, 0.75),
+        "x > 1.00": (0.25, 0),
+        "1.00 < x <= 3.00": (0.25, 0.25),
+        "1.00 < x <= 2.00": (0.25, 0.5),
+        "x > 2.00": (0.5, 0),
+        "2.00 < x <= 3.00": (0.5, 0.25),
+        "x > 3.00": (0.75, 0),
+    }
+    assert all(rule.said(np.float32(numbers)) == text for text, numbers in rule.texts.items())
+
+
+def test_protodash_answers_about_one_row_with_its_places_in_order(tmp_path: Path) -> None:
+    pytest.importorskip("aix360")
+    model, case = network(), CASES["ProtoDash"]
+    path = about(tmp_path, case, model)
+    (tmp_path / "key").write_bytes(KEY)
+    loaded = HardenedProtoDash.from_certificate(model, path, public=PUBLIC, key_file=tmp_path / "key")
+    weights, chosen, _ = loaded.explain(X[:1])
+    told = load_release(model, path, public=PUBLIC, key=KEY).explain(ASKED, torch.tensor([0, 0, 0]))[0]
+    assert told["prototypes"] == chosen.tolist()
+    np.testing.assert_allclose(told["weights"], weights, rtol=1e-6)
+    np.testing.assert_allclose(told["rows"], PUBLIC[chosen])
+    for wrong in ({"X": X[:2]}, {"X": X[:1], "Y": PUBLIC[:9]}, {"X": X[:1], "m": 4}):
+        with pytest.raises(RefusedError):
+            loaded.explain(**wrong)
+
+
+@pytest.mark.parametrize("kind", [HardenedAlibiKernelShap, HardenedTreeShap])
+def test_shapley_values_are_those_of_the_predicted_class_alone(kind: Any, tmp_path: Path) -> None:
+    pytest.importorskip("shap")
+    model, case = forest(), CASES[kind._row.name]
+    path = about(tmp_path, case, model)
+    (tmp_path / "key").write_bytes(KEY)
+    loaded = kind.from_certificate(model, path, public=PUBLIC, key_file=tmp_path / "key")
+    release = load_release(model, path, public=PUBLIC, key=KEY)
+    target = release.predict(ASKED).argmax(1)
+    values = np.stack(loaded.explain(X[:3]).shap_values)
+    np.testing.assert_allclose(
+        values[target.numpy(), np.arange(3)].astype(np.float32), np.asarray(release.explain(ASKED, target)), rtol=1e-6
+    )
+    assert np.isnan(values[1 - target.numpy(), np.arange(3)]).all()
+
+
+def test_two_classes_of_boosted_trees_have_opposite_values() -> None:
+    pytest.importorskip("shap")
+    boosted = as_module(GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y))
+    asked = HardenedTreeShap.catalogued()(boosted, hardening=Hardening.none())
+    one, other = (asked.attribute(ASKED, target=torch.full((3,), c)) for c in (0, 1))
+    assert torch.equal(one, -other)
+
+
+class StandIn:
+    """Of alibi's wrappers of shap, where shap is not installed: coefficients times the distance from the background."""
+
+    def __init__(self, predictor: Any, feature_names: Any = None) -> None:
+        self.predictor, self.feature_names, self.meta = predictor, feature_names, {"name": "KernelShap"}
+
+    def fit(self, background: Any) -> Any:
+        self.mean, self.expected_value = background.mean(0), np.zeros(2)
+        return self
+
+    def explain(self, X: Any, nsamples: int = 1, silent: bool = False) -> Any:
+        from alibi.api.interfaces import Explanation
+
+        shown = (X - self.mean) * nsamples
+        data = {"shap_values": [-shown, shown], "feature_names": self.feature_names, "categorical_names": {}}
+        return Explanation(meta=dict(self.meta), data={**data, "expected_value": self.expected_value})
+
+
+def test_alibis_shapley_values_without_shap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("alibi")
+    case = CASES["AlibiKernelShap"]
+    native = type("KernelShap", (StandIn,), {"__module__": "alibi.explainers.shap_wrappers"})
+    monkeypatch.setattr(load_alibi().explainers, "KernelShap", native)
+    monkeypatch.setattr(HardenedAlibiKernelShap, "_libraries", ("alibi",))
+    plain = Case(case.kind, Hardening.none(), case.made, case.options, case.other)
+    path = about(tmp_path, plain, forest())
+    release = load_release(forest(), path, public=PUBLIC)
+    expected = (X[:3] - PUBLIC.astype(np.float64).mean(0)) * 30
+    served = release.explain(ASKED, torch.tensor([1, 0, 1]))
+    np.testing.assert_allclose(np.asarray(served), expected * [[1], [-1], [1]], rtol=1e-5)
+    loaded = HardenedAlibiKernelShap.from_certificate(forest(), path, public=PUBLIC)
+    with pytest.raises(RefusedError, match="nsamples"):
+        loaded.explain(X[:1], nsamples=31)
+
+
+# --- what cannot be certified ----------------------------------------------------------------------------------------
+
+
+def test_a_background_is_asked_for_before_anything() -> None:
+    for kind in (HardenedLimeTabular, HardenedAnchors, HardenedProtoDash):
+        with pytest.raises(ConfigurationError, match=r"catalogued\(public=rows\)"):
+            kind.catalogued()
+    with pytest.raises(InputError, match="finite"):
+        HardenedProtoDash.catalogued(np.full((5, 2), np.nan))
+    with pytest.raises(InputError, match="rows"):
+        HardenedProtoDash.catalogued(np.zeros(5))
+    with pytest.raises(ConfigurationError, match="got kernel"):
+        HardenedLimeTabular.catalogued(PUBLIC, kernel=print)
+    with pytest.raises(ConfigurationError, match="certificate can state"):
+        HardenedLimeTabular.catalogued(PUBLIC, random_state=np.random.RandomState(0))
+
+
+def test_a_missing_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HardenedAlibiKernelShap, "_libraries", ("a library that nobody has",))
+    with pytest.raises(MissingExtraError, match="HardenedAlibiKernelShap needs a library"):
+        HardenedAlibiKernelShap.catalogued(PUBLIC)
+
+
+# --- from an audit ---------------------------------------------------------------------------------------------------
+
+
+FAST = {
+    "LimeTabular": {"num_samples": 20},
+    "Anchors": {"threshold": 0.5, "coverage_samples": 50, "max_anchor_size": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_an_audit_ends_in_a_certificate_that_a_service_loads(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS[name])
+    case, member = CASES[name], np.arange(30) % 2 == 0
+    few = Case(case.kind, case.hardening, case.made, FAST.get(name, case.options), case.other)
+    fitted = RandomForestClassifier(3, random_state=0).fit(X[:30][member], Y[:30][member])
+    run = audit(
+        fitted,
+        Population.of(X[:30], Y[:30]),
+        RandomForestClassifier(3, random_state=0),
+        member=member,
+        explainer=made_of(few),
+        hardening=few.hardening,
+        arguments=few.options,
+        references=4,
+        policy=Policy(patience=(1,), uncounted=True, reason="a small example"),
+    )
+    path = run.save(tmp_path / "run") / "certificate.json"
+    assert run.result.verdict == "inconclusive"
+    release = load_release(fitted, path, key=KEY, public=PUBLIC, uncertified=True)
+    assert (release.method, release.shape) == (name, (4,))
+    assert len(release.explain(ASKED, release.predict(ASKED).argmax(1))) == 3
+    with pytest.raises(CertificateError, match="another background"):
+        load_release(fitted, path, key=KEY, public=X[:40], uncertified=True)
+
+
+@pytest.mark.slow
+def test_two_of_them_are_audited_and_served_together(tmp_path: Path) -> None:
+    pytest.importorskip("aix360")
+    pytest.importorskip("lime")
+    member, hardening = np.arange(30) % 2 == 0, Hardening.recommended()
+    fitted = RandomForestClassifier(3, random_state=0).fit(X[:30][member], Y[:30][member])
+    both = [HardenedLimeTabular.catalogued(PUBLIC), HardenedProtoDash.catalogued(PUBLIC)]
+    run = audit(
+        fitted,
+        Population.of(X[:30], Y[:30]),
+        RandomForestClassifier(3, random_state=0),
+        member=member,
+        explainer=both,
+        hardening=hardening,
+        arguments={"LimeTabular": {"num_samples": 20}, "ProtoDash": {"m": 2}},
+        references=4,
+        policy=Policy(patience=(1,), uncounted=True, reason="a small example"),
+        options=AuditOptions(batch_size=60),
+    )
+    path = run.save(tmp_path / "run") / "certificate.json"
+    release = load_release(fitted, path, public=PUBLIC, uncertified=True)
+    told = release.explain(ASKED, release.predict(ASKED).argmax(1))
+    assert [sorted(one) for one in told] == [["LimeTabular", "ProtoDash"]] * 3
+    assert json.loads(json.dumps(told)) == told
