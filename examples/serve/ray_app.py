@@ -2,7 +2,8 @@
 
     export SAFEXPLAIN_NOISE_KEY=...              # on every node, and only where the certified hardening has noise
     serve run ray_app:application
-    curl localhost:8000/v1/models/model:explain -H 'X-Client-Id: ward-3' -d '{"instances": [[0.1, 0.7]]}'
+    curl localhost:8000/v1/models/model:explain -H 'Content-Type: application/json' -H 'X-Client-Id: ward-3' \\
+        -d '{"instances": [[0.1, 0.7]]}'
 
 The replicas share one ledger; on several nodes it is a PostgreSQL URL, and the files lie under the same path on each.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, RequestError
 from safexplain.serve import Service
 from tests.serve.platforms.servers import ROOT, Server, found, free_port, marked, native, running
 
@@ -150,3 +151,20 @@ def test_a_ledger_that_workers_cannot_share_is_refused():
 
     with pytest.raises(ConfigurationError, match="URL"):
         service_class(Path("model.pt2"), "certificate.json", ledger=object())
+
+
+def test_bodies_that_are_too_long_are_refused_unread(monkeypatch):
+    from safexplain.serve import bentoml as adapter
+
+    monkeypatch.setattr(adapter, "MOST_BYTES", 10)
+
+    class Long:
+        async def stream(self) -> Any:
+            yield b"12345678"
+            yield b"12345678"
+            raise AssertionError("read on")
+
+    question = asyncio.run(adapter.Question.from_http_request(Long(), None))
+    with pytest.raises(RequestError) as caught:
+        adapter._rows(question.x)
+    assert caught.value.status == 413

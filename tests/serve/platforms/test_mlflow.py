@@ -104,14 +104,20 @@ def test_the_signature_says_that_explain_is_a_parameter_and_off(release):
     assert {p.name: p.default for p in params} == {"explain": False, "client": ""}
 
 
-def test_a_release_is_logged_to_a_run_with_the_same_files(noisy, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", "unused")
-        arguments: dict[str, Any] = {}
-        patch.setattr(mlflow.pyfunc, "log_model", lambda **given: arguments.update(given) or "info")
-        assert adapter.log_model("digits", noisy.model, noisy.certificate, registered_model_name="d") == "info"
-    assert (arguments["name"], arguments["registered_model_name"]) == ("digits", "d")
-    assert set(arguments["artifacts"]) == {"model", "certificate"}
+def test_a_release_is_logged_to_a_run_and_loaded_from_there(noisy, expected, tmp_path, with_key, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(tmp_path.joinpath("runs").as_uri())
+    try:
+        with mlflow.start_run():
+            info = adapter.log_model("digits", noisy.model, noisy.certificate)
+        model = mlflow.pyfunc.load_model(info.model_uri)
+    finally:
+        mlflow.set_tracking_uri(before)
+    x = noisy.rows[:2]
+    np.testing.assert_array_equal(model.predict(x, params={"explain": True}), expected.explain(x).explanation)
+    model.unwrap_python_model().service.close()
+    assert not any(KEY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize(
