@@ -126,8 +126,13 @@ def span(name: str, **attributes: Any) -> Iterator[None]:
     if tracer is None:
         yield
         return
-    with tracer.start_as_current_span(name, attributes=attributes, record_exception=False):
-        yield
+    quietly = {"record_exception": False, "set_status_on_exception": False}  # the words of an error may hold anything
+    with tracer.start_as_current_span(name, attributes=attributes, **quietly) as current:
+        try:
+            yield
+        except BaseException as error:
+            current.set_attribute("error.type", type(error).__name__)
+            raise
 
 
 def _tracer() -> Any:
