@@ -149,6 +149,7 @@ def through(task: Task, dither: Dither, quantile: float, examples: int) -> dict[
     return {
         **dither.to_dict(),
         "quantile": quantile,
+        "asked_about": examples,
         "mean": float(np.mean(found)),
         "least": min(found),
         "most": max(found),
@@ -203,7 +204,7 @@ def run_task(task: Task, quick: bool, options: Any, parts: Parts) -> dict[str, A
         for dither in dithers:
             made = parts.get(
                 [*key, "through", quantile, dither.to_dict()],
-                lambda d=dither, q=quantile: through(task, d, q, 2 if quick else 10),
+                lambda d=dither, q=quantile: through(task, d, q, 2 if quick else 10 if task.name in ATTACKED else 4),
             )
             found["through"].append(made)
             print(f"{task.name:8} {quantile:5g} {dither.kind:14} {dither.amplitude:4g}: {made['mean']:6.1f} answered"
