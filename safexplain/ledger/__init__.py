@@ -2,7 +2,8 @@
 
 A release (`releases`) is charged to an account (`accounts`) if what it adds up to with the earlier ones (`composition`)
 is within the budget; charge and answer (`answers`) are recorded (`records`) in one transaction of a database
-(`storage`). `ledger` is the class that does it, `inspection` writes the records to files and verifies the sums.
+(`storage`). Distinct questions can be counted beside epsilon, or alone (`questions`). `ledger` is the class that does
+it, `inspection` writes the records to files and verifies the sums.
 
 The ledger counts formal privacy loss. At noise that leaves an explanation legible the loss of one answer is often so
 large that no budget holds it; what is then protected is protected empirically, which the audit measures, not by the

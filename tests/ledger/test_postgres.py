@@ -104,3 +104,13 @@ def test_two_ledgers_made_at_once_are_one(postgres_url):
     assert errors == []
     with Ledger(postgres_url) as ledger:
         assert ledger.spent("ann") == 0.5
+
+
+def test_a_server_that_vanished_is_noticed_by_the_connection(postgres_url):
+    with Ledger(postgres_url, questions=3, timeout=4.0) as ledger:
+        ledger.ask("ann", [b"1"])
+        set_up = ledger._storage._connection.info.get_parameters()
+        assert (set_up["tcp_user_timeout"], set_up["keepalives_idle"]) == ("4000", "4")
+    with Ledger(f"{postgres_url}&tcp_user_timeout=7000") as ledger:
+        ledger.ask("ann", [b"2"])
+        assert ledger._storage._connection.info.get_parameters()["tcp_user_timeout"] == "7000"

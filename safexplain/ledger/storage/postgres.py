@@ -122,7 +122,7 @@ class PostgresStorage(Storage):
 
     def _open(self) -> Any:
         if self._connection is None or self._connection.closed:
-            connection = psycopg.connect(self.address, autocommit=True, connect_timeout=max(1, round(self.timeout)))
+            connection = psycopg.connect(self.address, autocommit=True, **_patience(self.address, self.timeout))
             try:
                 if self.ledger is not None:
                     check_identity(partial(_run, connection), self.ledger, self.name)
@@ -157,6 +157,19 @@ class PostgresStorage(Storage):
 def _run(connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Rows:
     cursor = connection.execute(statement.replace("?", "%s"), parameters or None)
     return cursor.fetchall() if cursor.description else []
+
+
+def _patience(url: str, timeout: float) -> dict[str, Any]:
+    """Options of libpq by which a server that vanished without a word is noticed, where the URL has none of its own."""
+    wait = {
+        "connect_timeout": max(1, round(timeout)),
+        "tcp_user_timeout": max(1000, round(1000 * timeout)),
+        "keepalives_idle": max(1, round(timeout)),
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+    }
+    own = conninfo_to_dict(url)
+    return {name: value for name, value in wait.items() if name == "connect_timeout" or name not in own}
 
 
 def _without_password(url: str) -> str:
