@@ -778,7 +778,7 @@ class _Way:
             progress=named(self.progress, "attacking"),
         )
         plain = hardening.to_dict()
-        description = f"what the endpoint answers; the reference models answer through {as_written(plain)}"
+        description = f"{as_written(plain)} as declared, and in the reference models"
         return Configuration(ENDPOINT, description, result, None, f"what {endpoint.url} answers")
 
     def root_cause(

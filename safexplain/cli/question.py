@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -154,6 +154,9 @@ class Question:
                 canaries=None if self.canaries is None else load_finding(self.canaries),
                 subject_data="training" if stages is None else stages.subject,
             )
+            if service is not None and not (folder / ANSWERS).exists():  # refused before the directory is made
+                with closing(service.opened(outputs, None)) as fresh:
+                    fresh.plan(len(asked.x), judged_by.patience)
             make_folder(folder)
             target = loaded.model
             if service is not None:
@@ -248,9 +251,10 @@ class Service:
         fresh = fresh_network(arch, self.classes(read), channels)
         return LoadedModel(fresh(0).float().eval(), fresh, "", "")
 
-    def opened(self, classes: int, folder: Path) -> Endpoint:
-        """What stands for the model, its answers kept in the run directory."""
-        return Endpoint(self.url, self.payload, classes=classes, store=folder / ANSWERS)
+    def opened(self, classes: int, folder: Path | None) -> Endpoint:
+        """What stands for the model, its answers kept in the run directory, or in memory."""
+        store = None if folder is None else folder / ANSWERS
+        return Endpoint(self.url, self.payload, classes=classes, store=store)
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:

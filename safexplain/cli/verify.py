@@ -189,7 +189,9 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "bound": f"{judgement.bound:{sign}.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
         f" non-members{grouped} and {judgement.references} reference models",
         "levels": [_level(line, anyway) for line in judgement.levels],
-        "native": certificate.native["sentence"] if certificate.native else "not audited beside this release",
+        "native": certificate.native["sentence"]
+        if certificate.native
+        else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
         "canaries": str(seen) if (seen := certificate.canaries) else "none were trained",
         **(
