@@ -371,5 +371,8 @@ def parse_method(name: str, output: str, options: list[str]) -> tuple[type[Harde
     row = find_row(name)
     if row.entry != "attribute":
         methods = ", ".join(row.name for row in CATALOG.values() if row.entry == "attribute")
-        raise ConfigurationError(f"{row.name} gives no map of numbers to attack; expected one of {methods}")
+        raise ConfigurationError(
+            f"{row.name} is made from public rows, which the command line does not take: audit it from Python, with"
+            f" explainer={row.hardened_name}.catalogued(public=rows); here, expected one of {methods}"
+        )
     return HARDENED[row.name], values
