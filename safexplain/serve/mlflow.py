@@ -236,7 +236,10 @@ def _saving(
             "model_config": dict.fromkeys(SETTINGS)
             | dict(model_config or {}),  # only what is there can be set on loading
             "signature": _signature(),
-            "pip_requirements": [f"safexplain[mlflow]=={version('safexplain')}", f"torch=={version('torch')}"],
+            "pip_requirements": [
+                f"safexplain[mlflow]=={version('safexplain')}",
+                f"torch=={version('torch').partition('+')[0]}",
+            ],
             **options,
         }
 

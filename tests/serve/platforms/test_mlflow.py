@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -31,6 +32,8 @@ MARK = 0.8451927
 """Stands in requests that are refused, so that it must be found in no answer and no log."""
 
 QUESTIONS = 12
+
+LEDGER = "questions.sqlite"
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +66,14 @@ def expected(noisy: Any, with_key: None) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def served(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running `mlflow models serve`."""
+    """A running `mlflow models serve`, which is told by its environment where questions are counted."""
     port = free_port()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # MLflow looks for uvicorn there
     command = ["-m", "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", str(release)]
     folder = tmp_path_factory.mktemp("mlflow_log")
-    with running([*command, "--port", str(port)], folder, port, "/ping", PATH=path, SAFEXPLAIN_NOISE_KEY=KEY) as server:
+    settings = json.dumps({"ledger": f"sqlite:///{folder / LEDGER}"})
+    own = {"PATH": path, "SAFEXPLAIN_NOISE_KEY": KEY, "MLFLOW_PYFUNC_INFERENCE_CONFIG": settings}
+    with running([*command, "--port", str(port)], folder, port, "/ping", **own) as server:
         yield server
 
 
@@ -243,6 +248,20 @@ def test_each_client_of_the_header_has_a_budget_and_hears_when_it_renews(served,
     assert ask(served, {"inputs": rows[-1:], "params": {"client": "third"}}, "").status_code == 200
     both = ask(served, {"inputs": rows[-1:], "params": {"client": "third"}}, "patient")
     assert (both.status_code, both.json()["field"]) == (422, "client")
+
+
+def test_without_the_ledger_nothing_is_answered_and_with_it_again_everything(served, noisy):
+    ledger = served.log.parent / LEDGER
+    aside = ledger.with_name("aside")
+    ledger.rename(aside)
+    ledger.mkdir()
+    try:
+        answer = ask(served, {"inputs": noisy.rows[200:201].tolist()}, "late")
+        assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
+    finally:
+        ledger.rmdir()
+        aside.rename(ledger)
+    assert ask(served, {"inputs": noisy.rows[200:201].tolist()}, "late").status_code == 200
 
 
 @pytest.mark.parametrize(
