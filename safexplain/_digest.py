@@ -73,6 +73,7 @@ _SAMPLES = 8
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
 _digests: WeakKeyDictionary[nn.Module, tuple[Any, bytes]] = WeakKeyDictionary()
+_views: WeakKeyDictionary[nn.Module, tuple[list[Any], list[list[Tensor]]]] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
 
@@ -685,7 +686,8 @@ def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
     import torch
 
     marks: list[Any] = []
-    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    plain: list[Tensor] = []
+    places: list[Any] = []
     with torch.no_grad():
         for part in state_of(module):
             value = part.value
@@ -693,16 +695,33 @@ def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
                 version = 0 if value.is_inference() else value._version
                 marks.append((part.path, id(value), version, value.shape, value.dtype))
                 if is_plain(value):
-                    marks.append(value.data_ptr())
-                    samples.setdefault((value.device, value.dtype), []).append(_sample(value))
+                    plain.append(value)
+                    places.append((value.data_ptr(), value.shape, value.stride(), value.dtype, value.device))
             elif part.kind == "array":
                 marks.append((part.path, id(value), value.shape, _sample_of_array(value)))
             elif part.kind == "estimator":
                 marks.append((part.path, estimator_digest(value)))
             else:
                 marks.append((part.path, _Same(value) if part.kind == "packed" else value))
-        kinds = [(device, dtype, _gather(parts)) for (device, dtype), parts in samples.items()]
-    return tuple(marks), tuple(kinds)
+        kinds = [_gather(parts) for parts in _samples(module, places, plain)]
+    return tuple(marks), tuple(places), tuple(kinds)
+
+
+def _samples(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Views of some numbers of each tensor, by device and type. Kept for as long as the tensors lie where they are, for
+    to make the views takes longer than to read them; a view keeps what it looks at from being freed."""
+    with _guard:
+        known = _views.get(module)
+    if known is not None and known[0] == places:
+        return known[1]
+    made: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        made.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
+    found = list(made.values())
+    if all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=_dense_format(tensor)) for tensor in tensors):
+        with _guard:
+            _views[module] = (places, found)
+    return found
 
 
 class _Same:

@@ -89,6 +89,10 @@ class Command:
             return httpx.get(self.url + "/health/live").status_code == 200
         return False
 
+    def started(self) -> int:
+        """Workers that ever answered."""
+        return self.log.read_text().count("Application startup complete")
+
     def workers(self) -> list[int]:
         """Process numbers of the workers."""
         pid, found = self.process.pid, []
