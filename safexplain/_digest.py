@@ -703,11 +703,11 @@ def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
                 marks.append((part.path, estimator_digest(value)))
             else:
                 marks.append((part.path, _Same(value) if part.kind == "packed" else value))
-        kinds = [_gather(parts) for parts in _samples(module, places, plain)]
+        kinds = [_gather(parts) for parts in _views_of(module, places, plain)]
     return tuple(marks), tuple(places), tuple(kinds)
 
 
-def _samples(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
+def _views_of(module: nn.Module, places: list[Any], tensors: list[Tensor]) -> list[list[Tensor]]:
     """Views of some numbers of each tensor, by device and type. Kept for as long as the tensors lie where they are, for
     to make the views takes longer than to read them; a view keeps what it looks at from being freed."""
     with _guard:

@@ -26,6 +26,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import socket
 import statistics
@@ -119,7 +120,10 @@ class Plain:
             target = self._model(x).argmax(1)
         return list(zip(target.tolist(), self._maps(x, target).numpy(), strict=True))
 
-    def explain(self, x: Any, *, client: str) -> Answer:
+    def again(self, request: bytes) -> None:
+        """Nothing is remembered."""
+
+    def explain(self, x: Any, *, client: str, **of_again: Any) -> Answer:
         """As the service, unhardened."""
         array = np.asarray(x, np.float32)
         if array.shape[1:] != self.shape or not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
@@ -141,7 +145,7 @@ class Plain:
 class Echo(Plain):
     """Reads and writes, and computes nothing."""
 
-    def explain(self, x: Any, *, client: str) -> Answer:
+    def explain(self, x: Any, *, client: str, **of_again: Any) -> Answer:
         """The shape of the inputs."""
         return Answer([list(np.asarray(x).shape)], np.zeros(1, np.int64), self.digest, True)
 
@@ -162,7 +166,10 @@ def serve(kind: str, name: str, port: int, folder: str) -> None:
         )  # fmt: skip
     else:
         service = (Plain if kind == "captum" else Echo)(setting, model)
-    uvicorn.run(app(service), port=port, log_level="error", access_log=False)
+    made = app(service)
+    gc.collect()
+    gc.freeze()  # as `safexplain serve` does
+    uvicorn.run(made, port=port, log_level="error", access_log=False)
 
 
 class Server:

@@ -18,7 +18,7 @@ from safexplain.serve.service import SETTINGS, Service
 LEDGER = "sqlite:///safexplain-ledger.db"
 """Where questions are counted where nothing else is said: in the working directory."""
 
-_STARTS_WITHIN = 180
+_STARTS_WITHIN = 60
 """Seconds after which a silent worker is started anew. The 5 of uvicorn may be over before PyTorch and a model are
 read, and a worker that is ended before it is ready never is."""
 
@@ -69,7 +69,7 @@ def serve_command(
     try:
         import uvicorn
 
-        from safexplain.serve.http import app
+        from safexplain.serve.http import from_environment
     except ImportError as error:
         raise MissingExtraError(
             f'serving over HTTP needs {error.name}, which is not installed: pip install "safexplain[serve]"'
@@ -109,7 +109,7 @@ def serve_command(
         "access_log": False,
     }
     if workers == 1:
-        uvicorn.run(app(Service.from_environment()), **listening)
+        uvicorn.run(from_environment(), **listening)
         return 0
     with tempfile.TemporaryDirectory(prefix="safexplain-metrics-") as folder:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)

@@ -106,9 +106,10 @@ class Asked:
     explained: bool
     write: Callable[[Answer, bool], dict[str, Any]]
 
-    def put(self, service: Service, client: str) -> Answer:
-        """The service's answer; errors as `Service.explain`."""
-        return (service.explain if self.explained else service.predict)(self.x, client=client)
+    def put(self, service: Service, client: str, request: bytes = b"") -> Answer:
+        """The service's answer; arguments and errors as `Service.explain`, the form is `write`."""
+        ask = service.explain if self.explained else service.predict
+        return ask(self.x, client=client, request=request, form=self.write) if request else ask(self.x, client=client)
 
 
 Reader = Callable[[Service, Any], Asked]

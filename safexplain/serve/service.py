@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -63,6 +64,7 @@ ANONYMOUS = "anonymous"
 """The client of requests that do not say whose they are; all of them share one budget."""
 
 _LONGEST_CLIENT = 200
+_MOST_KNOWN = 10_000
 _log = logging.getLogger("safexplain.serve")
 
 
@@ -117,6 +119,17 @@ class _Generation:
         return [tuple(row) for row in p.tolist()]
 
 
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A request that was answered: what it asked, and how its answer is written."""
+
+    generation: _Generation
+    operation: str
+    client: str
+    digests: tuple[bytes, ...]
+    form: Any
+
+
 def _own(explanation: Any) -> Any:
     """Not a part of the batch it was computed in."""
     return np.array(explanation, dtype=np.float32) if isinstance(explanation, np.ndarray) else explanation
@@ -133,6 +146,7 @@ class Service:
         self._batches = Batches(options.batch_rows, options.batch_wait, on_batch=self.metrics.batch)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
         self._flights: dict[str, Future[Remembered]] = {}
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failed = ""
         self._seen = options.files()
         self._closing = threading.Event()
@@ -257,12 +271,14 @@ class Service:
         """Whether no audit has certified what is served."""
         return self._generation.release.uncertified
 
-    def explain(self, x: Any, *, client: str = ANONYMOUS) -> Answer:
+    def explain(self, x: Any, *, client: str = ANONYMOUS, request: bytes = b"", form: Any = None) -> Answer:
         """Explanations of the classes that the model predicts, and these classes.
 
         Args:
             x: (n, ...) numbers; taken as float32.
             client: who asks, and whose budget it is.
+            request: names the request that the inputs were read from, and its client; for `again`.
+            form: what `again` gives back with the answer.
 
         Raises:
             RequestError: the inputs are of another shape, not finite, out of range, or too many.
@@ -270,11 +286,31 @@ class Service:
             UnavailableError, LedgerError: it cannot be answered now; nothing was charged.
             RefusedError: the model is no longer the certified one.
         """
-        return self._answer("explain", x, client)
+        return self._answer("explain", x, client, request, form)
 
-    def predict(self, x: Any, *, client: str = ANONYMOUS) -> Answer:
+    def predict(self, x: Any, *, client: str = ANONYMOUS, request: bytes = b"", form: Any = None) -> Answer:
         """The classes that the model predicts, which are counted as explanations are; see `explain`."""
-        return self._answer("predict", x, client)
+        return self._answer("predict", x, client, request, form)
+
+    def again(self, request: bytes) -> tuple[Any, Answer] | None:
+        """The form of a request that was answered before, and its answer, where all of it is remembered: reading the
+        numbers of an image takes longer than all the rest.
+
+        Args:
+            request: as `explain` or `predict` was given it.
+        """
+        started = time.perf_counter()
+        with self._guard:
+            known = self._known.get(request)
+        if known is None or known.generation is not self._generation or self._closing.is_set():
+            return None
+        found = self._memory.get([_key(known.operation, known.client, digest) for digest in known.digests])
+        answers = [answer for answer in found if answer is not None]
+        if len(answers) < len(found):
+            return None
+        self.metrics.answers(0, len(answers))
+        self._told(known.operation, known.client, 200, known.generation, known.digests, len(answers), started)
+        return known.form, _assembled(known.operation, answers, known.generation)
 
     def ready(self) -> dict[str, Any]:
         """Whether it can answer, and from what, in JSON types.
@@ -354,17 +390,18 @@ class Service:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _answer(self, operation: str, x: Any, client: str) -> Answer:
+    def _answer(self, operation: str, x: Any, client: str, request: bytes, form: Any) -> Answer:
         started, now, status = time.perf_counter(), self._generation, 500
-        questions: list[str] = []
+        digests: list[bytes] = []
         remembered = 0
         try:
             with span(f"safexplain.{operation}", certificate=now.release.digest):
                 inputs = self._checked(x, now, client)
                 digests = [_question(now.scope, row) for row in inputs.numpy()]
-                questions = [digest.hex() for digest in digests]
                 found, remembered = self._find(operation, client, now, inputs, digests)
             status = 200
+            if request:
+                self._keep(request, _Known(now, operation, client, tuple(digests), form))
             self.metrics.answers(len(found) - remembered, remembered)
             return _assembled(operation, found, now)
         except BaseException as error:
@@ -373,18 +410,38 @@ class Service:
                 _log.error("%s: %s%s", operation, type(error).__name__, _safe_words(error))
             raise
         finally:
-            seconds = time.perf_counter() - started
-            self.metrics.request(operation, status, seconds)
-            record(
-                operation=operation,
-                client=client if isinstance(client, str) else "",
-                status=status,
-                certificate=now.release.digest,
-                questions=questions,
-                remembered=remembered,
-                seconds=seconds,
-                uncertified=now.release.uncertified,
-            )
+            self._told(operation, client if isinstance(client, str) else "", status, now, digests, remembered, started)
+
+    def _told(
+        self,
+        operation: str,
+        client: str,
+        status: int,
+        now: _Generation,
+        digests: Sequence[bytes],
+        remembered: int,
+        started: float,
+    ) -> None:
+        """A request is in metrics and audit log."""
+        seconds = time.perf_counter() - started
+        self.metrics.request(operation, status, seconds)
+        record(
+            operation=operation,
+            client=client,
+            status=status,
+            certificate=now.release.digest,
+            questions=[digest.hex() for digest in digests],
+            remembered=remembered,
+            seconds=seconds,
+            uncertified=now.release.uncertified,
+        )
+
+    def _keep(self, request: bytes, known: _Known) -> None:
+        with self._guard:
+            self._known[request] = known
+            self._known.move_to_end(request)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
 
     def _checked(self, x: Any, now: _Generation, client: str) -> Tensor:
         if self._closing.is_set():

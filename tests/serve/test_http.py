@@ -260,3 +260,32 @@ def test_numbers_are_written_as_the_float32_that_they_are(noisy):
     with running(app(service)) as url:
         text = httpx.post(url + EXPLAIN, json={"instances": noisy.rows[:1].tolist()}).text
     assert np.array_equal(np.array(json.loads(text)["explanations"], np.float32), expected)
+
+
+def test_a_request_that_came_before_is_answered_alike_and_not_read_again(made, monkeypatch):
+    """Of the same client, under the same certificate, for as long as it is remembered, and the same in V1 and V2."""
+    service = Service.load(made.model, made.certificate, limits=Limits(questions=3))
+    v1 = {"instances": made.rows[:2].tolist()}
+    tensor = {"name": "input", "shape": [2, 64], "datatype": "FP32", "data": made.rows[:2].ravel().tolist()}
+    v2 = {"inputs": [tensor], "outputs": [{"name": "label"}], "id": "seven"}
+    asked = [(EXPLAIN, v1), (PREDICT, v1), (INFER, v2)]
+    with (
+        running(app(service)) as url,
+        httpx.Client(base_url=url, headers={"X-Client-Id": "ann"}) as client,
+    ):
+        first = [client.post(path, json=body) for path, body in asked]
+        assert {response.status_code for response in first} == {200}
+        with monkeypatch.context() as patch:
+            patch.setattr(Service, "_checked", lambda *given: pytest.fail("read again"))
+            for (path, body), response in zip(asked, first, strict=True):
+                again = client.post(path, json=body)
+                assert again.content == response.content
+                assert again.headers["x-safexplain-certificate"] == service.digest
+        text = service.metrics.text()[0].decode()
+        assert 'safexplain_answers_total{source="remembered"} 8.0' in text  # infer asked for the labels of predict
+        other = client.post(EXPLAIN, json=v1, headers={"X-Client-Id": "ben"})
+        assert other.json() == first[0].json()
+        assert 'safexplain_answers_total{source="computed"} 6.0' in service.metrics.text()[0].decode()
+        service._memory.close()  # forgotten
+        assert client.post(EXPLAIN, json=v1).content == first[0].content
+        assert 'safexplain_answers_total{source="computed"} 8.0' in service.metrics.text()[0].decode()
