@@ -8,18 +8,20 @@ relative to that file. POST /v2/models/digits/infer takes the tensor `input` and
 
 What of MLServer would undo the service is refused when the model is loaded: its response cache (it keeps requests with
 their headers, and answers beyond the service's count), its adaptive batching (it merges requests of several clients
-into one client's), and its worker processes (tracebacks get into the answers of streams). Parameters of a request are
-refused too, but for those that MLServer's own client writes about how tensors travel.
+into one client's), its worker processes (errors in streams and readiness go past the runtime), and its debug mode, on
+unless `settings.json` says `"debug": false` (tracebacks in answers). Parameters of a request are refused too, but for
+those that MLServer's own client writes about how tensors travel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from safexplain.errors import ConfigurationError, MissingExtraError, UnavailableError
+from safexplain.errors import ConfigurationError, MissingExtraError, RequestError, UnavailableError
 from safexplain.serve.protocol import infer_v2, metadata_v2, problem_of
 from safexplain.serve.service import ANONYMOUS, Service
 
@@ -27,6 +29,7 @@ try:
     import mlserver
     from mlserver import types
     from mlserver.errors import MLServerError
+    from mlserver.logging import logger as mlserver_logger
     from mlserver.parallel.worker import Worker
     from mlserver.utils import get_model_uri, to_absolute_path
 except ImportError as error:
@@ -97,6 +100,7 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
             if self._service is None:
                 raise UnavailableError("the model is not loaded")
             client = headers.get("x-client-id", ANONYMOUS)
+            _check_id(body.get("id"), self._service, client)
             answer = await asyncio.to_thread(infer_v2, self._service, body, client)
         except Exception as error:
             problem = problem_of(error)
@@ -127,8 +131,12 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
         settings = self.settings
         if isinstance(multiprocessing.current_process(), Worker):
             raise ConfigurationError(
-                "parallel_workers: expected 0 in model-settings.json, because MLServer's worker processes put"
-                " tracebacks into answers; the service answers in threads of its own"
+                "parallel_workers: expected 0 in model-settings.json, because errors in streams and readiness go past"
+                " the runtime in MLServer's worker processes; the service answers in threads of its own"
+            )
+        if mlserver_logger.isEnabledFor(logging.DEBUG):  # which MLServer sets so in debug mode, and tells no other way
+            raise ConfigurationError(
+                "debug: expected false in settings.json, because MLServer writes tracebacks into answers otherwise"
             )
         if settings.cache_enabled:
             raise ConfigurationError(
@@ -161,6 +169,14 @@ def _drop_transport(part: dict[str, Any]) -> None:
                 del parameters[name]
     if not parameters:
         part.pop("parameters", None)
+
+
+def _check_id(named: Any, service: Service, client: str) -> None:
+    """MLServer writes the name of a request into headers of the answer."""
+    if isinstance(named, str) and not (named.isascii() and named.isprintable()):
+        error = RequestError("id: expected printable ASCII, which MLServer can write into a header", field="id")
+        service.refused("infer", client, error)
+        raise error
 
 
 def _output(tensor: Mapping[str, Any]) -> types.ResponseOutput:

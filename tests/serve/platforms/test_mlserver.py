@@ -43,7 +43,7 @@ MOST = 6
 
 def settings(**changes: Any) -> dict[str, Any]:
     """Those of examples/serve, for a budget that tests can spend."""
-    given: dict[str, Any] = json.loads((ROOT / "examples/serve/model-settings.json").read_text())
+    given: dict[str, Any] = json.loads((ROOT / "examples/serve/mlserver/model-settings.json").read_text())
     given["parameters"]["extra"]["limits"] = {"questions": MOST}
     return {**given, **changes}
 
@@ -53,7 +53,8 @@ def written(folder: Path, made: Any, given: dict[str, Any], **server: Any) -> tu
     made.copy(folder)
     ports = free_port(), free_port(), free_port()
     names = dict(zip(("http_port", "grpc_port", "metrics_port"), ports, strict=True))
-    (folder / "settings.json").write_text(json.dumps({"host": "127.0.0.1", "parallel_workers": 0, **names, **server}))
+    example = json.loads((ROOT / "examples/serve/mlserver/settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps({"host": "127.0.0.1", **example, **names, **server}))
     (folder / "model-settings.json").write_text(json.dumps(given))
     return ports
 
@@ -162,6 +163,8 @@ def test_mlservers_own_client_is_answered(server: Server, folder: Path, referenc
         ({"parameters": {"target": 3}}, "target"),
         ({"parameters": {"content_type": "pd"}}, "content_type"),
         ({"outputs": [{"name": "probabilities"}]}, "probabilities"),
+        ({"id": "\N{SNOWMAN}"}, "id"),
+        ({"id": "a\r\nX-Evil: 1"}, "id"),
         ({"inputs": [{**tensor(np.zeros((1, 64)))["inputs"][0], "parameters": {"baselines": 0}}]}, "baselines"),
         ({"inputs": [{**tensor(np.zeros((1, 64)))["inputs"][0], "name": "x"}]}, "input"),
         (tensor(np.zeros((1, 63))), "shape"),
@@ -259,6 +262,7 @@ def test_it_is_not_ready_and_answers_nothing_without_its_ledger(made: Any, tmp_p
         ({"cache_enabled": True}, {}, "cache_enabled"),
         ({"max_batch_size": 4, "max_batch_time": 0.1}, {}, "max_batch_size"),
         ({"parallel_workers": None}, {"parallel_workers": 1}, "parallel_workers"),
+        ({}, {"debug": True}, "debug: expected false"),
         ({"name": "other"}, {"certificate": "altered"}, "CertificateError"),
     ],
 )
