@@ -64,7 +64,7 @@ def private_copy(explainer: Any, without: np.random.RandomState | None) -> Any:
 Weights = list[tuple[int, float]]
 
 
-class _HardenedLime(HardenedAIX360):
+class _HardenedLime(HardenedAIX360, OfTables):
     """What the hardened LIME explainers share.
 
     Asked again, an explainer gives the same answer. Natively each call draws other samples; here each call starts from
@@ -191,7 +191,7 @@ def _as_hashed(instance: Any) -> Any:
     return instance
 
 
-class HardenedLimeTabular(_HardenedLime, OfTables):
+class HardenedLimeTabular(_HardenedLime):
     """AIX360's `LimeTabularExplainer`, hardened.
 
     Audited and certified (`catalogued`, `from_certificate`) with public rows in the place of the training set, from

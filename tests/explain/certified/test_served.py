@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from pathlib import Path
@@ -57,6 +58,28 @@ def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None
     assert (release.method, release.shape, release.mixes_batch) == (row.name, (3, 8, 8), row.mixes_batch)
     assert release.digest == file_sha256(path)
     assert not release.uncertified
+
+
+@pytest.mark.parametrize("row", MAPS, ids=lambda row: row.name)
+def test_of_every_map_what_differs_from_the_audit_is_refused(row: Any, tmp_path: Path) -> None:
+    model, kind = net_for(row), HARDENED[row.name]
+    options = {"nt_samples": 3} if row.nt_type else {}
+    explainer = {"method": row.name, "output": "logit", "options": options}
+    path = certificate(tmp_path, model, explainer=explainer)
+    with pytest.raises(CertificateError, match="another model"):
+        load_release(net_for(row, seed=1), path, key=KEY)
+    with pytest.raises(RefusedError, match="noise key"):
+        load_release(model, path, key=b"weak")
+    (tmp_path / "key").write_bytes(KEY)
+    loaded = kind.from_certificate(model, path, key_file=tmp_path / "key")
+    for name in inspect.signature(kind.attribute).parameters.keys() - {"self", "inputs", "target", "kwargs"}:
+        with pytest.raises(RefusedError, match=f"{name} is .* in the certificate"):
+            loaded.attribute(images(), **{name: "another"})
+    failed = certificate(tmp_path, model, explainer=explainer, references=0)
+    with pytest.raises(CertificateError, match="certifies nothing"):
+        kind.from_certificate(model, failed, key_file=tmp_path / "key")
+    with pytest.raises(CertificateError, match="certifies nothing"):
+        load_release(model, failed, key=KEY)
 
 
 def test_scores_are_those_of_the_audited_model(tmp_path: Path) -> None:

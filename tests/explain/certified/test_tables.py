@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safexplain.audit import Policy, Population, audit
 from safexplain.audit.run import AuditOptions
 from safexplain.errors import CertificateError, ConfigurationError, InputError, MissingExtraError, RefusedError
 from safexplain.explain import CATALOG, anchor_hardening
-from safexplain.explain.aix360 import HardenedLimeTabular
+from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
 from safexplain.explain.alibi.library import load_alibi
 from safexplain.explain.alibi.tables import HardenedAlibiKernelShap, HardenedTreeShap, Rule
@@ -212,6 +213,16 @@ def test_the_rows_of_a_service_have_the_columns_of_a_table(tmp_path: Path) -> No
     assert release.explain(ASKED[:0], torch.tensor([], dtype=torch.long)).shape == (0, 4)  # type: ignore[union-attr]
 
 
+def test_threads_get_the_answers_that_each_would_get_alone(case: Case, tmp_path: Path) -> None:
+    release = load_release(forest(), about(tmp_path, case, forest()), key=KEY, public=PUBLIC)
+    asked = [torch.from_numpy(X[i : i + 2]) for i in range(0, 12, 2)]
+    targets = [release.predict(x).argmax(1) for x in asked]
+    alone = [release.explain(x, t) for x, t in zip(asked, targets, strict=True)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(release.explain, asked, targets))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
 # --- the loaded classes keep their native calls ----------------------------------------------------------------------
 
 
@@ -377,6 +388,27 @@ def test_a_background_is_asked_for_before_anything() -> None:
         HardenedLimeTabular.catalogued(PUBLIC, kernel=print)
     with pytest.raises(ConfigurationError, match="certificate can state"):
         HardenedLimeTabular.catalogued(PUBLIC, random_state=np.random.RandomState(0))
+
+
+def test_what_explains_no_rows_has_no_certificate(tmp_path: Path) -> None:
+    pytest.importorskip("lime")
+    for kind in (HardenedLimeText, HardenedLimeImage):
+        with pytest.raises(RefusedError, match="only explainers of rows"):
+            kind.catalogued(PUBLIC)
+        with pytest.raises(CertificateError, match=r"use HardenedLimeTabular\.from_certificate"):
+            kind.from_certificate(forest(), about(tmp_path, CASES["LimeTabular"], forest()))
+
+
+def test_a_row_outside_of_the_background_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("alibi")
+    towns = np.column_stack([X, np.zeros(100)]).astype(np.float32)
+    made = HardenedAnchors.catalogued(towns, feature_names=[*NAMES, "town"], categorical_names={4: ["A", "B"]})
+    net = nn.Sequential(nn.Linear(5, 2)).eval()
+    asked = made(net, hardening=anchor_hardening(KEY))
+    with torch.no_grad():
+        net[0].weight[:] = torch.tensor([[0.0, 0, 0, 0, -9], [0, 0, 0, 0, 9]])
+    asked.explainer._numbers(np.array([0.0, 0, 0, 0, 1]), 1, {})
+    assert capsys.readouterr().out == "", "alibi says that no row of the background has the value of this one"
 
 
 def test_a_missing_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
