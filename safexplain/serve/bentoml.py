@@ -71,7 +71,7 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
 
     Args:
         model: Path of the model file.
-        certificate: Path of its certificate.
+        certificate: Path of its certificate; None: as in `Service.load`.
         settings: Arguments of `Service.load`. With several workers `ledger` must be a URL, which they share.
 
     Raises:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import ConfigurationError, MissingExtraError
+from safexplain.hardening.noise import KEY_VARIABLE
 
 try:
     from ray import serve
@@ -31,7 +32,7 @@ except ImportError as error:
 
 def deployment(
     model: str | Path,
-    certificate: str | Path,
+    certificate: str | Path | None,
     *,
     replicas: int = 1,
     requests: int = 64,
@@ -42,7 +43,7 @@ def deployment(
 
     Args:
         model: Path of the model file, the same on every node.
-        certificate: Path of its certificate.
+        certificate: Path of its certificate; None: as in `Service.load`.
         replicas: How many.
         requests: Requests that a replica works on at once; fewer make smaller batches, Ray lets the others wait.
         actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
@@ -52,10 +53,11 @@ def deployment(
         ConfigurationError: several replicas without a shared ledger, or a setting that would send the key, or an object
             of this process, through Ray.
     """
-    if isinstance(settings.get("key"), bytes | bytearray):
+    variables = (actor or {}).get("runtime_env", {}).get("env_vars", {})
+    if isinstance(settings.get("key"), bytes | bytearray) or KEY_VARIABLE in variables:
         raise ConfigurationError(
-            "Ray keeps the settings of a deployment where others may read them, so they hold no key: give the path of "
-            "its file, or set SAFEXPLAIN_NOISE_KEY on every node"
+            "Ray keeps and shows the settings of a deployment, so they hold no key: give the path of its file, or set "
+            f"{KEY_VARIABLE} on every node before Ray starts there"
         )
     ledger = settings.get("ledger")
     if ledger is not None and not isinstance(ledger, str):
@@ -65,14 +67,14 @@ def deployment(
             f"{replicas} replicas would grant each client {replicas} budgets: give the URL of one ledger that all of "
             'them reach (ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
         )
-    model, certificate = str(model), str(certificate)
+    files = [None if file is None else str(file) for file in (model, certificate)]
 
     def build() -> Any:
         """Made in the replica, where the service lives."""
         from safexplain.serve.http import app
         from safexplain.serve.service import Service
 
-        return app(Service.load(model, certificate, **settings))
+        return app(Service.load(*files, **settings))
 
     ingress = serve.ingress(build)()
     return serve.deployment(

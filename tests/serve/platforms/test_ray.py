@@ -52,7 +52,7 @@ def served(noisy: Any, folder: Path) -> Iterator[httpx.Client]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(folder))
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(folder))
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             application = adapter.deployment(
@@ -166,6 +166,7 @@ def test_without_the_ledger_nothing_is_answered_and_with_it_again_everything(ser
     [
         ({"replicas": 2}, "2 budgets"),
         ({"key": KEY.encode()}, "SAFEXPLAIN_NOISE_KEY"),
+        ({"actor": {"runtime_env": {"env_vars": {"SAFEXPLAIN_NOISE_KEY": KEY}}}}, "SAFEXPLAIN_NOISE_KEY"),
         ({"ledger": object()}, "URL"),
     ],
 )
