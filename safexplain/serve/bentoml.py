@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, MissingExtraError, RequestError, SafexplainError
-from safexplain.serve.protocol import numbers, problem_of
-from safexplain.serve.service import ANONYMOUS, Answer, Service
+from safexplain.serve.protocol import client_of, numbers, problem_of
+from safexplain.serve.service import Answer, Service
 
 try:
     from bentoml import Context, IODescriptor, api
@@ -109,7 +109,7 @@ async def _answered(service: Service, ask: Callable[..., Answer], body: bytes | 
     from starlette.responses import Response
 
     def answer() -> Any:
-        found = ask(_rows(body), client=_client(ctx.request))
+        found = ask(_rows(body), client=client_of(ctx.request.headers.getlist("x-client-id")))
         made = found.label if found.explanation is None else found.explanation
         return made.tolist() if isinstance(made, np.ndarray) else made
 
@@ -126,13 +126,6 @@ async def _answered(service: Service, ask: Callable[..., Answer], body: bytes | 
         headers |= problem.headers
     ctx.response.status_code = status  # which BentoML writes over the response's
     return Response(json.dumps(content), status, headers, kind)
-
-
-def _client(request: Any) -> str:
-    given = request.headers.getlist("x-client-id")
-    if len(given) > 1:
-        raise RequestError("X-Client-Id: expected it once", field="X-Client-Id")
-    return given[0] if given else ANONYMOUS
 
 
 def _rows(body: bytes | None) -> NDArray[np.float32]:

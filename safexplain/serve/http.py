@@ -22,7 +22,7 @@ import gc
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from safexplain.errors import MissingExtraError, RequestError, SafexplainError
@@ -32,6 +32,7 @@ from safexplain.serve.protocol import (
     LABEL,
     Problem,
     Reader,
+    client_of,
     metadata_v2,
     problem_of,
     read,
@@ -39,7 +40,7 @@ from safexplain.serve.protocol import (
     read_infer_v2,
     read_predict_v1,
 )
-from safexplain.serve.service import ANONYMOUS, Answer, Service
+from safexplain.serve.service import Answer, Service
 
 try:
     import orjson
@@ -67,8 +68,6 @@ AT_ONCE = 128
 
 _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"
-_USER = "user:"
-"""Before the names of authenticated users, lest a header gives one out for another."""
 
 
 def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: float = BODY_SECONDS) -> APIRouter:
@@ -235,20 +234,14 @@ def _answered(
 
 def _client(request: Request) -> str:
     """Whose request it is: the authenticated user's, else the header's."""
-    user = request.scope.get("user")
+    user, name = request.scope.get("user"), ""
     if user is not None and getattr(user, "is_authenticated", False):
-        for name in ("identity", "username", "display_name"):
-            try:
-                identity = getattr(user, name)
-            except (AttributeError, NotImplementedError):
-                continue
-            if isinstance(identity, str) and identity:
-                return f"{_USER}{identity}"
-        raise RequestError("the authenticated user has no name", status=403)
-    given = request.headers.getlist("x-client-id")
-    if len(given) > 1 or (given and given[0].startswith(_USER)):
-        raise RequestError(f"X-Client-Id: expected one name that does not begin with {_USER}", field="X-Client-Id")
-    return given[0] if given else ANONYMOUS
+        for attribute in ("identity", "username", "display_name"):
+            with suppress(AttributeError, NotImplementedError):
+                name = name or str(getattr(user, attribute) or "")
+        if not name:
+            raise RequestError("the authenticated user has no name", status=403)
+    return client_of(request.headers.getlist("x-client-id"), name)
 
 
 async def _body(request: Request, most: int, seconds: float) -> bytes:

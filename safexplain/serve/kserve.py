@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 from safexplain.errors import MissingExtraError, RequestError, SafexplainError
 from safexplain.serve.http import router
-from safexplain.serve.protocol import Problem, explain_v1, infer_v2, metadata_v2, predict_v1, problem_of
-from safexplain.serve.service import ANONYMOUS, SETTINGS, Service
+from safexplain.serve.protocol import Problem, client_of, explain_v1, infer_v2, metadata_v2, predict_v1, problem_of
+from safexplain.serve.service import SETTINGS, Service
 
 try:
     import kserve
@@ -119,7 +119,8 @@ async def _answered(
 ) -> dict[str, Any]:
     """An answer, or an error whose words a client may read."""
     try:
-        return await asyncio.to_thread(ask, service, payload, (headers or {}).get(_CLIENT, ANONYMOUS))
+        client = client_of([headers[_CLIENT]] if headers and _CLIENT in headers else [])
+        return await asyncio.to_thread(ask, service, payload, client)
     except Exception as error:
         problem = problem_of(error)
     raise _error(problem, grpc=isinstance(payload, kserve.InferRequest) and payload.from_grpc)

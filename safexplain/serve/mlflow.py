@@ -44,8 +44,8 @@ from safexplain.errors import (
     RequestError,
     SafexplainError,
 )
-from safexplain.serve.protocol import Problem, numbers, problem_of
-from safexplain.serve.service import ANONYMOUS, Service
+from safexplain.serve.protocol import Problem, client_of, numbers, problem_of
+from safexplain.serve.service import Service
 
 try:
     import mlflow
@@ -274,7 +274,7 @@ def _client(named: str) -> str:
     header = _CLIENT.get()
     if header and named and header != named:
         raise RequestError("client: the header X-Client-Id says who asks; leave the parameter out", field="client")
-    return header or named or ANONYMOUS
+    return header or client_of([named] if named else [])
 
 
 def _rows(given: Any) -> NDArray[np.float32]:
@@ -326,7 +326,7 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Request) -> Response:
             client = _CLIENT.set("")
             try:
-                _CLIENT.set(_header(request))
+                _CLIENT.set(_named(request.headers.getlist("x-client-id")))
                 body = await _body(request)
                 _check(body, request.headers.get("content-type", ""))
                 response = await handler(Request(request.scope, _replay(body)))
@@ -361,12 +361,9 @@ def _hardened(model: Any) -> HardenedModel | None:
     return found if isinstance(found, HardenedModel) else None
 
 
-def _header(request: Any) -> str:
+def _named(given: list[str]) -> str:
     """The client that the header names; "": none."""
-    given = request.headers.getlist("x-client-id")
-    if len(given) > 1:
-        raise RequestError("X-Client-Id: expected it once", field="X-Client-Id")
-    return given[0] if given else ""
+    return client_of(given) if given else ""
 
 
 async def _body(request: Any) -> bytes:

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from safexplain.errors import ConfigurationError, MissingExtraError, RequestError, UnavailableError
-from safexplain.serve.protocol import infer_v2, metadata_v2, problem_of
-from safexplain.serve.service import ANONYMOUS, Service
+from safexplain.serve.protocol import client_of, infer_v2, metadata_v2, problem_of
+from safexplain.serve.service import Service
 
 try:
     import mlserver
@@ -99,7 +99,7 @@ class HardenedRuntime(mlserver.MLModel):  # type: ignore[misc]
         try:
             if self._service is None:
                 raise UnavailableError("the model is not loaded")
-            client = headers.get("x-client-id", ANONYMOUS)
+            client = client_of([headers["x-client-id"]] if "x-client-id" in headers else [])
             _check_id(body.get("id"), self._service, client)
             answer = await asyncio.to_thread(infer_v2, self._service, body, client)
         except Exception as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -28,13 +28,16 @@ from safexplain.errors import (
     RequestError,
     UnavailableError,
 )
-from safexplain.serve.service import Answer, Service
+from safexplain.serve.service import ANONYMOUS, Answer, Service
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
 
 _TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
 _LONGEST_ID = 256
+
+USER = "user:"
+"""Before the names of authenticated users, lest a header gives one out for another."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,26 @@ class Asked:
 
 Reader = Callable[[Service, Any], Asked]
 """(service, decoded JSON) -> the request; raises RequestError."""
+
+
+def client_of(named: Sequence[str], user: str = "") -> str:
+    """Who asks.
+
+    Args:
+        named: values of the header X-Client-Id.
+        user: the platform's authenticated user, who goes before the header; "": it has none.
+
+    Returns:
+        "user:..." for a user; the header's name; or, without either, the name that all such requests share.
+
+    Raises:
+        RequestError: several names, or one that gives itself out for a user's.
+    """
+    if user:
+        return USER + user
+    if len(named) > 1 or (named and named[0].startswith(USER)):
+        raise RequestError(f"X-Client-Id: expected one name that does not begin with {USER}", field="X-Client-Id")
+    return named[0] if named else ANONYMOUS
 
 
 def explain_v1(service: Service, payload: Any, client: str, *, plain: bool = True) -> dict[str, Any]:
