@@ -27,7 +27,7 @@ def audit_command(
         typer.Option(help="Data of the pre-training, with a column member: then these are asked about."),
     ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(help="URL of a service that explains, in the place of MODEL; needs --arch.")
+        str | None, typer.Option(help="URL of a service that explains, in the place of MODEL; --arch: of references.")
     ] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="Of --endpoint: kserve-v1, v2, json or a TOML file.  [default: json]")

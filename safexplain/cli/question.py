@@ -8,9 +8,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
+import torch
 import typer
 from torch import nn
 
@@ -40,7 +42,7 @@ from safexplain.explain.hardened import Hardened
 from safexplain.explain.wrap import HARDENED
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
-from safexplain.loading.models.architectures import ARCH_FORMS, fresh_network
+from safexplain.loading.models.architectures import fresh_network
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
@@ -56,6 +58,10 @@ Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated b
 
 ANSWERS = "answers.sqlite"
 """File of the run directory with what an endpoint answered."""
+
+
+HIDDEN = 256
+"""Units of the reference models of a service of which nobody says how its model is built."""
 
 
 class Begun(NamedTuple):
@@ -136,10 +142,16 @@ class Question:
                 asked, two = read, None
                 notes = check_data(read, num_classes=outputs)
                 notes += () if stages is None else stages.notes(references)
-            if loaded.fresh is None and service is None:
+            if loaded.fresh is None:
                 notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
             elif self.recipe is None and self.references:
                 notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
+            if service is not None and self.arch is None and references:
+                notes += (
+                    f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind"
+                    " the endpoint is another, a real attacker may do better than this audit: a leak found is a leak, a"
+                    " certificate says less.",
+                )
             name, subject = "", dict[str, dict[str, str]]()
             if self.model is not None:
                 name, digest = self.model.name, model_digest(loaded.model.to(place)).hex()
@@ -196,7 +208,7 @@ class Question:
                     target.close()
 
     def _check_target(self, pool: Path | None, service: Service | None) -> None:
-        """There is a model, or a service and then what its reference models are."""
+        """There is a model or a service, and nothing that only the other has."""
         if service is None:
             if self.model is None:
                 raise ConfigurationError("what is audited is missing: a MODEL's file, or of audit --endpoint URL")
@@ -209,11 +221,6 @@ class Question:
             raise ConfigurationError("--pretraining-pool is for model files: leave it out with --endpoint")
         if self.privacy is not None:
             raise ConfigurationError("--privacy is about the weights of a model, of which --endpoint shows none")
-        if self.arch is None and self.references:
-            raise ConfigurationError(
-                f"--endpoint shows no model, so say how the reference models are built: {ARCH_FORMS}; or say"
-                " --references 0: then only threshold attacks run, and nothing is certified"
-            )
 
     def _loader(self, service: Service | None) -> Callable[[AuditData], LoadedModel]:
         """How the model is loaded that is to take some data; of a service, one that is like its model."""
@@ -243,18 +250,25 @@ class Service:
         return len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
 
     def like(self, read: AuditData, arch: str | None) -> LoadedModel:
-        """An untrained network like the model behind it, and how one is built; any that fits, where no arch is said."""
-        if arch is None:
-            any_ = nn.Sequential(nn.Flatten(), nn.Linear(read.x[0].size, self.classes(read))).eval()
-            return LoadedModel(any_, None, "no --arch", "")
-        channels = int(read.x.shape[1]) if read.x.ndim == 4 else None
-        fresh = fresh_network(arch, self.classes(read), channels)
+        """An untrained network like the model behind it, and how one is built; where nobody says, a perceptron."""
+        if arch is not None:
+            fresh = fresh_network(arch, self.classes(read), int(read.x.shape[1]) if read.x.ndim == 4 else None)
+        else:
+            fresh = partial(_perceptron, read.x[0].size, self.classes(read))
         return LoadedModel(fresh(0).float().eval(), fresh, "", "")
 
     def opened(self, classes: int, folder: Path | None) -> Endpoint:
         """What stands for the model, its answers kept in the run directory, or in memory."""
         store = None if folder is None else folder / ANSWERS
         return Endpoint(self.url, self.payload, classes=classes, store=store)
+
+
+def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
+    """With one hidden layer, for want of an architecture."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        hidden, out = nn.Linear(features, HIDDEN), nn.Linear(HIDDEN, classes)
+    return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), out)
 
 
 def asks(command: Callable[..., int]) -> Callable[..., int]:

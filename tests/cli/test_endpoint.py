@@ -205,6 +205,15 @@ def test_killed_in_the_middle_it_goes_on_and_asks_nothing_twice(
     assert len(served.asked) <= each + 2
 
 
+def test_without_an_architecture_a_perceptron_stands_for_it_and_a_note_says_so(
+    cli: Cli, served: SimpleNamespace, tmp_path: Path
+) -> None:
+    arguments = [a for a in command(served.url) if a not in ("--arch", "small_arch:build")]
+    code, out, _ = cli(*arguments, "--run-dir", tmp_path / "run", "--json")
+    assert code in (0, 1, 3)
+    assert any("No --arch: the reference models are perceptrons with 256" in note for note in json.loads(out)["notes"])
+
+
 def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
 ) -> None:
@@ -234,7 +243,6 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         (lambda a: ["audit", "m.pt2", *a[1:]], "both the model m.pt2 and --endpoint are given"),
         (lambda a: ["audit", *a[5:]], "what is audited is missing"),
         (lambda a: ["audit", "m.pt2", "--format", "json", *a[5:]], "no --endpoint is given"),
-        (lambda a: [x for x in a if x not in ("--arch", "small_arch:build")], "--endpoint shows no model"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
         (lambda a: [*a, "--privacy", "p.json"], "--privacy is about the weights"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),

@@ -72,7 +72,7 @@ class Answer:
     """Where explanations and labels stand in an answer.
 
     Args:
-        explanations: path; of v2, the name of the tensor.
+        explanations: path, "" for the whole answer; of v2, the name of the tensor.
         labels: likewise, of the predicted class of every row. Where another URL is asked for labels, in its answer.
         probabilities: likewise, of the scores of all classes, in place of the labels: they are then part of what is
             released, and judged as such. "": none are listed.
@@ -393,7 +393,7 @@ class Payload:
         """What stands at a path: (n, ...) of a v2 tensor, else whatever is there, in a list of n."""
         if self.format == "v2":
             return _tensor(body, path, what)
-        value = _at(body, path.split("."), path, what)
+        value = _at(body, path.split(".") if path else [], path, what)
         return [value] if self.request.single and n == 1 else value
 
 

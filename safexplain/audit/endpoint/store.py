@@ -57,6 +57,7 @@ class AnswerStore:
         with self._reasons():
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=1, isolation_level=None)
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")  # one write to the disk a commit
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("BEGIN EXCLUSIVE")
             for statement in SCHEMA:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safexplain import HardenedIG, HardenedSaliency
+from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, NormClip, Relative
 from safexplain.audit import AuditOptions, AuditRun, Dither, Policy, Population, audit
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
@@ -390,6 +390,14 @@ def test_what_cannot_be_asked_of_an_endpoint_is_refused(
     with pytest.raises(ConfigurationError, match="lists 2 classes, and the models have 3"):
         endpoint(service, answer={"classes": ["a", "b"]})
     assert service.bodies == []
+
+
+def test_references_have_noise_of_their_own_where_the_service_declares_noise(
+    service: Any, run: Callable[..., AuditRun]
+) -> None:
+    found = run(endpoint(service), hardening=Hardening(clip=NormClip(0.8), noise=GaussianNoise(Relative(0.3))))
+    assert found.statement["noise_stream"]
+    assert any("knew the hardening but not the key" in says for _, says in found.statement["limits"])
 
 
 def test_without_references_only_thresholds_are_tried(service: Any, run: Callable[..., AuditRun]) -> None:
