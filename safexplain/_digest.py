@@ -563,7 +563,8 @@ def _parts(value: object) -> Iterator[object]:
     elif isinstance(value, list | tuple | set | frozenset):
         yield from value if len(value) <= _WIDEST else ()
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-        yield from getattr(value, "__dict__", {}).values()
+        own = getattr(value, "__dict__", {})
+        yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
         for owner in type(value).__mro__:
             names = owner.__dict__.get("__slots__", ())
             yield from (getattr(value, name, None) for name in ([names] if isinstance(names, str) else names))

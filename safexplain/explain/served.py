@@ -141,8 +141,9 @@ def load_release(
 
     Args:
         model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
-        path: the certificate, signed or not. None: there is none yet, and `method` and `hardening` say what is served;
-            only with `uncertified`.
+        path: the certificate of an audit, signed or not; a guarantee by construction is loaded by `PublicExplainer` and
+            `StudentExplainer`, which need more than the model. None: there is none yet, and `method` and `hardening`
+            say what is served; only with `uncertified`.
         file: the model's file. Given, its SHA-256 must be the one in the certificate.
         key: the noise key itself, as bytes, or the path of the file that holds it. None: the environment variable
             SAFEXPLAIN_NOISE_KEY. Where the hardening has no noise, no key is asked for or read.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captum.attr import InputXGradient
 from explain_nets import certificate, image_net, images, net_for, quiet, target_for
 from torch import nn
 
@@ -20,6 +21,7 @@ from safexplain.errors import CertificateError, ConfigurationError, InputError, 
 from safexplain.explain import CATALOG
 from safexplain.explain.isolation import one_at_a_time
 from safexplain.explain.served import load_release
+from safexplain.explain.surrogate import PublicExplainer
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE
 
@@ -136,6 +138,12 @@ def test_what_from_certificate_refuses_is_not_served(tmp_path: Path, changes: di
     model = image_net()
     with pytest.raises(CertificateError, match=said):
         load_release(model, certificate(tmp_path, model, **changes), key=KEY)
+
+
+def test_a_guarantee_by_construction_is_told_what_loads_it(tmp_path: Path) -> None:
+    path = PublicExplainer(image_net(), [image_net(1)], InputXGradient).certificate(tmp_path / "guarantee.json")
+    with pytest.raises(CertificateError, match=r"PublicExplainer\.from_certificate"):
+        load_release(image_net(), path)
 
 
 @pytest.mark.parametrize("key", [b"short", b"a" * 32, None])

@@ -406,7 +406,7 @@ def test_a_row_outside_of_the_background_is_not_printed(capsys: pytest.CaptureFi
     net = nn.Sequential(nn.Linear(5, 2)).eval()
     asked = made(net, hardening=anchor_hardening(KEY))
     with torch.no_grad():
-        net[0].weight[:] = torch.tensor([[0.0, 0, 0, 0, -9], [0, 0, 0, 0, 9]])
+        net[0].weight[:], net[0].bias[:] = torch.tensor([[0.0, 0, 0, 0, -9], [0, 0, 0, 0, 9]]), torch.tensor([1.0, 0.0])
     asked.explainer._numbers(np.array([0.0, 0, 0, 0, 1]), 1, {})
     assert capsys.readouterr().out == "", "alibi says that no row of the background has the value of this one"
 
