@@ -62,7 +62,9 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
     def start(self) -> None:
         """Register the routes of the service, before KServe registers its own; `ModelServer.start` calls this."""
         super().start()
-        model_server.app.include_router(router(self.service))
+        routes = router(self.service)
+        routes.add_api_route(f"/v2/models/{self.name}/versions/{{version}}/infer", _no_version, methods=["POST"])
+        model_server.app.include_router(routes)
 
     async def healthy(self) -> bool:
         """Whether the service can answer."""
@@ -112,6 +114,11 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
         raise TypeError(
             "a HardenedModel stays in its process: serve with --workers 1, and scale by replicas that share a ledger"
         )
+
+
+async def _no_version() -> None:
+    """In the place of KServe's route, which answers the same after it has written what it cannot read into the log."""
+    raise HTTPException(501, "versions of a model cannot be asked for")
 
 
 async def _answered(

@@ -276,6 +276,9 @@ def test_no_native_number_and_no_input_is_in_any_response_or_log(server: Server,
     server.ask("/v2/models/digits/infer", tensor(x, parameters={"n_steps": 1}), "marked")
     server.ask("/v1/models/digits:explain", {"instances": [*x.tolist(), None]}, "marked")
     server.ask("/v1/models/digits:explain", json.dumps({"instances": x.tolist()}).encode()[:-1], "marked")
+    unreadable = json.dumps(tensor(x)).replace("FP32", 'FP32", "more": NaN, "x": "').encode()
+    for path in ("/v2/models/digits/infer", "/v2/models/digits/versions/1/infer"):
+        assert server.ask(path, unreadable, "marked").status_code in (422, 501)
     grpc_infer(x, "marked", raw=True)
     grpc_infer(x, "marked", n_steps=3)
     server.ask("/metrics")
