@@ -269,7 +269,8 @@ def audit(
         twin = known[0] if known else None if build is None else build(seed)
         policy, options = policy or Policy(), options or AuditOptions()
         methods = methods_of(explainer, arguments)
-        policy = _begin(model, population, member, policy, options, methods, twin, hardening)
+        keyed = _keyed(hardening, seed, "references")
+        policy = _begin(model, population, member, policy, options, methods, twin, keyed)
     pool, options = prepare(
         model,
         population,
@@ -846,7 +847,7 @@ def _begin(
         mode = like.training
         with torch.no_grad():
             target = like.eval()(x).argmax(1)
-        shape = tuple(methods[0](like, hardening.without_noise(), x, target).shape[1:])
+        shape = tuple(methods[0](like, hardening, x, target).shape[1:])
         like.train(mode)
     endpoint.begin(population, np.asarray(member, dtype=bool), shape)
     return policy
