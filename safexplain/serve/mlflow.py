@@ -82,6 +82,7 @@ MOST_BYTES = 32 << 20
 """Of a request's body."""
 
 _CLIENT: ContextVar[str] = ContextVar("safexplain_mlflow_client", default="")
+_SAVING: ContextVar[bool] = ContextVar("safexplain_mlflow_saving", default=False)
 _log = logging.getLogger("safexplain.serve")
 
 
@@ -130,6 +131,8 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
             SafexplainError: as `Service.load`.
             ConfigurationError: something else than `SETTINGS` in `model_config`.
         """
+        if _SAVING.get():  # older releases of MLflow load what they save, where there need be no key
+            return
         _guard()
         settings = _settings(context.model_config or {})
         files = context.artifacts
@@ -230,11 +233,11 @@ def _saving(
         warnings.filterwarnings("ignore", "(?s).*input example was not provided")  # it would store rows
         code = Path(folder) / "hardened_model.py"
         code.write_text(CODE)
-        yield {
+        arguments = {
             "python_model": str(code),
             "artifacts": {what: str(file.resolve()) for what, file in files.items()},
-            "model_config": dict.fromkeys(SETTINGS)
-            | dict(model_config or {}),  # only what is there can be set on loading
+            # only what is there can be set on loading
+            "model_config": dict.fromkeys(SETTINGS) | dict(model_config or {}),
             "signature": _signature(),
             "pip_requirements": [
                 f"safexplain[mlflow]=={version('safexplain')}",
@@ -242,6 +245,11 @@ def _saving(
             ],
             **options,
         }
+        saving = _SAVING.set(True)
+        try:
+            yield arguments
+        finally:
+            _SAVING.reset(saving)
 
 
 def _signature() -> Any:
