@@ -270,7 +270,7 @@ def audit(
         policy, options = policy or Policy(), options or AuditOptions()
         methods = methods_of(explainer, arguments)
         keyed = _keyed(hardening, seed, "references")
-        policy = _begin(model, population, member, policy, options, methods, twin, keyed)
+        policy = _begin(model, population, member, policy, options, methods, twin, keyed, progress)
     pool, options = prepare(
         model,
         population,
@@ -820,6 +820,7 @@ def _begin(
     methods: tuple[Method, ...],
     like: nn.Module | None,
     hardening: HardeningLike,
+    progress: Progress,
 ) -> Policy:
     """Everything that can be wrong with an audit of an endpoint, before anything long; the policy that judges it.
 
@@ -832,6 +833,7 @@ def _begin(
         methods: that explain reference models.
         like: a model like these, by which the shape of their maps is told; None: there are none.
         hardening: of what they release.
+        progress: told about the plain questions, which are asked now.
     """
     policy = endpoint.judged_by(policy)
     if options.privacy is not None:
@@ -849,7 +851,7 @@ def _begin(
             target = like.eval()(x).argmax(1)
         shape = tuple(methods[0](like, hardening, x, target).shape[1:])
         like.train(mode)
-    endpoint.begin(population, np.asarray(member, dtype=bool), shape)
+    endpoint.begin(population, np.asarray(member, dtype=bool), shape, progress)
     return policy
 
 

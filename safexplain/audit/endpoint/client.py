@@ -50,6 +50,7 @@ class Client:
         payload: the form of questions and answers, and how politely is asked.
         charge: told how many questions are about to be sent, and (negative) how many were certainly not answered.
         left: how many questions may still be sent; None: any number.
+        waits: told how many seconds are waited before a request is sent again.
         transport: of httpx, for tests; None: the network.
 
     Raises:
@@ -64,6 +65,7 @@ class Client:
         *,
         charge: Callable[[int], None],
         left: Callable[[], int | None],
+        waits: Callable[[float], None] = lambda seconds: None,
         transport: Any = None,
     ) -> None:
         try:
@@ -76,7 +78,7 @@ class Client:
         self.url, self.label_url = _checked(url), payload.label_url(url)
         if self.label_url:
             _checked(self.label_url)
-        self._charge, self._left = charge, left
+        self._charge, self._left, self._waits = charge, left, waits
         self._last = -float("inf")
         self._http = httpx.Client(
             headers={"Accept": "application/json", **payload.headers()},
@@ -129,7 +131,9 @@ class Client:
                     f" (asking.longest_wait is {self.payload.asking.longest_wait:,.0f}); resume then",
                 )
             if tried < most:
-                time.sleep(random.uniform(0.5, 1.0) * wait if asked_to_wait is None else asked_to_wait)
+                pause = random.uniform(0.5, 1.0) * wait if asked_to_wait is None else asked_to_wait
+                self._waits(pause)
+                time.sleep(pause)
                 wait = min(2 * wait, LONGEST_BACKOFF)
         raise _failed(url, f"{reason}, after {most + 1} tries; resume when it answers")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ class Endpoint(nn.Module):
             )
         self.shape: tuple[int, ...] | None = None
         self.digest = ""
-        self._client = Client(url, self.payload, charge=self._charge, left=self._left, transport=transport)
+        self._told: Callable[[str], None] = lambda note: None
+        self._client = Client(
+            url, self.payload, charge=self._charge, left=self._left, waits=self._waits, transport=transport
+        )
         self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
         self.eval()
 
@@ -183,19 +187,30 @@ class Endpoint(nn.Module):
             )
         return policy
 
-    def begin(self, population: Population, member: NDArray[np.bool_], shape: tuple[int, ...] | None) -> None:
+    def begin(
+        self,
+        population: Population,
+        member: NDArray[np.bool_],
+        shape: tuple[int, ...] | None,
+        progress: Progress = silent,
+    ) -> None:
         """Ask the plain question about every example, and see whether the answers can be audited at all.
 
         Args:
             population: the examples; their labels are classes of the model.
             member: (n,) bool.
             shape: of one map of the reference models; None: there are none.
+            progress: told about questions.
 
         Raises:
             InputError: the endpoint fails, its maps have another shape, or its labels are named in another order.
         """
         self.shape = shape
-        labels = [self._answers(population.x[p.start : p.stop].numpy()).labels for p in batches(len(member), READ)]
+        labels = []
+        for part in batches(len(member), READ):
+            self._told = partial(progress, "asking the endpoint once", part.start, len(member))
+            labels.append(self._answers(population.x[part.start : part.stop].numpy()).labels)
+            progress("asking the endpoint once", part.stop, len(member))
         self._check_labels(np.concatenate(labels)[member], population.y.numpy()[member])
 
     def _check_labels(self, labels: NDArray[np.int64], y: NDArray[np.int64]) -> None:
@@ -238,11 +253,12 @@ class Endpoint(nn.Module):
         for part in batches(n, READ):
             for number in range(-1, most):
                 x = population.x[part.start : part.stop] if number < 0 else queries(part, number)
+                done = part.start * (1 + most) + len(part) * (number + 1)
+                self._told = partial(progress, "asking the endpoint", done, total)
                 answers = self._answers(x.numpy())
                 for array in (answers.labels, answers.maps, answers.scores):
                     found.update(np.ascontiguousarray(array).tobytes())
-                done = part.start * (1 + most) + len(part) * (number + 2)
-                progress("asking the endpoint", done, total)
+                progress("asking the endpoint", done + len(part), total)
         self.digest = found.hexdigest()
         notes = self._asked_twice(population.x.numpy())
         progress("asking the endpoint", total, total)
@@ -351,6 +367,9 @@ class Endpoint(nn.Module):
 
     def _charge(self, questions: int) -> None:
         self._store.charge(questions)
+
+    def _waits(self, seconds: float) -> None:
+        self._told(f"busy, asked again in {seconds:.0f} s")
 
     def _left(self) -> int | None:
         budget = self.payload.asking.budget

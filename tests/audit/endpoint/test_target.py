@@ -193,6 +193,22 @@ def test_the_digest_is_that_of_the_answers(service: Any, world: SimpleNamespace,
     assert digests[0] == digests[1] != target.digest
 
 
+def test_progress_is_told_and_so_are_waits(
+    service: Any, run: Callable[..., AuditRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safexplain.audit.endpoint.client.time.sleep", lambda seconds: None)
+    service.before = lambda path, number: (429, {"Retry-After": "9"}, b"") if number in (0, 3) else None
+    told: list[tuple[str, float, float, str]] = []
+    run(
+        endpoint(service, asking={"retries": 1}),
+        progress=lambda stage, done, total, note="": told.append((stage, done, total, note)),
+    )
+    said = [one for one in told if one[0].startswith("asking the endpoint")]
+    assert ("asking the endpoint once", 0, N, "busy, asked again in 9 s") in said
+    assert [one[3] for one in said].count("busy, asked again in 9 s") == 2
+    assert said[-1][:3] == ("asking the endpoint", N * EACH + TWICE, N * EACH + TWICE)
+
+
 # --- interruptions, budgets -------------------------------------------------------------------------------------------
 
 
