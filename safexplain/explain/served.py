@@ -7,8 +7,9 @@ an explainer knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from safexplain.explain.row import Row
 from safexplain.explain.tables import MADE_WITH, AskedRows, OfTables, pin, pinned
 from safexplain.explain.wrap import HARDENED, Catalogued
 from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities
 from safexplain.verdict.certificate.read import Certificate
 
@@ -53,6 +55,9 @@ OF_ROWS: Mapping[str, type[OfTables]] = {
     "TreeShap": HardenedTreeShap,
 }
 """The methods of the catalog that are asked about rows of a table."""
+
+_drawing = threading.Lock()
+"""Held while the global generators stand where a question puts them."""
 
 Explanation = NDArray[np.float32] | list[dict[str, Any]]
 """Of a batch: maps (n, ...), or one dictionary of plain JSON values for each example."""
@@ -95,9 +100,19 @@ class Release:
 
         Args:
             x: (n, ...) inputs.
+
+        Raises:
+            RefusedError: the model is no longer the audited one, or returns something else.
+            InputError: its scores of an input are NaN.
         """
+        check_unchanged(self._model, self.model_digest)
         with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
-            scores: Tensor = self._model(x.detach().to(_place(self._model, x)))
+            scores: Tensor = self._model(x.detach().clone().to(_place(self._model, x)))  # some write into their input
+        if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(x) or not scores.shape[1]:
+            got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+            raise RefusedError(f"expected a model that returns ({len(x)}, classes) scores of these inputs, got {got}")
+        if bool(scores.isnan().any()):
+            raise InputError("the model's scores of an input are NaN, so that it predicts no class")
         return scores.detach()
 
     def explain(self, x: Tensor, target: Tensor) -> Explanation:
@@ -257,7 +272,7 @@ def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
     if row.name in OF_ROWS:
         return partial(_of_rows, explainer)
 
-    def maps(x: Tensor, target: Tensor) -> Explanation:
+    def maps(x: Tensor, target: Tensor) -> NDArray[np.float32]:
         x = x.clone().requires_grad_(row.leaf_inputs and x.is_floating_point())
         answer = explainer.attribute(x, **({"target": target} if row.target else {}))
         if not isinstance(answer, Tensor):
@@ -265,7 +280,34 @@ def _asked(row: Row, explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
         released: NDArray[np.float32] = answer.detach().to("cpu", torch.float32).numpy()
         return released
 
-    return maps
+    def drawn(x: Tensor, target: Tensor) -> NDArray[np.float32]:
+        """One by one, each with the random numbers of its question, so that asked again it gets the same answer."""
+        if not len(x):
+            return maps(x, target)
+        noise = explainer.hardening.noise
+        key = b"" if noise is None else resolve_key(noise.key)
+        seeds = query_seeds(key, inputs=x.detach().cpu(), method=f"{row.name} samples")
+        with _drawing:
+            answers = []
+            for i, seed in enumerate(seeds):
+                with _generators(seed, x):
+                    answers.append(maps(x[i : i + 1], target[i : i + 1]))
+        return np.concatenate(answers)
+
+    return drawn if row.stochastic and not row.mixes_batch else maps
+
+
+@contextmanager
+def _generators(seed: bytes, x: Tensor) -> Iterator[None]:
+    """Torch's and NumPy's global generators from a seed, and afterwards where they were."""
+    state = np.random.get_state()  # noqa: NPY002 - what Captum draws from
+    try:
+        with torch.random.fork_rng([x.get_device()] if x.is_cuda else []):
+            torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
+            np.random.seed(np.frombuffer(seed, "<u4"))  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
 
 
 def _of_rows(explainer: OfTables, x: Tensor, target: Tensor) -> Explanation:

@@ -6,6 +6,8 @@ Nothing here counts questions: a forgotten answer is computed again and, having 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 import struct
@@ -22,6 +24,9 @@ from safexplain.errors import ConfigurationError, MissingExtraError
 
 _PAUSE = 5.0
 """Seconds for which a Redis that does not answer is not asked."""
+
+_SEAL = 32
+"""Bytes before an answer in Redis."""
 
 _log = logging.getLogger("safexplain.serve")
 
@@ -127,6 +132,9 @@ class InRedis:
     While Redis is away nothing is remembered, and every answer is computed: the same answers, charged as ever. One that
     takes connections and does not answer is left alone for a while, so that few requests wait for it.
 
+    A key, which only who knows the question can make, never goes there: its hash says where an answer lies, and it
+    seals the answer, so that nothing is given out that others wrote, or that answers another question.
+
     Args:
         url: redis://[user:password@]host[:port][/database], or rediss://.
         lifetime: seconds.
@@ -153,12 +161,12 @@ class InRedis:
         if not keys or self._left_alone():
             return [None] * len(keys)
         try:
-            found = self._redis.mget(list(keys))
+            found = self._redis.mget([_place(key) for key in keys])
         except self._failures as error:
             self._say(error)
             return [None] * len(keys)
         self._say(None)
-        return [self._read(raw) for raw in found]
+        return [self._read(key, raw) for key, raw in zip(keys, found, strict=True)]
 
     def put(self, answers: Mapping[str, Remembered]) -> None:
         """Remember them, if Redis is there."""
@@ -167,7 +175,8 @@ class InRedis:
         try:
             with self._redis.pipeline(transaction=False) as pipeline:
                 for key, answer in answers.items():
-                    pipeline.set(key, answer.to_bytes(), ex=self._lifetime)
+                    raw = answer.to_bytes()
+                    pipeline.set(_place(key), _seal(key, raw) + raw, ex=self._lifetime)
                 pipeline.execute()
         except self._failures as error:
             self._say(error)
@@ -191,11 +200,22 @@ class InRedis:
             )
 
     @staticmethod
-    def _read(raw: bytes | None) -> Remembered | None:
-        try:
-            return None if raw is None else Remembered.from_bytes(raw)
-        except (ValueError, KeyError, TypeError):
+    def _read(key: str, sealed: bytes | None) -> Remembered | None:
+        raw = (sealed or b"")[_SEAL:]
+        if sealed is None or not hmac.compare_digest(sealed[:_SEAL], _seal(key, raw)):
             return None
+        try:
+            return Remembered.from_bytes(raw)
+        except (ValueError, KeyError, TypeError):  # of another version
+            return None
+
+
+def _place(key: str) -> str:
+    return "safexplain:" + hashlib.sha256(f"place of {key}".encode()).hexdigest()
+
+
+def _seal(key: str, raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=_SEAL, key=key.encode()[:64], person=b"safexplain seal").digest()
 
 
 def open_memory(url: str | None, lifetime: float = 3600.0) -> Memory:

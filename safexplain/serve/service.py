@@ -39,7 +39,6 @@ from safexplain.errors import (
     LedgerError,
     RefusedError,
     RequestError,
-    SafexplainError,
     UnavailableError,
 )
 from safexplain.explain.served import Release, load_release
@@ -112,6 +111,11 @@ class _Generation:
         found = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
         return [Remembered(label, None, p) for label, p in found]
 
+    def key(self, operation: str, client: str, digest: bytes) -> str:
+        """Under which an answer is remembered: whose it is, to what, and what belongs to it."""
+        what = f"{operation}\0{self.probabilities}\0{client}\0"
+        return hashlib.sha256(what.encode() + digest).hexdigest()
+
     def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
         if not self.probabilities:
             return [None] * len(scores)
@@ -150,6 +154,7 @@ class Service:
         self._failed = ""
         self._seen = options.files()
         self._closing = threading.Event()
+        self.metrics.ready("ready")
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
 
@@ -220,7 +225,7 @@ class Service:
             RefusedError: there is noise and no key or a weak one; or answers depend on other rows of a batch.
             InputError, ConfigurationError, MissingExtraError, LedgerError: something cannot be read or used.
         """
-        limits = Limits(**limits) if isinstance(limits, Mapping) else limits or Limits()
+        limits = _limits(limits)
         ledger = open_ledger(ledger)  # once: what was counted is not forgotten when model and certificate are reloaded
         given = dict(locals())
         options = _Options(**{field.name: given[field.name] for field in fields(_Options)})
@@ -304,7 +309,7 @@ class Service:
             known = self._known.get(request)
         if known is None or known.generation is not self._generation or self._closing.is_set():
             return None
-        found = self._memory.get([_key(known.operation, known.client, digest) for digest in known.digests])
+        found = self._memory.get([known.generation.key(known.operation, known.client, d) for d in known.digests])
         answers = [answer for answer in found if answer is not None]
         if len(answers) < len(found):
             return None
@@ -354,13 +359,15 @@ class Service:
             self._seen = self._options.files()
             try:
                 new = self._make()
-            except SafexplainError as error:
-                self._failed = f"not loaded: {error}"
+            except Exception as error:  # whatever it is, what was served is served on, and readiness says so
+                self._failed = f"not loaded: {self._options.without_folders(str(error))}"
                 self.metrics.reload("refused")
+                self.metrics.ready("degraded")
                 _log.error("the new model and certificate are not served: %s", error)
                 raise
             self._generation, self._failed = new, ""
             self.metrics.reload("loaded")
+            self.metrics.ready("ready")
             _log.warning("now serving certificate %s", new.release.digest)
 
     def refused(self, operation: str, client: str, error: BaseException) -> None:
@@ -381,6 +388,7 @@ class Service:
     def close(self) -> None:
         """Answer what is asked already, and nothing more."""
         self._closing.set()
+        self.metrics.ready("unavailable")
         self._batches.close()
         self._memory.close()
 
@@ -450,7 +458,10 @@ class Service:
             raise RequestError(
                 f"X-Client-Id: expected 1 to {_LONGEST_CLIENT} printable characters", field="X-Client-Id"
             )
-        array = np.asarray(x)
+        try:
+            array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+        except (ValueError, TypeError, OverflowError):
+            raise RequestError("expected numbers (n, ...), all rows of one shape", field="input") from None
         if array.dtype.kind not in "iuf" or array.ndim == 0:
             raise RequestError(f"expected numbers (n, ...), got {array.dtype}", field="input")
         if len(array) > self._options.most_rows:
@@ -476,7 +487,7 @@ class Service:
         self, operation: str, client: str, now: _Generation, x: Tensor, digests: Sequence[bytes]
     ) -> tuple[list[Remembered], int]:
         """The answer to each row, and how many of them were remembered."""
-        keys = [_key(operation, client, digest) for digest in digests]
+        keys = [now.key(operation, client, digest) for digest in digests]
         kept = dict(zip(keys, self._memory.get(keys), strict=True))
         found = {key: answer for key, answer in kept.items() if answer is not None}
         remembered = sum(key in found for key in keys)
@@ -543,7 +554,7 @@ class Service:
         while not self._closing.wait(self._options.watch):
             seen = self._options.files()
             if seen != self._seen:
-                with suppress(SafexplainError):
+                with suppress(Exception):  # it was told in `reload`, and the next change may be a good one
                     self.reload()
 
 
@@ -586,10 +597,23 @@ class _Options:
             check_number(name, getattr(self, name), above=0.0)
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ConfigurationError(f"name: expected letters, digits, -, _ and . for URLs, got {self.name!r:.80}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError):
+            raise ConfigurationError(f"device: expected cpu, or a GPU of this machine, got {self.device!r}") from None
         if self.input_range is not None:
+            if not isinstance(self.input_range, Sequence) or len(self.input_range) != 2:
+                raise ConfigurationError(f"input_range: expected (least, greatest), got {self.input_range!r}")
             low, high = (check_number("input_range", value) for value in self.input_range)
             if low >= high:
                 raise ConfigurationError(f"input_range: expected the least number first, got {low:g}, {high:g}")
+
+    def without_folders(self, text: str) -> str:
+        """A sentence in which files are called by their names alone: where they lie is nobody's business outside."""
+        for path in (self.model, self.certificate, self.public, self.key, self.public_key):
+            if isinstance(path, str | Path) and Path(path).name:
+                text = text.replace(str(path), Path(path).name)
+        return text
 
     def files(self) -> tuple[Any, ...]:
         """What is known of the files without reading them."""
@@ -678,6 +702,15 @@ class _Options:
         return {"method": self.explainer, "hardening": given or Hardening.recommended(), "shape": shape}
 
 
+def _limits(given: Limits | Mapping[str, Any] | None) -> Limits:
+    if given is None or isinstance(given, Limits):
+        return given or Limits()
+    names = [field.name for field in fields(Limits)]
+    if not isinstance(given, Mapping) or given.keys() - set(names):
+        raise ConfigurationError(f"limits: expected Limits(...) or a mapping of {', '.join(names)}, got {given!r:.80}")
+    return Limits(**given)
+
+
 def status_of(error: BaseException) -> int:
     """The status of HTTP that goes with an error of the service."""
     if isinstance(error, RequestError):
@@ -714,11 +747,6 @@ def _question(scope: bytes, row: NDArray[np.float32]) -> bytes:
     head = hashlib.blake2b(scope + repr(row.shape).encode(), digest_size=32, person=b"safexplain ask")
     head.update(np.ascontiguousarray(row).data)
     return head.digest()
-
-
-def _key(operation: str, client: str, digest: bytes) -> str:
-    """Under which an answer is remembered: whose it is, and to what."""
-    return "safexplain:" + hashlib.sha256(f"{operation}\0{client}\0".encode() + digest).hexdigest()
 
 
 def _secret(key: bytes | str | Path | None) -> bytes:

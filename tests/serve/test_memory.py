@@ -112,9 +112,18 @@ def test_what_others_wrote_there_is_not_an_answer(made, tmp_path, port):
         memory = InRedis(url)
         memory.put({"a": ANSWER})
         assert same(memory.get(["a"])[0], ANSWER)
-        for raw in (b"", b"x", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00{}", ANSWER.to_bytes()[:-3]):
-            memory._redis.set("a", raw)
+        (place,) = memory._redis.keys()
+        written = memory._redis.get(place)
+        forged = Remembered(3, np.ones(64, np.float32)).to_bytes()
+        for raw in (b"", b"x", written[:-3], written + b"\0", ANSWER.to_bytes(), forged, written[:32] + forged):
+            memory._redis.set(place, raw)
             assert memory.get(["a"]) == [None]
+        memory._redis.set(place, written)
+        assert same(memory.get(["a"])[0], ANSWER)
+        memory.put({"b": ANSWER})
+        (other,) = set(memory._redis.keys()) - {place}
+        memory._redis.set(other, written)  # the answer to another question
+        assert memory.get(["b"]) == [None]
         memory.close()
 
 

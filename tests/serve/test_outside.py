@@ -1,0 +1,254 @@
+"""What a service promises, looked at from outside by somebody who wrote none of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from explain_nets import certificate, image_net, images
+from served_digits import KEY, Certified, exported, trained
+from servers import EXPLAIN, PREDICT, Redis, listening
+from torch import nn
+
+from safexplain._digest import file_sha256
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, RequestError
+from safexplain.hardening.hardening import Hardening
+from safexplain.serve import Limits, Service, app
+
+SAMPLING = ["SmoothGrad", "GradientShap", "KernelShap", "LayerGradientShap"]
+
+
+def explained(tmp_path, net, method="InputXGradient", hardening=None, **options):
+    """A service for a network that was made here."""
+    of = {"method": method, "options": {}}
+    path = certificate(tmp_path, net, explainer=of, hardening=hardening or Hardening.recommended())
+    return Service.load(net, path, **options)
+
+
+class Odd(nn.Module):
+    """A model with one strange habit."""
+
+    def __init__(self, habit):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 10)
+        self.habit = habit
+        self.register_buffer("asked", torch.zeros(()))
+
+    def forward(self, x):
+        if self.habit == "writes into its input":
+            x.mul_(0.5)
+        if self.habit == "counts":
+            self.asked += 1
+        scores = self.layer(x)
+        if self.habit == "nan":
+            return scores * torch.where(x[:, :1] > 1.5, float("nan"), 1.0)
+        return {"tuple": (scores, x), "flat": scores[:, 0], "pooled": scores.sum(0, keepdim=True)}.get(
+            self.habit, scores
+        )
+
+
+@pytest.mark.parametrize("method", SAMPLING)
+@pytest.mark.parametrize("hardening", [Hardening.recommended(), Hardening.ranked()], ids=["plain", "noisy"])
+@pytest.mark.filterwarnings("ignore:.*zero everywhere")
+def test_a_method_that_samples_gives_one_answer_to_one_question(tmp_path, method, hardening):
+    """Asked again is free; it would not be if every time told something new of the native map."""
+    net, x = image_net(), images(4).numpy()
+    with explained(tmp_path, net, method, hardening, key=KEY, lifetime=1e-6) as service:
+        together = service.explain(x, client="a").explanation
+        state = torch.random.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
+        again = service.explain(x, client="a").explanation
+        apart = np.concatenate([service.explain(one[None], client="b").explanation for one in x[::-1]])[::-1]
+        assert torch.equal(torch.random.get_rng_state(), state[0])
+        assert np.array_equal(np.random.get_state()[1], state[1])  # noqa: NPY002
+    assert np.array_equal(together, again)
+    assert np.array_equal(together, apart)
+    assert np.abs(together).sum() > 0
+
+
+def test_labels_are_not_given_by_a_model_that_is_no_longer_the_certified_one(tmp_path):
+    net, x = trained(), np.zeros((2, 64), np.float32)
+    with explained(tmp_path, net) as service:
+        service.predict(x, client="a")
+        with torch.no_grad():
+            net[0].weight.mul_(-1)
+        with pytest.raises(RefusedError, match="no longer"):
+            service.predict(x + 1, client="a")
+    with explained(tmp_path, Odd("counts").eval()) as service, pytest.raises(RefusedError, match="no longer"):
+        [service.predict(x + i, client="a") for i in range(2)]
+
+
+@pytest.mark.parametrize("habit", ["tuple", "flat", "pooled"])
+def test_a_model_of_another_kind_is_refused_in_words(tmp_path, habit):
+    with explained(tmp_path, Odd(habit).eval(), uncertified=True) as service:
+        for ask in (service.explain, service.predict):
+            with pytest.raises(RefusedError, match="classes"):
+                ask(np.eye(2, 64), client="a")
+
+
+def test_scores_that_are_nan_are_no_class(tmp_path):
+    x = np.zeros((3, 64), np.float32)
+    x[1, 0] = 2
+    with explained(tmp_path, Odd("nan").eval()) as service:
+        for ask in (service.explain, service.predict):
+            with pytest.raises(InputError):
+                ask(x, client="a")
+            assert len(ask(x[:1], client="a").label) == 1
+
+
+def test_a_model_that_writes_into_its_input_changes_no_question(tmp_path):
+    x = np.random.default_rng(0).random((3, 64)).astype(np.float32)
+    with explained(tmp_path, Odd("writes into its input").eval(), "Occlusion") as service:
+        before = x.copy()
+        found = service.predict(x, client="a").label
+        with torch.no_grad():
+            expected = service._generation.release._model(torch.from_numpy(x.copy())).argmax(1)
+        assert np.array_equal(x, before)
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("x", [[[1.0, 2.0], [3.0]], [["a"] * 64], [None], {"a": 1}, object()])
+def test_what_is_no_array_is_refused_in_words(made, x):
+    with Service.load(made.model, made.certificate) as service, pytest.raises(RequestError):
+        service.explain(x, client="a")
+
+
+def test_lists_tensors_and_all_kinds_of_numbers_are_one_question(made):
+    x = (made.rows[:2] > 0.5).astype(np.float32)
+    with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
+        expected = service.explain(x, client="a").explanation
+        asked = [x.tolist(), torch.tensor(x, requires_grad=True), x.astype(np.float64), x.astype(np.int64)]
+        for other in asked:
+            assert np.array_equal(service.explain(other, client="a").explanation, expected)
+
+
+def test_what_stands_in_redis_is_given_out_only_if_it_was_put_there_for_this_question(made):
+    import redis
+
+    cache = Redis()
+    with (
+        redis.Redis.from_url(cache.url) as kept,
+        Service.load(made.model, made.certificate, cache=cache.url) as service,
+    ):
+        expected = service.explain(made.rows[:2], client="a").explanation
+        service.explain(made.rows[2:4], client="mallory")
+        written = {place: kept.get(place) for place in kept.keys("*")}
+        for place, other in zip(written, list(written.values())[1:] + list(written.values())[:1], strict=True):
+            kept.set(place, other)
+        assert np.array_equal(service.explain(made.rows[:2], client="a").explanation, expected)
+        assert not any(made.rows[0].tobytes() in value for value in written.values())
+    cache.stop()
+
+
+def test_services_that_share_redis_and_give_probabilities_or_not_do_not_mix(made):
+    cache = Redis()
+    options = {"cache": cache.url, "uncertified": True}
+    with (
+        Service.load(made.model, made.certificate, **options) as without,
+        Service.load(made.model, made.certificate, **options, probabilities=True) as given,
+    ):
+        without.explain(made.rows[:2], client="a")
+        assert given.explain(made.rows[:3], client="a").probabilities.shape == (3, 10)
+        assert without.explain(made.rows[:3], client="a").probabilities is None
+    cache.stop()
+
+
+def test_whatever_goes_wrong_in_a_reload_the_old_model_is_served_and_no_path_is_told(made, tmp_path, monkeypatch):
+    mine = made.copy(tmp_path)
+    with Service.load(mine.model, mine.certificate, watch=0.02) as service:
+        assert b"safexplain_ready 1.0" in service.metrics.text()[0]
+        mine.certificate.write_text("{}")
+        until = threading.Event()
+        while service.ready()["status"] == "ready":
+            until.wait(0.01)
+        assert str(tmp_path) not in json.dumps(service.ready())
+        assert b"safexplain_ready 0.5" in service.metrics.text()[0]
+        monkeypatch.setattr(service, "_make", lambda: 1 / 0)
+        mine.certificate.write_text("[]")
+        while "division" not in service.ready().get("reload", ""):
+            until.wait(0.01)
+        monkeypatch.undo()
+        mine.certificate.write_bytes(made.certificate.read_bytes())
+        while service.ready()["status"] != "ready":
+            until.wait(0.01)
+        assert len(service.explain(made.rows[:1], client="a").label) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"device": "gpu0"},
+        {"device": "cuda:77"},
+        {"limits": {"quesions": 3}},
+        {"limits": 5},
+        {"input_range": 5},
+        {"input_range": (0,)},
+        {"ledger": "nonsense://x"},
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_a_clear_error(made, wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong)).replace("ledger", "url")):
+        Service.load(made.model, made.certificate, **wrong)
+
+
+def test_names_of_clients_may_have_any_letters(made):
+    with listening(app(Service.load(made.model, made.certificate, limits=Limits(questions=1)))) as url:
+        for name in ("JOSÉ", "Иван", "李", "José", "Jose"):
+            for row, status in ((0, 200), (1, 429)):
+                headers = {"X-Client-Id": name.encode()}
+                answer = httpx.post(
+                    url + PREDICT, json={"instances": made.rows[row : row + 1].tolist()}, headers=headers
+                )
+                assert answer.status_code == status
+            assert name in answer.json()["detail"]
+
+
+def test_any_byte_of_a_certificate_that_is_changed_is_noticed(made, tmp_path):
+    mine = made.copy(tmp_path)
+    raw, draw = made.certificate.read_bytes(), np.random.default_rng(0)
+    for place in draw.choice(len(raw), 40, replace=False):
+        changed = bytearray(raw)
+        changed[place] ^= 1 << int(draw.integers(7))
+        mine.certificate.write_bytes(changed)
+        with pytest.raises(CertificateError):
+            Service.load(mine.model, mine.certificate)
+
+
+def test_the_same_weights_in_another_file_are_another_file(made: Certified, tmp_path):
+    other = exported(trained(), tmp_path / "other.pt2")
+    assert file_sha256(other) != file_sha256(made.model)
+    with pytest.raises(CertificateError, match="another file"):
+        Service.load(other, made.certificate)
+
+
+def test_an_answer_is_the_same_alone_and_among_64_whoever_asks_beside(made):
+    with Service.load(made.model, made.certificate) as service:
+        expected = service.explain(made.rows[:64], client="all").explanation
+        found: dict[int, np.ndarray] = {}
+
+        def ask(i):
+            found[i] = service.explain(made.rows[i : i + 1 + i % 3], client=f"c{i}").explanation[0]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert all(np.array_equal(found[i], expected[i]) for i in range(32))
+
+
+def test_fifty_threads_of_one_client_get_exactly_the_limit_over_http(made, tmp_path):
+    ledger = f"sqlite:///{tmp_path}/ledger.db"
+    with listening(app(Service.load(made.model, made.certificate, ledger=ledger, limits=Limits(questions=7)))) as url:
+        found: list[int] = []
+
+        def ask(i):
+            body = {"instances": made.rows[i : i + 1].tolist()}
+            found.append(httpx.post(url + EXPLAIN, json=body, headers={"X-Client-Id": "a"}, timeout=60).status_code)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(50)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert sorted(found) == [200] * 7 + [429] * 43
