@@ -99,6 +99,8 @@ class OfTables:
     _tells: ClassVar[bool] = False
     """Whether a service tells what `_told` makes of the numbers; otherwise they are a map, and leave as they are."""
     _pinned: PinnedRows | None = None
+    _columns: int | None = None
+    """Of the background."""
 
     @classmethod
     def catalogued(cls, public: Any = None, **made: Any) -> MadeOf:
@@ -164,6 +166,17 @@ class OfTables:
     def _told(self, numbers: Rows) -> dict[str, Any]:
         """Where `_tells`: what a service tells, plain JSON made from the numbers and public knowledge alone."""
         raise NotImplementedError
+
+    def _rows(self, asked: Any) -> Rows:
+        """(n, d) float64 of one row or several, in the columns of the background; InputError otherwise."""
+        try:
+            rows = np.atleast_2d(np.asarray(asked.toarray() if hasattr(asked, "toarray") else asked, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise InputError(f"expected rows of numbers, got {type(asked).__name__}") from None
+        if rows.ndim != 2 or rows.shape[1] != (self._columns or rows.shape[1]):
+            features = "numbers" if self._columns is None else f"{self._columns} features, as the background has"
+            raise InputError(f"expected rows of {features}, got {rows.shape}")
+        return rows
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
@@ -257,7 +270,9 @@ class MadeOf:
 
     def __call__(self, model: nn.Module, *, hardening: Hardening) -> AskedRows:
         """The explainer of a model, to be asked."""
-        return AskedRows(self.kind._of_model(model, self, hardening))
+        explainer = self.kind._of_model(model, self, hardening)
+        explainer._columns = None if self.background is None else self.background.rows.shape[1]
+        return AskedRows(explainer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +294,7 @@ class AskedRows:
         """
         if x.dim() != 2:
             raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
-        rows = x.detach().cpu().double().numpy()
+        rows = self.explainer._rows(x.detach().cpu().double().numpy())
         numbers = [self.explainer._numbers(row, int(t), options) for row, t in zip(rows, target.tolist(), strict=True)]
         if not numbers:
             return x.new_zeros(0, x.shape[1])

@@ -24,7 +24,7 @@ from safexplain.errors import InputError
 from safexplain.explain.aix360.base import HardenedAIX360, load
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.tables import MadeOf, OfTables, Predict
+from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
@@ -228,16 +228,17 @@ class HardenedLimeTabular(_HardenedLime):
         if self._pinned is None:
             return self._explain_instance(*args, **kwargs)
         given = self._signature().bind_partial(self, *args, **kwargs).arguments
-        asked = given.pop("data_row")
-        row = np.asarray(asked.toarray() if hasattr(asked, "toarray") else asked, dtype=np.float64)
+        row = self._rows(given.pop("data_row", None))[0]
         given = self._pinned.complete(self._signature(), given, frozenset({"self", "labels"}))
-        labels = given.get("labels") or tuple(self._pinned.classes_of(row.reshape(1, -1)))
-        return self._weights_of(row.reshape(-1), labels, self._pinned.predict, self._pinned.options)
+        labels = given.get("labels") or tuple(self._pinned.classes_of(row[None]))
+        return self._weights_of(row, labels, self._pinned.predict, self._pinned.options)
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
         assert made.background is not None
         given: dict[str, Any] = {"feature_selection": "none", **made.made}
+        if given.get("feature_names") is not None:
+            given["feature_names"] = feature_names(made)
         if categories := given.get("categorical_names"):
             given["categorical_names"] = {int(column): names for column, names in categories.items()}
         explainer = cls(made.background.rows, hardening=hardening, model_digest=explained_digest(forward), **given)

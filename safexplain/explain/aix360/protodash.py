@@ -110,9 +110,10 @@ class HardenedProtoDash(HardenedAIX360, OfTables):
             signature, defaults = self._signature(), {"m": 10, "kernelType": "other", "sigma": 2, "optimizer": "cvxpy"}
             asked = {name: value for name, value in given.items() if value != defaults[name]}
             options = self._pinned.complete(signature, asked, frozenset())
-            if Y is not None or len(_rows("X", X)) != 1:
+            rows = self._rows(X)
+            if Y is not None or len(rows) != 1:
                 raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
-            return self._explain(X, **options)
+            return self._explain(rows, **options)
         return self._explain(X, Y, m, kernelType, sigma, optimizer)
 
     def _explain(

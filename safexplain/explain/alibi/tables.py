@@ -94,9 +94,11 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         signature = self._signature()
         given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
-        row = np.asarray(given["X"], dtype=np.float64).reshape(-1)
+        rows = self._rows(given.get("X"))
+        if len(rows) != 1:
+            raise InputError(f"expected one row to explain, got {len(rows)}")
         self._pinned.complete(signature, given, self._fixed)
-        released = self._explain(row, **self._pinned.options)
+        released = self._explain(rows[0], **self._pinned.options)
         told = self._told(self._in_numbers(released))
         data = {"anchor": told["anchor"], **{name: released.data[name] for name in ("precision", "coverage")}}
         return import_module("alibi.api.interfaces").Explanation(meta=released.meta, data=data)
@@ -161,7 +163,7 @@ class _ShapOfRows(OfTables, HardenedAlibi):
         signature = self._signature()
         given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
         given |= given.pop("kwargs", {})
-        rows = np.atleast_2d(np.asarray(given["X"], dtype=np.float64))
+        rows = self._rows(given.get("X"))
         self._pinned.complete(signature, given, self._fixed)
         classes = self._pinned.predict(rows).shape[1]
         values = np.full((classes, *rows.shape), np.nan)

@@ -205,6 +205,26 @@ def test_before_an_audit_what_it_is_made_with_is_said(case: Case, tmp_path: Path
     assert len(before.digest) == 64
 
 
+def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp_path: Path) -> None:
+    path, key = about(tmp_path, case, forest()), tmp_path / "key"
+    key.write_bytes(KEY)
+    loaded: Any = case.kind.from_certificate(forest(), path, public=PUBLIC, key_file=key)
+    asked = getattr(loaded, case.kind._row.entry)  # type: ignore[union-attr]
+    for wrong in (X[0, :3], X[:1, :3], "a row", X[:2, :, None]):
+        with pytest.raises(InputError, match="rows of"):
+            asked(wrong)
+    with pytest.raises(InputError, match="rows of 4 features"):
+        load_release(forest(), path, public=PUBLIC, key=KEY).explain(ASKED[:, :3], torch.tensor([0, 1, 0]))
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "a", "b", "c"]])
+@pytest.mark.parametrize("kind", [HardenedLimeTabular, HardenedAnchors])
+def test_every_column_of_the_background_has_one_name(kind: Any, names: list[str]) -> None:
+    pytest.importorskip("lime" if kind is HardenedLimeTabular else "alibi")
+    with pytest.raises(InputError, match="4 different names"):
+        kind.catalogued(PUBLIC, feature_names=names)(network(), hardening=anchor_hardening(KEY))
+
+
 def test_the_rows_of_a_service_have_the_columns_of_a_table(tmp_path: Path) -> None:
     pytest.importorskip("lime")
     release = load_release(network(), about(tmp_path, CASES["LimeTabular"], network()), public=PUBLIC)
