@@ -128,12 +128,8 @@ class Plain:
         array = np.asarray(x, np.float32)
         if array.shape[1:] != self.shape or not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise ValueError("expected numbers from 0 to 1 of the right shape")
-        self._batches.coming(1)
-        try:
-            waiting: Future[Any] = self._batches.submit(self._computed, torch.from_numpy(array))
-            found = waiting.result(600)
-        finally:
-            self._batches.coming(-1)
+        waiting: Future[Any] = self._batches.submit(self._computed, torch.from_numpy(array))
+        found = waiting.result(600)
         maps = np.stack([m for _, m in found])
         return Answer(maps, np.array([label for label, _ in found]), self.digest, True)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,10 +57,16 @@ class Batches:
         self._thread = threading.Thread(target=self._run, name="safexplain batches", daemon=True)
         self._thread.start()
 
-    def coming(self, change: int) -> None:
-        """A request is on its way that may become a question (+1), or is no longer (-1)."""
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """Within, a request is on its way that may become a question, for which a batch may wait."""
         with self._guard:
-            self._coming += change
+            self._coming += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._coming -= 1
 
     def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
         """Answers to the rows of x, computed together with those of others that have the same `compute`.
@@ -100,7 +107,7 @@ class Batches:
             jobs, count, until = [first], len(first.x), time.monotonic() + self.wait
             stop = False
             while count < self.rows:
-                job = self._next(until, len(jobs))
+                job = self._next(until)
                 if job is None:
                     break
                 if job == _CLOSE:
@@ -117,12 +124,12 @@ class Batches:
             if stop:
                 return
 
-    def _next(self, until: float, gathered: int) -> Any:
+    def _next(self, until: float) -> Any:
         """The next job; None: nobody else is coming, or the time is up."""
         try:
             job = self._queue.get_nowait()
         except queue.Empty:
-            if self._coming <= gathered:
+            if not self._coming:
                 return None
             try:
                 job = self._queue.get(timeout=max(0.0, until - time.monotonic()))

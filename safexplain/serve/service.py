@@ -493,15 +493,11 @@ class Service:
         remembered = sum(key in found for key in keys)
         rows = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         if rows:
-            self._batches.coming(1)
-            try:
-                with self._owned(rows) as (mine, theirs):
-                    if mine:
-                        found |= self._computed(operation, client, now, x, digests, {key: rows[key] for key in mine})
-                        for key in mine:
-                            self._flights[key].set_result(found[key])
-            finally:
-                self._batches.coming(-1)
+            with self._owned(rows) as (mine, theirs):
+                if mine:
+                    found |= self._computed(operation, client, now, x, digests, {key: rows[key] for key in mine})
+                    for key in mine:
+                        self._flights[key].set_result(found[key])
             for key, flight in theirs.items():
                 found[key] = self._wait(flight)
         return [found[key] for key in keys], remembered
@@ -537,7 +533,8 @@ class Service:
         """Answers to these rows, charged and remembered."""
         index = list(rows.values())
         asked, inputs = [digests[i] for i in index], x[index]
-        now.budget.check(client, asked, inputs.numpy())
+        with self._batches.coming():
+            now.budget.check(client, asked, inputs.numpy())
         answers = self._wait(self._batches.submit(now.explain if operation == "explain" else now.label, inputs))
         now.budget.charge(client, asked, inputs.numpy())
         made = dict(zip(rows, answers, strict=True))

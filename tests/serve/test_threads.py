@@ -26,21 +26,25 @@ HARDENINGS = {
 
 
 def loaded(model, folder, method, hardening):
-    path = certificate(folder, model, explainer={"method": method, "options": {}}, hardening=hardening)
+    path = certificate(
+        folder, model, explainer={"method": method, "options": {}, "output": "logit"}, hardening=hardening
+    )
     return Service.load(model, path, key=KEY, limits=PLENTY, input_shape=(64,), batch_rows=16)
 
 
 @quiet
-@pytest.mark.parametrize("method", ["GuidedBackprop", "DeepLift", "InputXGradient"])
-@pytest.mark.parametrize("hardening", HARDENINGS)
+@pytest.mark.parametrize(
+    ("method", "hardening"),
+    [("GuidedBackprop", "recommended"), ("DeepLift", "ranks with noise"), ("InputXGradient", "noise alone")],
+)
 def test_sixty_four_threads_get_the_answers_of_one(made, tmp_path, method, hardening):
     """Requests of one to four rows, explanations and labels mixed, some of them equal at the same time."""
     model = trained(3, epochs=20)
-    rows = made.rows[:200]
+    rows = made.rows[:60]
     with loaded(model, tmp_path, method, HARDENINGS[hardening]) as service:
         expected = {i: service.explain(rows[i : i + 1], client="alone") for i in range(len(rows))}
         draw = np.random.default_rng(0)
-        asked = [draw.choice(len(rows), size=draw.integers(1, 5)) for _ in range(4 * THREADS)]
+        asked = [draw.choice(len(rows), size=draw.integers(1, 5)) for _ in range(2 * THREADS)]
         gate = threading.Barrier(THREADS)
 
         def client(number):
@@ -54,7 +58,7 @@ def test_sixty_four_threads_get_the_answers_of_one(made, tmp_path, method, harde
 
         with ThreadPoolExecutor(THREADS) as pool:
             answers = [answer for got in pool.map(client, range(THREADS)) for answer in got]
-        assert len(answers) == 8 * THREADS
+        assert len(answers) == 4 * THREADS
         for indices, answer in answers:
             for i, label in zip(indices, answer.label, strict=True):
                 assert label == expected[i].label[0]
