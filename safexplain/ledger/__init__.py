@@ -10,16 +10,17 @@ large that no budget holds it; what is then protected is protected empirically, 
 ledger.
 """
 
-from safexplain.errors import BudgetExhausted as BudgetExhausted
+from safexplain.errors import BudgetExhausted
 from safexplain.errors import LedgerError as LedgerError
 from safexplain.ledger.ledger import Ledger
-from safexplain.ledger.records import Account, Answer, Charge
+from safexplain.ledger.records import Account, Charge
+from safexplain.ledger.records import Answer as Answer
 from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure
 
 __all__ = [
     "Account",
-    "Answer",
     "Approximate",
+    "BudgetExhausted",
     "Charge",
     "Gaussian",
     "Laplace",
