@@ -105,7 +105,7 @@ PAGES = (
     Page("dithering", "Limits on looks against dithered queries", (_suite(
         "dithering", "how many dithered queries about one example a service's budget lets through, what those are"
         " worth to an attacker, and how many honest questions it takes for such",
-        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "10 min"),)),
+        "`heloc.npz`, `cifar10.npz` (`--task digits`: nothing)", "12 min"),)),
     Page("third_party", "Networks that nobody here trained", (_suite(
         "third_party", "audits of public ResNets with and without reference models; what the blind baseline is for",
         "`cifar10.npz`, `cifar10_lossless4k.npz`, `weights/`", "11 min"),)),
