@@ -15,7 +15,9 @@ only make them wait twice.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def deployment(
     replicas: int = 1,
     requests: int = 64,
     actor: Mapping[str, Any] | None = None,
+    audit_log: str | Path | None = None,
     **settings: Any,
 ) -> Any:
     """An application for `ray.serve.run`, whose replicas answer over HTTP as `safexplain serve` does.
@@ -47,6 +50,7 @@ def deployment(
         replicas: How many.
         requests: Requests that a replica works on at once; fewer make smaller batches, Ray lets the others wait.
         actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
+        audit_log: File of each node for the log of who asked when (JSON lines); None: it is not written.
         settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
 
     Raises:
@@ -68,12 +72,20 @@ def deployment(
             'them reach (ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
         )
     files = [None if file is None else str(file) for file in (model, certificate)]
+    audited = None if audit_log is None else str(audit_log)
 
     def build() -> Any:
         """Made in the replica, where the service lives."""
         from safexplain.serve.http import app
         from safexplain.serve.service import Service
+        from safexplain.serve.telemetry import audit_log as audit
 
+        if audited is not None:
+            lines = WatchedFileHandler(audited)
+            lines.setFormatter(logging.Formatter("%(message)s"))
+            audit.addHandler(lines)
+            audit.setLevel(logging.INFO)
+            audit.propagate = False
         return app(Service.load(*files, **settings))
 
     ingress = serve.ingress(build)()

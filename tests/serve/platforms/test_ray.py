@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ MARK = 0.8451927
 
 QUESTIONS = 10
 
-LEDGER = "questions.sqlite"
+LEDGER, AUDIT = "questions.sqlite", "asked.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def served(noisy: Any, folder: Path) -> Iterator[httpx.Client]:
                 noisy.certificate,
                 replicas=2,
                 actor={"num_cpus": 0.1},
+                audit_log=folder / AUDIT,
                 ledger=f"sqlite:///{folder / LEDGER}",
                 limits=Limits(questions=QUESTIONS),
             )
@@ -89,8 +91,9 @@ def _at_once(ask: Any, arguments: Any) -> list[httpx.Response]:
 
 
 def _logged(folder: Path) -> dict[str, bytes]:
-    """What every process of Ray has written, by file."""
-    return {file.name: file.read_bytes() for file in folder.rglob("logs/**/*") if file.is_file()}
+    """What every process of Ray has written, by file, and the audit log."""
+    files = [*folder.rglob("logs/**/*"), folder / AUDIT]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
 def test_both_replicas_give_equal_answers_to_equal_questions(served, folder, expected, noisy):
@@ -116,6 +119,15 @@ def test_two_replicas_grant_one_budget(served, noisy):
     again = _at_once(lambda row: _explain(served, [row.tolist()], "patient"), granted)
     assert {answer.status_code for answer in again} == {200}
     assert _explain(served, rows[:1].tolist(), "another").status_code == 200
+
+
+def test_both_replicas_write_who_asked_when_into_one_audit_log(served, folder, noisy):
+    answers = _at_once(lambda i: _explain(served, noisy.rows[300:301].tolist(), f"audited {i}"), range(8))
+    assert {answer.status_code for answer in answers} == {200}
+    lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
+    asked = {line["client"]: line for line in lines if line["client"].startswith("audited")}
+    assert len(asked) == 8
+    assert len({line["questions"][0] for line in asked.values()}) == 1
 
 
 @pytest.mark.parametrize(
