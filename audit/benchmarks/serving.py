@@ -52,7 +52,8 @@ from safexplain.serve.http import app
 from safexplain.serve.service import Answer, Service
 from safexplain.serve.telemetry import Metrics
 
-from ..shared.run import RESULTS, ROOT, markdown, provenance, write_json
+from ..shared.run import RESULTS, ROOT, provenance, write_json
+from .tables import serving
 
 CLIENTS = (1, 8, 64)
 KINDS = ("captum", "hardened", "echo")
@@ -345,23 +346,6 @@ def judged(results: dict[str, Any]) -> dict[str, Any]:
     return targets
 
 
-def rows(results: dict[str, Any]) -> str:
-    """A table of all."""
-    made = []
-    for name, found in results.items():
-        for clients, one in found.items():
-            cells = [
-                f"{one[k]['requests_a_second']['median']:,.1f} ({one[k]['p50_ms']:,.0f} / {one[k]['p99_ms']:,.0f})"
-                for k in ("captum", "hardened", "remembered", "echo")
-            ]
-            ratios = [f"{one['hardened_to_captum'][k]['median']:.2f}" for k in ("rate", "processor")]
-            faster = one["remembered_to_computed"]["rate"]["median"]
-            made.append((name, clients, *cells, " / ".join(ratios), f"{faster:.0f}"))
-    header = ("model", "clients", "Captum: requests a second (p50 / p99, ms)", "hardened", "remembered",
-              "HTTP and JSON alone", "hardened / Captum: rate / processor", "remembered / computed")  # fmt: skip
-    return markdown(header, made)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met, 1 otherwise."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -380,7 +364,6 @@ def main(argv: list[str] | None = None) -> int:
     for name in [options.only] if options.only else SETTINGS:
         results[name] = measure(name, options.rounds, options.seconds)
     targets = judged(results)
-    print(rows(results))
     report = {
         "benchmark": "serving",
         "what": "Hardening.recommended(), one thread, one worker, micro-batches of at most 32 rows",
@@ -390,6 +373,7 @@ def main(argv: list[str] | None = None) -> int:
         "results": results,
         **provenance(time.perf_counter() - start),
     }
+    print(serving(report))
     write_json(options.out, report)
     print(f"targets: {targets}; written to {options.out}")
     return 0 if all(t["met"] for t in targets.values()) else 1

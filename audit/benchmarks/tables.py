@@ -83,3 +83,24 @@ def metaclassifiers(found: dict[str, Any]) -> str:
          f"{found['loop_seconds_extrapolated']:,.0f}", f"{areas['loop']:.3f}"),
     ]  # fmt: skip
     return markdown((f"{found['networks']:,} networks", "ms each", "seconds for all", "AUC on the sample"), rows)
+
+
+def serving(found: dict[str, Any]) -> str:
+    """Requests a second of the hardened service, of the same with plain Captum, and of nothing but HTTP and JSON."""
+    rows = []
+    for name, each in found["results"].items():
+        for clients, one in each.items():
+            rates = [
+                f"{one[k]['requests_a_second']['median']:,.1f} ({one[k]['p50_ms']:,.0f} / {one[k]['p99_ms']:,.0f})"
+                for k in ("captum", "hardened", "remembered", "echo")
+            ]
+            ratios = [
+                "{median:.2f} ({low:.2f} to {high:.2f})".format(**one["hardened_to_captum"][k])
+                for k in ("rate", "processor")
+            ]
+            faster = one["remembered_to_computed"]["rate"]["median"]
+            rows.append((name.partition(", Input")[0], clients, *rates, *ratios, f"{faster:.0f}"))
+    header = ("model", "clients", "Captum: requests a second (p50 / p99, ms)", "hardened", "remembered",
+              "HTTP and JSON alone", "hardened / Captum, requests a second", "Captum / hardened, processor time",
+              "remembered / computed")  # fmt: skip
+    return markdown(header, rows)

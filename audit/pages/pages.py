@@ -171,6 +171,8 @@ PAGES = (
         _benchmark("recourse_search", "recourse of 1,000 queries on an MLP, beside other searches and Alibi", "2 min"),
         _benchmark("ledger_speed", "charges by four processes at once, and a million recorded releases", "2 min",
                    "PostgreSQL for its half"),
+        _benchmark("serving", "the service of hardened explanations beside the same service with plain Captum, for 1, 8"
+                   " and 64 clients; remembered answers; HTTP and JSON alone", "10 min", "the extra `serve`"),
     ), "benchmarks"),
 )  # fmt: skip
 """In the order of the index."""
