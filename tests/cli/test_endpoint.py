@@ -124,8 +124,8 @@ def aucs(result: dict[str, Any]) -> dict[tuple[str, str], float]:
     return {(a["attack"], a["signal"]): a["auc"] for a in result["attacks"] if a["level"] == 1}
 
 
-def test_our_own_service_is_audited_and_gets_the_verdict_of_its_model(
-    cli: Cli, served: SimpleNamespace, tmp_path: Path
+def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_its_model(
+    cli: Cli, served: SimpleNamespace, finished: Path, tmp_path: Path
 ) -> None:
     code, out, err = cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--json")
     content = json.loads(out)
@@ -138,6 +138,9 @@ def test_our_own_service_is_audited_and_gets_the_verdict_of_its_model(
         "report.html",
         "signals.npz",
     ]
+    one, another = (Signals.load(folder / "signals.npz") for folder in (finished, tmp_path / "run"))
+    for name, values in one.values.items():
+        np.testing.assert_array_equal(values, another.values[name], err_msg=name)
     other = cli("audit", "m.pt2", *command(served.url)[5:], "--run-dir", tmp_path / "model", "--json")
     of_model = json.loads(other[1])
     assert of_model["verdict"] == content["verdict"]
@@ -146,15 +149,6 @@ def test_our_own_service_is_audited_and_gets_the_verdict_of_its_model(
     assert {name: aucs(content)[name] for name in shared} == pytest.approx(
         {name: aucs(of_model)[name] for name in shared}, abs=1e-3
     )
-
-
-def test_both_protocols_give_the_same_answers(
-    cli: Cli, served: SimpleNamespace, finished: Path, tmp_path: Path
-) -> None:
-    cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--quiet")
-    one, other = (Signals.load(folder / "signals.npz") for folder in (finished, tmp_path / "run"))
-    for name, values in one.values.items():
-        np.testing.assert_array_equal(values, other.values[name], err_msg=name)
 
 
 def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
@@ -201,8 +195,6 @@ def test_killed_in_the_middle_it_goes_on_and_asks_nothing_twice(
     assert (code, out.strip(), err) == (3, "INCONCLUSIVE", "")
     each = 4 * -(-EXAMPLES // 16)
     assert each + 1 <= len(served.asked) <= each + 2  # one request may have been under way
-    cli(*arguments, "--resume")
-    assert len(served.asked) <= each + 2
 
 
 def test_without_an_architecture_a_perceptron_stands_for_it_and_a_note_says_so(

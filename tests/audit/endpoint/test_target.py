@@ -49,6 +49,24 @@ def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRu
     return call
 
 
+@pytest.fixture(scope="module")
+def of_model(world: SimpleNamespace, parts: SimpleNamespace) -> AuditRun:
+    """The audit of the model itself."""
+    return audit(
+        world.model,
+        world.population,
+        parts.recipe,
+        member=world.member,
+        build=parts.build,
+        explainer=HardenedSaliency,
+        hardening=parts.hardening,
+        references=4,
+        policy=parts.policy,
+        options=AuditOptions(dither=Dither()),
+        cache=parts.cache,
+    )
+
+
 def endpoint(service: Any, store: Path | None = None, *, classes: int = 3, **content: Any) -> Endpoint:
     asking = {"rate": 1e6, "retries": 0, **content.pop("asking", {})}
     return Endpoint(service.url, Payload.from_dict({"asking": asking, **content}), classes=classes, store=store)
@@ -106,9 +124,12 @@ def as_json(service: Any, world: SimpleNamespace) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", [as_json, as_kserve, as_v2, as_foreign])
 def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], form: Callable[..., dict[str, Any]]
+    service: Any,
+    world: SimpleNamespace,
+    run: Callable[..., AuditRun],
+    of_model: AuditRun,
+    form: Callable[..., dict[str, Any]],
 ) -> None:
-    of_model = run(world.model)
     found = run(endpoint(service, **form(service, world)))
     released, known = found.signals["endpoint"].values, of_model.signals["custom"].values
     for name in ("l1", "l2", "variance", "mean", "positive", "label", "kept@3", "shares@3"):
@@ -176,21 +197,21 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
         assert not any(secret in path.read_bytes() for secret in (b"w0rd", b"s3cret"))
 
 
-def test_the_digest_is_that_of_the_answers(service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]) -> None:
-    digests = []
-    for _ in range(2):
-        run(target := endpoint(service))
-        digests.append(target.digest)
-    right, answer = service.answer, {}
+def test_the_digest_is_that_of_the_answers(service: Any, world: SimpleNamespace) -> None:
+    def digest() -> str:
+        target = endpoint(service)
+        target.ask(world.population, (1, 3), Dither())
+        return target.digest
+
+    first, second = digest(), digest()
+    right = service.answer
 
     def other(path: str, x: np.ndarray) -> Any:
-        answer.update(right(path, x))
-        answer["explanations"] = (np.array(answer["explanations"]) * 1.5).tolist()
-        return answer
+        body = right(path, x)
+        return {**body, "explanations": (np.array(body["explanations"]) * 1.5).tolist()}
 
     service.answer = other
-    run(target := endpoint(service))
-    assert digests[0] == digests[1] != target.digest
+    assert first == second != digest()
 
 
 def test_progress_is_told_and_so_are_waits(
@@ -212,7 +233,7 @@ def test_progress_is_told_and_so_are_waits(
 # --- interruptions, budgets -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails_at", [0, 1, 5, 8])
+@pytest.mark.parametrize("fails_at", [1, 5])
 def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
     service: Any, run: Callable[..., AuditRun], tmp_path: Path, fails_at: int
 ) -> None:
@@ -367,7 +388,12 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
     ],
 )
 def test_a_malformed_answer_loses_nothing_that_came_before(
-    service: Any, run: Callable[..., AuditRun], tmp_path: Path, spoiled: dict[str, Any], said: str
+    service: Any,
+    world: SimpleNamespace,
+    run: Callable[..., AuditRun],
+    tmp_path: Path,
+    spoiled: dict[str, Any],
+    said: str,
 ) -> None:
     right, turn = service.answer, itertools.count()
     service.answer = lambda path, x: {**right(path, x), **(spoiled if next(turn) == 2 else {})}
@@ -377,17 +403,19 @@ def test_a_malformed_answer_loses_nothing_that_came_before(
     first.close()
     second = endpoint(service, tmp_path / "a")
     assert second.plan(N, (1, 3)).stored == 60  # all plain questions were answered, in two requests
-    run(second)
+    asked = len(service.bodies)
+    second.ask(world.population, (1, 3), Dither())
+    assert len(service.bodies) - asked == 7  # two for each of three dithered questions, and one for those asked twice
 
 
 def test_listed_probabilities_are_judged_as_released(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], of_model: AuditRun
 ) -> None:
     right = service.answer
     service.answer = lambda path, x: {**right(path, x), "scores": world.predict(x).tolist()}
     found = run(endpoint(service, answer={"probabilities": "scores"}))
     assert found.result.policy.release == "explanation+prediction"
-    known = run(world.model).signals["custom"].values
+    known = of_model.signals["custom"].values
     np.testing.assert_allclose(found.signals["endpoint"].values["loss"], known["loss"], rtol=1e-4, atol=1e-5)
 
 
