@@ -45,7 +45,7 @@ from safexplain.explain.served import Release, load_release
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, as_hashed
 from safexplain.ledger import Ledger
-from safexplain.loading.data.load import load_records
+from safexplain.loading.data.load import load_inputs
 from safexplain.loading.models.load import load_model
 from safexplain.outputs import are_probabilities
 from safexplain.serve.batches import Batches
@@ -199,7 +199,7 @@ class Service:
             ledger: where distinct questions are counted, as `Ledger` or its URL; of several workers the same one. None:
                 in this process, which forgets them when it ends.
             cache: "redis://..." for several workers; None: in this process.
-            public: (rows, ...) public rows, or a file of them as `load_records` reads: they set what counts as a
+            public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a
                 near-duplicate, and are the background of methods that need one.
             limits: of each client. None: `Limits()`.
             uncertified: serve although no certificate says that it is safe; every answer and readiness say so.
@@ -633,7 +633,7 @@ class _Options:
             loaded = load_model(model, arch=self.arch, trust_pickle=self.trust_pickle, input_shape=shape)
             shape = shape or _shape_of(loaded.model)
             file, model = model, loaded.model.to(self.device)
-        public = load_records(self.public)[0] if isinstance(self.public, str | Path) else self.public
+        public = load_inputs(self.public) if isinstance(self.public, str | Path) else self.public
         if public is not None:
             public = np.asarray(public, np.float32)
             shape = shape or tuple(public.shape[1:])

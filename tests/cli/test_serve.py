@@ -31,7 +31,7 @@ ROWS = digits()[400:460].tolist()
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     certified(exported(trained(), folder / "model.pt2"), folder)
-    np.savez(folder / "public.npz", x=digits()[900:1700], y=np.zeros(800, int))
+    np.savez(folder / "public.npz", x=digits()[900:1700])
     return folder
 
 

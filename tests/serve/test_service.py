@@ -488,6 +488,15 @@ def test_probabilities_are_given_only_where_the_certificate_is_about_them(made, 
         assert service.explain(x, client="a").probabilities is None
 
 
+def test_a_file_of_public_rows_needs_no_labels(made, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=made.public)
+    with Service.load(made.model, made.certificate, public=tmp_path / "rows.npz") as service:
+        assert service.ready()["budget"]["near_duplicates"] == "recognised"
+    np.savez(tmp_path / "none.npz", z=made.public)
+    with pytest.raises(InputError, match="no array x"):
+        Service.load(made.model, made.certificate, public=tmp_path / "none.npz")
+
+
 def test_bad_files_are_clear_errors(made, tmp_path):
     with pytest.raises(InputError):
         Service.load(tmp_path / "none.pt2", made.certificate)

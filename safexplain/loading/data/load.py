@@ -18,7 +18,7 @@ from safexplain.loading.data.images import load_images
 from safexplain.loading.data.tables import load_table, names_of, whole_numbers
 from safexplain.loading.files import read_bytes
 
-__all__ = ["load_data", "load_records"]
+__all__ = ["load_data", "load_inputs", "load_records"]
 
 _LONGEST_NAMES = 64 << 20
 """Bytes of all names of classes, or of features."""
@@ -85,6 +85,22 @@ def load_records(
     if len(data.x) != len(data.y):
         raise InputError(f"{path} has {len(data.x)} rows in x and {len(data.y)} labels in y; give one label a row")
     return data.x, data.y, data.class_names
+
+
+def load_inputs(path: str | Path) -> NDArray[np.float32]:
+    """Load inputs whose labels are of no interest, such as public rows: (n, ...) as the model expects them.
+
+    Args:
+        path: `.npz` with `x`, or a table with a column `label`, which is left out.
+
+    Raises:
+        InputError: as `load_data`.
+        MissingExtraError: as `load_data`.
+    """
+    raw, where = read_bytes(path, "data"), str(path)
+    if raw[:4] != b"PK\x03\x04":
+        return load_records(path)[0]
+    return _as_features(_read_npz(raw, where, ("x",))["x"], where)
 
 
 def _load_file(
@@ -154,10 +170,10 @@ def _require(found: tuple[str, ...], names: tuple[str, ...], where: str) -> None
     missing = [name for name in names if name not in found]
     if missing:
         shapes = {"x": "x (n, ...)", "y": "y (n,)", "member": "member (n,)"}
+        *rest, last = (shapes.get(n, f"{n} (n,)") for n in names)
         raise InputError(
             f"{where} has no array {' and no array '.join(missing)} (it has {', '.join(found) or 'none'}); "
-            f"expected {', '.join(shapes.get(n, f'{n} (n,)') for n in names[:-1])}"
-            f" and {shapes.get(names[-1], f'{names[-1]} (n,)')}"
+            f"expected {', '.join(rest)}{' and ' if rest else ''}{last}"
         )
 
 
