@@ -95,6 +95,10 @@ class Release:
     _answers: Mapping[str, Callable[[Tensor, Tensor], Explanation]]
     _alone: tuple[nn.Module, ...] = ()
 
+    def check(self) -> None:
+        """Raise RefusedError unless the model is still the audited one; `explain` looks by itself."""
+        check_unchanged(self._model, self.model_digest)
+
     def predict(self, x: Tensor) -> Tensor:
         """What the audited model returns, (n, classes), on its device.
 
@@ -102,10 +106,9 @@ class Release:
             x: (n, ...) inputs.
 
         Raises:
-            RefusedError: the model is no longer the audited one, or returns something else.
+            RefusedError: it returns something else.
             InputError: its scores of an input are NaN.
         """
-        check_unchanged(self._model, self.model_digest)
         with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
             scores: Tensor = self._model(x.detach().clone().to(_place(self._model, x)))  # some write into their input
         if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(x) or not scores.shape[1]:

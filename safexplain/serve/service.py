@@ -107,6 +107,7 @@ class _Generation:
         return [Remembered(label, _own(one), p) for label, one, p in found]
 
     def label(self, x: Tensor) -> list[Remembered]:
+        self.release.check()
         scores = self.release.predict(x)
         found = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
         return [Remembered(label, None, p) for label, p in found]
