@@ -98,7 +98,7 @@ class _Generation:
     probabilities: bool
 
     def explain(self, x: Tensor) -> list[Remembered]:
-        scores = self.release.predict(x)
+        scores = self._scores(x)
         target = scores.argmax(1)
         maps = self.release.explain(x, target)
         if len(maps) != len(x):
@@ -108,9 +108,25 @@ class _Generation:
 
     def label(self, x: Tensor) -> list[Remembered]:
         self.release.check()
-        scores = self.release.predict(x)
+        scores = self._scores(x)
         found = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
         return [Remembered(label, None, p) for label, p in found]
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """(n, classes), what the model returns.
+
+        Raises:
+            RequestError: nobody said what shape inputs have, and the model cannot take this one.
+        """
+        try:
+            scores = self.release.predict(x)
+            if scores.shape[:1] != x.shape[:1] or scores.dim() != 2:
+                raise ValueError(f"scores of shape {_written(scores.shape)} for {len(x)} inputs")
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            if self.shape is not None:
+                raise
+            raise RequestError(f"the model takes no inputs of shape {_written(x.shape[1:])}", field="input") from None
+        return scores
 
     def key(self, operation: str, client: str, digest: bytes) -> str:
         """Under which an answer is remembered: whose it is, to what, and what belongs to it."""

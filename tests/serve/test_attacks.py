@@ -182,6 +182,25 @@ def test_malformed_requests_never_break_a_real_server(service, made):
         assert ask(url, made.rows[:2]).status_code == 200
 
 
+def test_where_no_shape_is_known_what_the_model_cannot_take_is_the_clients_mistake(caplog):
+    """Neither file nor certificate says it; the service goes on, and the right shape is answered."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 3))
+    rows = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    with (
+        Service.load(net.eval(), None, uncertified=True, explainer="InputXGradient", limits=PLENTY) as service,
+        listening(app(service)) as url,
+    ):
+        for wrong in (rows[:, 0], rows[..., :7], rows.reshape(2, -1), rows[0, 0, 0], rows[..., None], rows[..., :0]):
+            got = ask(url, wrong)
+            assert check(got, wrong.shape) == 422
+            assert got.json()["field"] == "input"
+            shape = ", ".join(map(str, wrong.shape[1:]))
+            assert got.json()["detail"] == f"the model takes no inputs of shape ({shape})"
+        assert ask(url, rows).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 # Markers
 
 
