@@ -131,9 +131,15 @@ def test_a_killed_worker_gave_no_answer_without_its_charge_and_is_replaced(made,
     assert "Traceback" not in server.log.read_text()
 
 
-def test_redis_may_go_and_come_back_and_answers_go_on(made, tmp_path):
+@pytest.fixture
+def redis():
+    one = Redis()
+    yield one
+    one.stop()
+
+
+def test_redis_may_go_and_come_back_and_answers_go_on(made, tmp_path, redis):
     """The same answers, each charged once; what is remembered again is remembered."""
-    redis = Redis()
     with (
         Ledger(f"sqlite:///{tmp_path}/ledger.db", questions=1000) as ledger,
         Service.load(made.model, made.certificate, ledger=ledger, cache=redis.url) as service,
@@ -149,12 +155,10 @@ def test_redis_may_go_and_come_back_and_answers_go_on(made, tmp_path):
         assert np.array_equal(service.explain(made.rows[:4], client="ann").explanation, first)
         assert counted(ledger, "ann") == 8
         assert service.metrics.text()[0].count(b'safexplain_answers_total{source="remembered"} 4.0') == 1
-    redis.stop()
 
 
-def test_a_redis_that_hangs_is_not_asked_for_every_request(made):
+def test_a_redis_that_hangs_is_not_asked_for_every_request(made, redis):
     """It is stopped, not gone: connections are taken and nothing is answered."""
-    redis = Redis()
     with Service.load(made.model, made.certificate, cache=redis.url, limits=PLENTY) as service:
         first = service.explain(made.rows[:1], client="ann").explanation
         os.kill(redis.process.pid, signal.SIGSTOP)
@@ -171,7 +175,6 @@ def test_a_redis_that_hangs_is_not_asked_for_every_request(made):
             return b'safexplain_answers_total{source="remembered"} 0.0' not in service.metrics.text()[0]
 
         wait_until(remembered)
-    redis.stop()
 
 
 @pytest.fixture
