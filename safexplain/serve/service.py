@@ -515,8 +515,16 @@ class Service:
                     found |= self._computed(operation, client, now, x, digests, {key: rows[key] for key in mine})
                     for key in mine:
                         self._flights[key].set_result(found[key])
+            left = {}
             for key, flight in theirs.items():
-                found[key] = self._wait(flight)
+                try:
+                    found[key] = self._wait(flight)
+                except (
+                    Exception
+                ):  # what went wrong there may have been another row's fault, or too much for all its rows
+                    left[key] = rows[key]
+            if left:
+                found |= self._computed(operation, client, now, x, digests, left)
         return [found[key] for key in keys], remembered
 
     @contextmanager

@@ -46,7 +46,7 @@ class Metrics:
         )
         self._reloads = prometheus.Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
         self._ready = prometheus.Gauge(
-            "safexplain_ready", "1 ready, 0.5 degraded, 0 unavailable", multiprocess_mode="min", **own
+            "safexplain_ready", "1 ready, 0.5 degraded, 0 unavailable", multiprocess_mode="livemin", **own
         )
 
     def request(self, operation: str, status: int, seconds: float) -> None:

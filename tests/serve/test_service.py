@@ -326,6 +326,34 @@ def test_equal_questions_at_once_are_computed_once(made):
         assert all(np.array_equal(found[0], f) for f in found)
 
 
+def test_a_question_that_failed_with_others_is_asked_again_by_itself(made):
+    with Service.load(made.model, made.certificate, limits=Limits(questions=2)) as service:
+        budget, waiting = service._generation.budget, threading.Event()
+        check = budget.check
+
+        def slow(client, digests, x):
+            waiting.set()
+            time.sleep(0.3)
+            check(client, digests, x)
+
+        object.__setattr__(budget, "check", slow)
+        refused: list[Exception] = []
+
+        def too_many() -> None:
+            try:
+                service.explain(made.rows[:3], client="a")
+            except BudgetExhausted as error:
+                refused.append(error)
+
+        first = threading.Thread(target=too_many)
+        first.start()
+        waiting.wait()
+        found = service.explain(made.rows[:1], client="a")  # the first of the three, which are too many together
+        first.join()
+        assert len(refused) == 1
+        assert found.explanation.shape == (1, 64)
+
+
 def test_questions_of_many_clients_are_computed_together_and_answered_apart(made):
     with Service.load(made.model, made.certificate) as service:
         alone = service.explain(made.rows[:40], client="alone").explanation
