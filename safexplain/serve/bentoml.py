@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError, MissingExtraError, RequestError, SafexplainError
-from safexplain.serve.protocol import client_of, numbers, problem_of
+from safexplain.serve.protocol import MOST_BYTES, client_of, numbers, problem_of, read_body
 from safexplain.serve.service import Answer, Service
 
 try:
@@ -38,9 +38,6 @@ except ImportError as error:
         f'serving by BentoML needs {error.name}, which is not installed: pip install "safexplain[bentoml]"',
         name=error.name,
     ) from error
-
-MOST_BYTES = 32 << 20
-"""Of a request's body."""
 
 _log = logging.getLogger("safexplain.serve")
 
@@ -53,13 +50,10 @@ class Question(IODescriptor):  # type: ignore[misc]
     @classmethod
     async def from_http_request(cls, request: Any, serde: Any) -> Any:
         """The body, unread, or None: too long."""
-        parts, size = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MOST_BYTES:
-                return cls.model_construct(x=None)
-        return cls.model_construct(x=b"".join(parts))
+        try:
+            return cls.model_construct(x=await read_body(request.stream()))
+        except RequestError:
+            return cls.model_construct(x=None)
 
 
 def service_class(model: str | Path, certificate: str | Path | None, **settings: Any) -> type:

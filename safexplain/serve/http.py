@@ -30,12 +30,14 @@ from safexplain.serve.protocol import (
     EXPLANATION,
     INPUT,
     LABEL,
+    MOST_BYTES,
     Problem,
     Reader,
     client_of,
     metadata_v2,
     problem_of,
     read,
+    read_body,
     read_explain_v1,
     read_infer_v2,
     read_predict_v1,
@@ -56,9 +58,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["app", "from_environment", "router"]
-
-MOST_BYTES = 32 << 20
-"""Of a request's body."""
 
 BODY_SECONDS = 30.0
 """In which a request's body must have come."""
@@ -265,17 +264,11 @@ async def _body(request: Request, most: int, seconds: float) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise RequestError(f"expected a body of at most {most:,} bytes, got {int(declared):,}", status=413)
-    parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                if size > most:
-                    raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
+            return await read_body(request.stream(), most)
     except TimeoutError:
         raise RequestError(f"expected the body within {seconds:g} s", status=408) from None
-    return b"".join(parts)
 
 
 def _marks(answer: Answer) -> dict[str, str]:

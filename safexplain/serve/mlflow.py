@@ -44,7 +44,7 @@ from safexplain.errors import (
     RequestError,
     SafexplainError,
 )
-from safexplain.serve.protocol import Problem, client_of, numbers, problem_of
+from safexplain.serve.protocol import Problem, client_of, numbers, problem_of, read_body
 from safexplain.serve.service import Service
 
 try:
@@ -77,9 +77,6 @@ FORMATS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
 PARAMS = {"explain": bool, "client": str}
 """Parameters of a request, and their types."""
-
-MOST_BYTES = 32 << 20
-"""Of a request's body."""
 
 _CLIENT: ContextVar[str] = ContextVar("safexplain_mlflow_client", default="")
 _SAVING: ContextVar[bool] = ContextVar("safexplain_mlflow_saving", default=False)
@@ -335,7 +332,7 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
             client = _CLIENT.set("")
             try:
                 _CLIENT.set(_named(request.headers.getlist("x-client-id")))
-                body = await _body(request)
+                body = await read_body(request.stream())
                 _check(body, request.headers.get("content-type", ""))
                 response = await handler(Request(request.scope, _replay(body)))
             except Refusal as refusal:
@@ -372,17 +369,6 @@ def _hardened(model: Any) -> HardenedModel | None:
 def _named(given: list[str]) -> str:
     """The client that the header names; "": none."""
     return client_of(given) if given else ""
-
-
-async def _body(request: Any) -> bytes:
-    """The body, which MLflow itself would read however long it is."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
-            raise RequestError(f"expected a body of at most {MOST_BYTES:,} bytes", status=413)
-    return b"".join(parts)
 
 
 def _replay(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:

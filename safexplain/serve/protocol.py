@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +35,9 @@ INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "pro
 
 _TYPES = ("FP64", "FP32", "FP16", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
 _LONGEST_ID = 256
+
+MOST_BYTES = 32 << 20
+"""Of a request's body."""
 
 USER = "user:"
 """Before the names of authenticated users, lest a header gives one out for another."""
@@ -117,6 +120,26 @@ class Asked:
 
 Reader = Callable[[Service, Any], Asked]
 """(service, decoded JSON) -> the request; raises RequestError."""
+
+
+async def read_body(stream: AsyncIterator[bytes], most: int | None = None) -> bytes:
+    """A request's body, as it comes in.
+
+    Args:
+        stream: its parts.
+        most: bytes; None: `MOST_BYTES`.
+
+    Raises:
+        RequestError: it is longer (413); the rest of it is not read.
+    """
+    most = MOST_BYTES if most is None else most
+    parts, size = [], 0
+    async for part in stream:
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
+    return b"".join(parts)
 
 
 def client_of(named: Sequence[str], user: str = "") -> str:

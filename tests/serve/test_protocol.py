@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from contextlib import suppress
@@ -22,7 +23,16 @@ from safexplain.errors import (
     UnavailableError,
 )
 from safexplain.serve import Limits, Service
-from safexplain.serve.protocol import explain_v1, infer_v2, metadata_v2, numbers, predict_v1, problem_of
+from safexplain.serve.protocol import (
+    client_of,
+    explain_v1,
+    infer_v2,
+    metadata_v2,
+    numbers,
+    predict_v1,
+    problem_of,
+    read_body,
+)
 from safexplain.serve.service import status_of
 
 
@@ -177,6 +187,34 @@ def test_whatever_is_sent_is_answered_or_refused_by_name(service, value, name):
 @given(st.lists(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2), min_size=1, max_size=4))
 def test_numbers_arrive_as_they_were_sent(values):
     assert numbers(values, "data").tolist() == np.array(values, np.float32).tolist()
+
+
+def test_a_body_that_is_too_long_is_not_read_to_its_end():
+    async def parts(last):
+        yield b"12345678"
+        yield b"12345678"
+        if last:
+            raise AssertionError("read on")
+
+    assert asyncio.run(read_body(parts(False), 16)) == b"12345678" * 2
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(read_body(parts(True), 10))
+    assert caught.value.status == 413
+
+
+@pytest.mark.parametrize(
+    ("named", "user", "expected"),
+    [([], "", "anonymous"), (["clinic-7"], "", "clinic-7"), (["x"], "ada", "user:ada"), ([], "ada", "user:ada")],
+)
+def test_a_user_goes_before_the_header(named, user, expected):
+    assert client_of(named, user) == expected
+
+
+@pytest.mark.parametrize("named", [["a", "b"], ["user:ada"]])
+def test_a_header_names_one_client_and_no_user(named):
+    with pytest.raises(RequestError) as caught:
+        client_of(named)
+    assert caught.value.field == "X-Client-Id"
 
 
 def test_problems_say_what_to_do_and_nothing_that_was_computed():

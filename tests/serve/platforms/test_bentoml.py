@@ -155,8 +155,9 @@ def test_a_ledger_that_workers_cannot_share_is_refused():
 
 def test_bodies_that_are_too_long_are_refused_unread(monkeypatch):
     from safexplain.serve import bentoml as adapter
+    from safexplain.serve import protocol
 
-    monkeypatch.setattr(adapter, "MOST_BYTES", 10)
+    monkeypatch.setattr(protocol, "MOST_BYTES", 10)
 
     class Long:
         async def stream(self) -> Any:

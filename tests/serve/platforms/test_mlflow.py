@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -319,20 +318,6 @@ def test_no_native_number_and_no_input_is_in_any_answer_or_log(served, noisy):
     assert ask(served, {"inputs": rows[:, 1:].tolist()}, "m").status_code == 422
     assert found(native(noisy.model, rows), served.heard()) == []
     assert KEY.encode() not in served.heard()
-
-
-def test_bodies_that_are_too_long_are_refused_unread(monkeypatch):
-    monkeypatch.setattr(adapter, "MOST_BYTES", 10)
-
-    class Long:
-        async def stream(self) -> Any:
-            yield b"12345678"
-            yield b"12345678"
-            raise AssertionError("read on")
-
-    with pytest.raises(adapter.RequestError) as caught:
-        asyncio.run(adapter._body(Long()))
-    assert caught.value.status == 413
 
 
 # beside other models, and in other versions of MLflow
