@@ -363,10 +363,20 @@ def _tensor(inputs: Any) -> NDArray[np.float32]:
         raise RequestError(f"data: expected a list of numbers, got {_kind(data)}", field="data")
     array = numbers(data, "data") if len(data) else np.zeros(0, np.float32)
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        raise RequestError(
-            f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {array.size}", field="data"
-        )
+        got = array.size if array.ndim == 1 else f"the shape {list(array.shape)}"
+        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {got}", field="data")
+    if not _are(kind, array):
+        raise RequestError(f"data: expected numbers that {kind} can hold", field="data")
     return array.reshape(shape)
+
+
+def _are(kind: str, array: NDArray[np.float32]) -> bool:
+    """Whether numbers are of a V2 datatype, or can be."""
+    if not array.size or kind in ("FP64", "FP32"):
+        return True
+    held: Any = np.finfo(np.float16) if kind == "FP16" else np.iinfo(kind.lower())
+    whole = kind == "FP16" or bool((array == np.floor(array)).all())
+    return whole and float(array.min()) >= float(held.min) and float(array.max()) <= float(held.max)
 
 
 def _wanted(asked: Any, given: tuple[str, ...]) -> list[str]:

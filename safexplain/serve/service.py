@@ -511,28 +511,29 @@ class Service:
         rows = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         if rows:
             with self._owned(rows) as (mine, theirs):
-                if mine:
-                    found |= self._computed(operation, client, now, x, digests, {key: rows[key] for key in mine})
+                if not theirs:
+                    found |= self._computed(operation, client, now, x, digests, rows)
                     for key in mine:
                         self._flights[key].set_result(found[key])
-            left = {}
-            for key, flight in theirs.items():
-                try:
-                    found[key] = self._wait(flight)
-                except (
-                    Exception
-                ):  # what went wrong there may have been another row's fault, or too much for all its rows
-                    left[key] = rows[key]
-            if left:
-                found |= self._computed(operation, client, now, x, digests, left)
+            try:
+                found |= {key: self._wait(flight) for key, flight in theirs.items()}
+            except UnavailableError:
+                raise
+            except Exception:  # for another row of that request, it may be; so these are asked by themselves
+                found |= self._computed(operation, client, now, x, digests, rows)
         return [found[key] for key in keys], remembered
 
     @contextmanager
     def _owned(self, rows: Mapping[str, int]) -> Iterator[tuple[list[str], dict[str, Future[Remembered]]]]:
-        """Which questions are this request's to answer, and which another one is answering already."""
+        """Which questions others may wait for, as this request answers them; or the answers to all of its own that it
+        waits for, as others are at them already.
+
+        A request that has to answer one of its questions answers them all, lest it is charged for that one and another,
+        which somebody else was asked to answer, is refused.
+        """
         with self._guard:
-            theirs = {key: self._flights[key] for key in rows if key in self._flights}
-            mine = [key for key in rows if key not in theirs]
+            mine = [key for key in rows if key not in self._flights]
+            theirs = {} if mine else {key: self._flights[key] for key in rows}
             self._flights |= {key: Future() for key in mine}
         try:
             yield mine, theirs

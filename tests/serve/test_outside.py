@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 
 import httpx
 import numpy as np
@@ -15,9 +16,17 @@ from servers import EXPLAIN, PREDICT, Redis, listening
 from torch import nn
 
 from safexplain._digest import file_sha256
-from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, RequestError
+from safexplain.errors import (
+    BudgetExhausted,
+    CertificateError,
+    ConfigurationError,
+    InputError,
+    RefusedError,
+    RequestError,
+)
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Limits, Service, app
+from safexplain.serve.protocol import infer_v2
 
 SAMPLING = ["SmoothGrad", "GradientShap", "KernelShap", "LayerGradientShap"]
 
@@ -252,3 +261,66 @@ def test_fifty_threads_of_one_client_get_exactly_the_limit_over_http(made, tmp_p
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     assert sorted(found) == [200] * 7 + [429] * 43
+
+
+class Gated(nn.Module):
+    """Answers once it may, and fails on rows that begin with a 2."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        Gated.may.wait(30)
+        if bool((x[:, 0] > 1.5).any()):
+            raise RuntimeError("0.123456")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answered"), [([2, 0], [0], True), ([2], [0, 2], False)], ids=["theirs failed", "ours failed"]
+)
+def test_of_requests_with_questions_in_common_each_stands_for_itself(tmp_path, first, second, answered):
+    """One is not refused for a row of the other, and is charged for nothing where it is refused."""
+    rows = np.zeros((4, 64), np.float32)
+    rows[:, 0] = [0, 1, 2, 0.5]
+    Gated.may = threading.Event()
+    with explained(tmp_path, Gated().eval(), limits=Limits(questions=2)) as service:
+        outcomes: dict[str, object] = {}
+
+        def ask(name, which):
+            try:
+                outcomes[name] = service.predict(rows[which], client="a")
+            except Exception as error:
+                outcomes[name] = error
+
+        threads = [threading.Thread(target=ask, args=("first", first))]
+        threads[0].start()
+        while not service._flights and threads[0].is_alive():
+            threading.Event().wait(0.01)
+        assert threads[0].is_alive(), outcomes
+        threads.append(threading.Thread(target=ask, args=("second", second)))
+        threads[1].start()
+        threading.Event().wait(0.2)
+        Gated.may.set()
+        [thread.join() for thread in threads]
+        assert isinstance(outcomes["first"], Exception)
+        assert isinstance(outcomes["second"], Exception) is not answered
+        service.predict(rows[1:2], client="a")
+        with pytest.raises(BudgetExhausted) if answered else nullcontext():
+            service.predict(rows[3:4], client="a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "fits"),
+    [("INT64", 0.5, False), ("UINT8", -1, False), ("UINT8", 256, False), ("INT8", 128, False), ("FP16", 1e6, False),
+     ("UINT8", 255, True), ("INT8", -128, True), ("INT32", 2.0, True), ("FP16", 0.5, True), ("FP64", 1e30, True)],
+)  # fmt: skip
+def test_numbers_of_a_v2_tensor_are_of_its_datatype(made, kind, number, fits):
+    tensor = {"name": "input", "shape": [1, 64], "datatype": kind, "data": [number] + [0] * 63}
+    with (
+        Service.load(made.model, made.certificate) as service,
+        nullcontext() if fits else pytest.raises(RequestError, match=kind),
+    ):
+        infer_v2(service, {"inputs": [tensor]}, "a")
