@@ -93,7 +93,7 @@ def test_labels_are_not_given_by_a_model_that_is_no_longer_the_certified_one(tmp
 
 @pytest.mark.parametrize("habit", ["tuple", "flat", "pooled"])
 def test_a_model_of_another_kind_is_refused_in_words(tmp_path, habit):
-    with explained(tmp_path, Odd(habit).eval(), uncertified=True) as service:
+    with explained(tmp_path, Odd(habit).eval(), uncertified=True, input_shape=(64,)) as service:
         for ask in (service.explain, service.predict):
             with pytest.raises(RefusedError, match="classes"):
                 ask(np.eye(2, 64), client="a")
