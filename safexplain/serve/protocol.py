@@ -363,8 +363,8 @@ def _tensor(inputs: Any) -> NDArray[np.float32]:
         raise RequestError(f"data: expected a list of numbers, got {_kind(data)}", field="data")
     array = numbers(data, "data") if len(data) else np.zeros(0, np.float32)
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        got = array.size if array.ndim == 1 else f"the shape {list(array.shape)}"
-        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {got}", field="data")
+        had = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
+        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {had}", field="data")
     if not _are(kind, array):
         raise RequestError(f"data: expected numbers that {kind} can hold", field="data")
     return array.reshape(shape)
