@@ -39,6 +39,7 @@ from safexplain.errors import (
     LedgerError,
     RefusedError,
     RequestError,
+    SafexplainError,
     UnavailableError,
 )
 from safexplain.explain.served import Release, load_release
@@ -122,8 +123,8 @@ class _Generation:
             scores = self.release.predict(x)
             if scores.shape[:1] != x.shape[:1] or scores.dim() != 2:
                 raise ValueError(f"scores of shape {_written(scores.shape)} for {len(x)} inputs")
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            if self.shape is not None:
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if self.shape is not None or isinstance(error, SafexplainError):
                 raise
             raise RequestError(f"the model takes no inputs of shape {_written(x.shape[1:])}", field="input") from None
         return scores

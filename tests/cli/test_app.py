@@ -441,7 +441,7 @@ def test_several_explainers_groups_and_slices_come_from_the_command_line(
         ("IG,Saliency", ["n_steps=4"], "METHOD.NAME=VALUE"),
         ("IG,Saliency", ["Lime.n_samples=4"], "METHOD.NAME=VALUE"),
         ("IG,Tarot", [], "Tarot"),
-        ("IG,ProtoDash", [], "no map of numbers"),
+        ("IG,ProtoDash", [], "made from public rows"),
         ("", [], "expected one of IG"),
         ("IG,Saliency,IG", [], "each is released once"),
     ],
