@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -694,6 +694,8 @@ class _Options:
                     f"{self.certificate} is about the release of the {released}, and the service was told to give"
                     ' probabilities too: audit with release = "explanation+prediction" in the policy, or leave them out'
                 )
+            if released != "explanation+prediction":  # more leaves than the certificate is about
+                release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
         budget = Budget(
             self.ledger,

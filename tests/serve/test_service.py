@@ -514,6 +514,9 @@ def test_probabilities_are_given_only_where_the_certificate_is_about_them(made, 
             assert np.allclose(answer.probabilities, model(x).detach().softmax(1).numpy(), atol=1e-6)
     with Service.load(model, path, input_shape=(64,)) as service:
         assert service.explain(x, client="a").probabilities is None
+    with Service.load(made.model, made.certificate, probabilities=True, uncertified=True) as service:
+        assert service.explain(x, client="a").uncertified, "more leaves than the certificate is about"
+        assert service.ready()["uncertified"] is True
 
 
 def test_a_file_of_public_rows_needs_no_labels(made, tmp_path):
