@@ -21,9 +21,12 @@ import asyncio
 import gc
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+
+import numpy as np
 
 from safexplain.errors import MissingExtraError, RequestError, SafexplainError
 from safexplain.serve.protocol import (
@@ -140,17 +143,17 @@ def router(service: Service, *, most_bytes: int = MOST_BYTES, body_seconds: floa
         found = service.ready()
         return found, 503 if found["status"] == "unavailable" else 200
 
-    def is_ready() -> tuple[bool, int]:
+    def is_ready(**named: str) -> tuple[Any, int]:
         status = ready()[1]
-        return status == 200, status
+        return {**named, "ready": status == 200}, status
 
     plainly("/health/live", lambda: ({"status": "live"}, 200), "Is the process alive?")
     plainly("/health/ready", ready, "Can it answer, and from which certificate?")
     plainly("/v2/health/live", lambda: ({"live": True}, 200), "V2: is the server alive?")
-    plainly("/v2/health/ready", lambda: ({"ready": is_ready()[0]}, is_ready()[1]), "V2: can it answer?")
-    plainly(f"/v1/models/{name}", lambda: ({"name": name, "ready": is_ready()[0]}, 200), "V1: can the model answer?")
+    plainly("/v2/health/ready", is_ready, "V2: can it answer?")
+    plainly(f"/v1/models/{name}", lambda: (is_ready(name=name)[0], 200), "V1: can the model answer?")
     plainly(f"/v2/models/{name}", lambda: (metadata_v2(service), 200), "V2: the model's tensors")
-    plainly(f"/v2/models/{name}/ready", lambda: ({"name": name, "ready": is_ready()[0]}, is_ready()[1]), "V2: can it?")
+    plainly(f"/v2/models/{name}/ready", lambda: is_ready(name=name), "V2: can it?")
 
     async def metrics() -> Response:
         text, kind = await to_thread.run_sync(service.metrics.text)
@@ -292,16 +295,11 @@ class _Examples:
 
     def __init__(self, service: Service) -> None:
         shape = service.shape or (3,)
-        size = 1
-        for n in shape:
-            size *= n
-        self.shape, self.size = (shape, size) if size <= 64 else ((3,), 3)
+        self.shape = shape if math.prod(shape) <= 64 else (3,)
+        self.size = math.prod(self.shape)
 
     def _nested(self, value: float) -> Any:
-        one: Any = value
-        for n in reversed(self.shape):
-            one = [one] * n
-        return one
+        return np.full(self.shape, value).tolist()
 
     def v1(self, answer: str) -> dict[str, Any]:
         given = {"instances": [self._nested(0.5)]}

@@ -28,7 +28,7 @@ from safexplain.errors import (
     RequestError,
     UnavailableError,
 )
-from safexplain.serve.service import ANONYMOUS, Answer, Service
+from safexplain.serve.service import ANONYMOUS, Answer, Service, status_of
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
@@ -75,27 +75,28 @@ def problem_of(error: BaseException) -> Problem:
     Args:
         error: raised by `Service` or by the functions here; of any other the client learns nothing.
     """
+    status = status_of(error)
     if isinstance(error, RequestError):
         extra = {"field": error.field} if error.field else {}
-        return Problem(error.status, "The request cannot be answered", str(error), "request", extra)
+        return Problem(status, "The request cannot be answered", str(error), "request", extra)
     if isinstance(error, BudgetExhausted):
         if error.renews is None:
-            return Problem(429, "The budget of this client is spent", str(error), "budget", {"renews": None})
+            return Problem(status, "The budget of this client is spent", str(error), "budget", {"renews": None})
         seconds = max(1, math.ceil((error.renews - datetime.now(UTC)).total_seconds()))
         renews = {"renews": error.renews.isoformat().replace("+00:00", "Z")}
         headers = {"Retry-After": str(seconds)}
-        return Problem(429, "The budget of this client is spent", str(error), "budget", renews, headers)
+        return Problem(status, "The budget of this client is spent", str(error), "budget", renews, headers)
     if isinstance(error, UnavailableError):
-        return Problem(503, "The service cannot answer now", str(error), "unavailable", {}, {"Retry-After": "1"})
+        return Problem(status, "The service cannot answer now", str(error), "unavailable", {}, {"Retry-After": "1"})
     if isinstance(error, LedgerError):
         said = "the ledger cannot be reached, and nothing is answered without it; ask again later"
-        return Problem(503, "The service cannot answer now", said, "unavailable", {}, {"Retry-After": "5"})
+        return Problem(status, "The service cannot answer now", said, "unavailable", {}, {"Retry-After": "5"})
     if isinstance(error, CertificateError | RefusedError):
         said = "the certificate does not hold for what is served; the operator is told in the log"
-        return Problem(503, "Nothing certified can be served", said, "certificate")
+        return Problem(status, "Nothing certified can be served", said, "certificate")
     if isinstance(error, InputError):  # raised behind the checks of the service: its words may hold anything
-        return Problem(422, "The request cannot be answered", "the model cannot take this input", "request")
-    return Problem(500, "Internal error", "the request failed; the operator is told in the log", "internal")
+        return Problem(status, "The request cannot be answered", "the model cannot take this input", "request")
+    return Problem(status, "Internal error", "the request failed; the operator is told in the log", "internal")
 
 
 @dataclass(frozen=True, eq=False)

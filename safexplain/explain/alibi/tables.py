@@ -7,7 +7,7 @@ rule, and the rule as the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Self
 
@@ -74,6 +74,13 @@ def _condition(name: str, bins: list[str], below: int, above: int) -> str:
     return f"{name} <= {high}" if high else f"{name} > {low}"
 
 
+def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `explain` by name, those among its `**kwargs` too."""
+    given: dict[str, Any] = dict(explainer._signature().bind_partial(explainer, *args, **kwargs).arguments)
+    more: Mapping[str, Any] = given.pop("kwargs", {})
+    return {**given, **more}
+
+
 class AnchorsOfRows(OfTables, HardenedAlibi):
     """What `HardenedAnchorTabular` is for an audit.
 
@@ -91,13 +98,11 @@ class AnchorsOfRows(OfTables, HardenedAlibi):
         """Explain as natively and release what may leave; of a certified explainer, a row and the audited options."""
         if self._pinned is None:
             return self._explain(*args, **kwargs)
-        signature = self._signature()
-        given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
-        given |= given.pop("kwargs", {})
+        given = _by_name(self, args, kwargs)
         rows = self._rows(given.get("X"))
         if len(rows) != 1:
             raise InputError(f"expected one row to explain, got {len(rows)}")
-        self._pinned.complete(signature, given, self._fixed)
+        self._pinned.complete(self._signature(), given, self._fixed)
         released = self._explain(rows[0], **self._pinned.options)
         told = self._told(self._in_numbers(released))
         data = {"anchor": told["anchor"], **{name: released.data[name] for name in ("precision", "coverage")}}
@@ -160,11 +165,9 @@ class _ShapOfRows(OfTables, HardenedAlibi):
         """Explain as natively and release what may leave; of a certified explainer, rows and the audited options."""
         if self._pinned is None:
             return self._explain(*args, **kwargs)
-        signature = self._signature()
-        given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
-        given |= given.pop("kwargs", {})
+        given = _by_name(self, args, kwargs)
         rows = self._rows(given.get("X"))
-        self._pinned.complete(signature, given, self._fixed)
+        self._pinned.complete(self._signature(), given, self._fixed)
         classes = self._pinned.predict(rows).shape[1]
         values = np.full((classes, *rows.shape), np.nan)
         for i, target in enumerate(self._pinned.classes_of(rows)):
