@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from dataclasses import dataclass
+from typing import Protocol, Self, TextIO
 
 LINE_SECONDS = 60.0
-"""Without a terminal, a line is written this often, and when a stage is finished."""
+"""Without a terminal, a line is written this often, whatever is told meanwhile, and when a stage is finished."""
 
 
 class Progress(Protocol):
@@ -40,32 +42,100 @@ def shown(quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progres
     if quiet:
         yield silent
     elif not stream.isatty():
-        yield _Lines(stream)
+        with _Lines(stream).beating() as lines:
+            yield lines
     else:
         with _bars(stream) as bars:
             yield bars
 
 
 class _Lines:
-    """A line a minute, and one when a stage is finished that had taken longer."""
+    """A line a minute, and one when a stage is finished that had taken longer.
+
+    A thread sees to it that there is a line a minute where nothing is told for so long, too.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._began: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._stream, self._lock = stream, threading.RLock()
+        self._stages: dict[str, _Stage] = {}
+        self._latest: _Stage | None = None
+        self._began = self._written = time.monotonic()
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()
-        began = self._began.setdefault(stage, now)
-        if now - self._last.setdefault(stage, began) < LINE_SECONDS and not (
-            done >= total and self._last[stage] > began
-        ):
-            return
-        self._last[stage] = now
-        left = f", about {_spoken((now - began) * (total - done) / done)} left" if 0 < done < total else ""
-        share = f"{done / total:.0%}" if total else "done"
-        self._stream.write(f"{stage}: {share} after {_spoken(now - began)}{left}{f' ({note})' if note else ''}\n")
+        with self._lock:
+            here = self._stages.setdefault(stage, _Stage(stage, now, done, now))
+            here.done, here.total, here.note, here.told = done, total, note, now
+            self._latest = here
+            if now - here.written >= LINE_SECONDS or (done >= total and here.written > here.began):
+                self._write(here, now)
+
+    def beat(self) -> None:
+        """Say what was told last, if there has been no line for a minute."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._written < LINE_SECONDS:
+                return
+            if self._latest is None:
+                self._line(f"at work for {_spoken(now - self._began)}", now)
+            else:
+                self._write(self._latest, now)
+
+    @contextmanager
+    def beating(self) -> Iterator[Self]:
+        """With a thread that beats."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(LINE_SECONDS / 4):
+                self.beat()
+
+        thread = threading.Thread(target=beat, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            over.set()
+            thread.join()
+
+    def _write(self, stage: _Stage, now: float) -> None:
+        stage.written = now
+        self._line(stage.said(now), now)
+
+    def _line(self, text: str, now: float) -> None:
+        self._written = now
+        self._stream.write(f"{text}\n")
         self._stream.flush()
+
+
+@dataclass(eq=False)
+class _Stage:
+    """What is known of a stage.
+
+    Args:
+        name: of it.
+        began: seconds, when it was first told about.
+        first: units that were finished then, as those of an interrupted run that is taken up.
+        written: when a line was last written about it.
+    """
+
+    name: str
+    began: float
+    first: float
+    written: float
+    done: float = 0.0
+    total: float = 0.0
+    note: str = ""
+    told: float = 0.0
+
+    def said(self, now: float) -> str:
+        """In a line."""
+        share = f"{self.done / self.total:.0%}" if self.total else "done"
+        left = ""
+        if self.first < self.done < self.total:
+            each = (self.told - self.began) / (self.done - self.first)
+            left = f", about {_spoken(max(each * (self.total - self.done) - (now - self.told), 0.0))} left"
+        return f"{self.name}: {share} after {_spoken(now - self.began)}{left}{f' ({self.note})' if self.note else ''}"
 
 
 def _spoken(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
@@ -55,6 +56,46 @@ def test_stages_have_clocks_of_their_own_and_notes_are_shown(clock):
 
 def test_a_stage_of_nothing_is_done(clock):
     assert lines(clock, [(0, ("a", 0, 0)), (90, ("a", 0, 0))]) == ["a: done after 90 s"]
+
+
+def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
+    stream = io.StringIO()
+    progress = _progress._Lines(stream)
+    clock[0] += 59
+    progress.beat()
+    clock[0] += 1
+    progress.beat()
+    progress("training", 0, 4)
+    clock[0] += 50
+    progress("training", 1, 4, "epoch 3 of 30")
+    progress.beat()
+    clock[0] += 20
+    progress.beat()
+    progress.beat()
+    clock[0] += 300
+    progress.beat()
+    assert stream.getvalue().splitlines() == [
+        "at work for 60 s",
+        "training: 25% after 70 s, about 2 min left (epoch 3 of 30)",
+        "training: 25% after 6 min, about 0 s left (epoch 3 of 30)",
+    ]
+
+
+def test_lines_come_by_themselves_and_stop_with_the_work(monkeypatch):
+    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.01)
+    stream = io.StringIO()
+    with shown(stream=stream):
+        for _ in range(1000):
+            if stream.getvalue():
+                break
+            threading.Event().wait(0.01)
+    assert stream.getvalue().startswith("at work for ")
+    assert all(thread.name != "progress" for thread in threading.enumerate())
+
+
+def test_what_is_left_of_a_run_that_was_taken_up_counts_only_what_it_did_itself(clock):
+    told = [(0, ("training", 12, 16)), (120, ("training", 13, 16))]
+    assert lines(clock, told) == ["training: 81% after 2 min, about 6 min left"]
 
 
 def test_quiet_shows_nothing(clock):
