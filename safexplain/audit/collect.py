@@ -7,8 +7,9 @@ survive clipping to a norm and normalisation, and tell how a map is shaped. Each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -212,49 +213,185 @@ def collect_signals(
         raise InputError(f"classes to explain are outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
 
     released = {*asked.targets, *asked.null}
-    most = max(levels, default=0)
-    dithers = [most if i in released else min(most, DITHERS_OF_REFERENCES) for i in range(m)]
-    of_each = 1 + len(several or ())
-    oracle = _Oracle(shadows.models, progress, n * of_each * (m + sum(dithers)))
-    queries = Queries.of(population, dither)
-    scalars, maps = Table(m, n), Table(m, n, np.float32)
-    explained = torch.from_numpy(predictions.values["label"]).long()
-    for i, model in enumerate(shadows.models if plainly else ()):
-        answer = plainly[i] if i in released else quietly[i]
-        for part in batches(n, batch_size):
-            about_what = explained[i, part.start : part.stop].to(device_of(model))
-            wanted = [about_what, *(torch.full_like(about_what, c) for c in several or ())]
+    most, queries = max(levels, default=0), Queries.of(population, dither)
+    jobs = [
+        ExplainModel(
+            name=f"model {i}",
+            explain=once,
+            patiently=once if i in released else quiet,
+            x=population.x,
+            queries=queries,
+            levels=levels,
+            dithers=most if i in released else min(most, DITHERS_OF_REFERENCES),
+            classes=tuple(several or ()),
+            own_class=own_class,
+            batch_size=batch_size,
+            keep_maps=keep_attributions,
+        )
+        for i, (once, quiet) in enumerate(zip(plainly, quietly, strict=True))
+    ]
+    found = _Found(m, n)
+    done, total = 0, sum(job.explanations for job in jobs)
+    for i, job in enumerate(jobs):
 
-            def keep(level: int, found: Tensor, i: int = i, part: range = part) -> None:
-                scalars.put(i, part, {at_level(s, level): v for s, v in oracle.summaries(found).items()})
-                if keep_attributions:
-                    maps.put(i, part, {at_level(WHOLE_MAP, level): found[0]})
+        def tick(share: float, before: int = done, own: int = job.explanations) -> None:
+            progress("explaining", before + round(share * own), total)
 
-            x = population.x[part.start : part.stop].to(device_of(model))
-            average = _Average(oracle.ask(i, plainly[i], x, wanted))
-            keep(1, average.plain)
-            for number in range(dithers[i]):
-                query = queries(part, number).to(x.device)
-                if own_class:
-                    with torch.no_grad():
-                        label = model(query).argmax(1)
-                    average.add(oracle.ask(i, answer, query, [label, *wanted[1:]]), label == about_what)
-                else:
-                    average.add(oracle.ask(i, answer, query, wanted))
-                if number + 1 in levels:
-                    keep(number + 1, average.mean)
-            for level in levels:
-                if level > dithers[i]:
-                    keep(level, average.mean)
+        found.put(i, job(shadows.models[i], predictions.values["label"][i], tick))
+        done += job.explanations
     if keep_inputs:
         beside["inputs"] = population.x.cpu().numpy()
     else:
         beside["examples"] = hash_examples(population.x.cpu().numpy())
-    if (shape := oracle.shape) is not None:
-        about["shape"] = list(shape)
-    whole = maps.arrays.pop(WHOLE_MAP, None)
+    if found.shapes is not None and len(found.shapes) == 1:
+        about["shape"] = list(found.shapes[0])
+    maps = dict(found.maps)
+    whole = maps.pop(WHOLE_MAP, None)
     kept = {name: predictions.values[name] for name in _names(levels) if name in predictions.values}
-    return Signals(shadows.membership, {**scalars.arrays, **kept, **maps.arrays}, whole, about, **beside)
+    return Signals(shadows.membership, {**found.summaries, **kept, **maps}, whole, about, **beside)
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """What one model released about each of n examples.
+
+    Args:
+        summaries: name, with its level -> (n, ...) float64.
+        maps: level -> (n, d) float32, those of several explainers side by side; empty where none are kept.
+        shapes: of the map of one example, one of each explainer.
+    """
+
+    summaries: dict[str, NDArray[np.float64]]
+    maps: dict[int, NDArray[np.float32]]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainModel:
+    """Explains one model: all that a process of its own needs for it, but the model. It can be pickled where the two
+    callables can; examples and queries that several of them share are pickled once, where they are pickled together.
+
+    Args:
+        name: of the model, in messages.
+        explain: answers the plain query.
+        patiently: answers the dithered queries.
+        x: (n, ...) the examples.
+        queries: the dithered queries about them.
+        levels: above one query, in increasing order.
+        dithers: dithered queries that are explained, at most; an average over more of them is that over these.
+        classes: explained beside the predicted one.
+        own_class: see `collect_signals`.
+        batch_size: examples a call.
+        keep_maps: also keep the whole maps.
+    """
+
+    name: str
+    explain: Explain
+    patiently: Explain
+    x: Tensor
+    queries: Queries
+    levels: tuple[int, ...]
+    dithers: int
+    classes: tuple[int, ...]
+    own_class: bool
+    batch_size: int
+    keep_maps: bool
+
+    @property
+    def explanations(self) -> int:
+        """How many examples are explained, each as often as it is asked about and once for each class."""
+        return len(self.x) * (1 + len(self.classes)) * (1 + self.dithers)
+
+    def __call__(
+        self, model: nn.Module, labels: NDArray[Any], tick: Callable[[float], object] | None = None
+    ) -> Explained:
+        """Ask the model about every example.
+
+        Args:
+            model: on the device where it is asked.
+            labels: (n,) what it predicts for the plain queries, whole numbers of any type.
+            tick: told the share that is done, after each explanation of a batch.
+
+        Raises:
+            InputError: an explanation is not finite, or not of shape (batch, ...), the same for all.
+        """
+        n = len(self.x)
+        summaries, maps = Table(1, n), Table(1, n, np.float32)
+        oracle = _Oracle(model, self.name, self.explanations, tick)
+        explained = torch.from_numpy(np.asarray(labels)).long()
+        place = device_of(model)
+        for part in batches(n, self.batch_size):
+            about_what = explained[part.start : part.stop].to(place)
+            wanted = [about_what, *(torch.full_like(about_what, c) for c in self.classes)]
+
+            def keep(level: int, found: Tensor, part: range = part) -> None:
+                summaries.put(0, part, {at_level(s, level): v for s, v in oracle.summaries(found).items()})
+                if self.keep_maps:
+                    maps.put(0, part, {at_level(WHOLE_MAP, level): found[0]})
+
+            x = self.x[part.start : part.stop].to(place)
+            average = _Average(oracle.ask(self.explain, x, wanted))
+            keep(1, average.plain)
+            for number in range(self.dithers):
+                query = self.queries(part, number).to(x.device)
+                if self.own_class:
+                    with torch.no_grad():
+                        label = model(query).argmax(1)
+                    average.add(oracle.ask(self.patiently, query, [label, *wanted[1:]]), label == about_what)
+                else:
+                    average.add(oracle.ask(self.patiently, query, wanted))
+                if number + 1 in self.levels:
+                    keep(number + 1, average.mean)
+            for level in self.levels:
+                if level > self.dithers:
+                    keep(level, average.mean)
+        of_level = {level: maps.arrays.get(at_level(WHOLE_MAP, level)) for level in (1, *self.levels)}
+        return Explained(
+            {name: a[0] for name, a in summaries.arrays.items()},
+            {level: a[0] for level, a in of_level.items() if a is not None},
+            oracle.shapes or (),
+        )
+
+
+@dataclass(eq=False)
+class _Found:
+    """What m models released, put together as it comes, in any order.
+
+    Args:
+        m: models.
+        n: examples.
+    """
+
+    m: int
+    n: int
+    summaries: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    maps: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] | None = None
+
+    def put(self, i: int, found: Explained) -> None:
+        """Of model i.
+
+        Raises:
+            InputError: its maps have another shape than those of the models before.
+        """
+        if self.shapes is None:
+            self.shapes = found.shapes
+        _check_shapes(found.shapes, self.shapes)
+        for name, a in found.summaries.items():
+            if name not in self.summaries:
+                self.summaries[name] = np.zeros((self.m, *a.shape))
+            self.summaries[name][i] = a
+        for level, maps in found.maps.items():
+            name = at_level(WHOLE_MAP, level)
+            if name not in self.maps:
+                self.maps[name] = np.zeros((self.m, *maps.shape), np.float32)
+            self.maps[name][i] = maps
+
+
+def _check_shapes(now: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
+    if now != before or not all(math.prod(shape) for shape in now):
+        listed = ([list(shape) for shape in each] for each in (now, before))
+        raise InputError("maps must all have one shape, not empty; got {}, {}".format(*listed))
 
 
 @dataclass(eq=False)
@@ -315,44 +452,39 @@ def _check_predictions(
 
 @dataclass(eq=False)
 class _Oracle:
-    """Asks for explanations, checks them and counts the queries."""
+    """Asks one model for explanations, checks them and counts them."""
 
-    models: Sequence[nn.Module]
-    progress: Progress
+    model: nn.Module
+    name: str
     total: int
+    tick: Callable[[float], object] | None
     done: int = 0
-    shapes: tuple[torch.Size, ...] | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
-    @property
-    def shape(self) -> torch.Size | None:
-        """Of one map, where one explainer answers."""
-        return self.shapes[0] if self.shapes is not None and len(self.shapes) == 1 else None
-
-    def ask(self, i: int, explain: Explain, x: Tensor, targets: Sequence[Tensor]) -> Tensor:
+    def ask(self, explain: Explain, x: Tensor, targets: Sequence[Tensor]) -> Tensor:
         """(targets, batch, d): maps about each of the targets, those of several explainers side by side."""
-        return torch.stack([self._ask(i, explain, x, target) for target in targets])
+        return torch.stack([self._ask(explain, x, target) for target in targets])
 
-    def _ask(self, i: int, explain: Explain, x: Tensor, target: Tensor) -> Tensor:
-        answer: Any = explain(self.models[i], x, target)
+    def _ask(self, explain: Explain, x: Tensor, target: Tensor) -> Tensor:
+        answer: Any = explain(self.model, x, target)
         answers: list[Any] = list(answer) if isinstance(answer, list | tuple) and answer else [answer]
         for a in answers:
             if not isinstance(a, Tensor) or a.shape[:1] != x.shape[:1] or not bool(torch.isfinite(a).all()):
                 got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-                raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {got} from model {i}")
-        shapes = tuple(a.shape[1:] for a in answers)
+                raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {got} from {self.name}")
+        shapes = tuple(tuple(a.shape[1:]) for a in answers)
         if self.shapes is None:
             self.shapes = shapes
-        if shapes != self.shapes or not all(shape.numel() for shape in shapes):
-            now, before = ([list(shape) for shape in each] for each in (shapes, self.shapes))
-            raise InputError(f"maps must all have one shape, not empty; got {now}, {before}")
+        _check_shapes(shapes, self.shapes)
         self.done += len(x)
-        self.progress("explaining", self.done, self.total)
+        if self.tick is not None:
+            self.tick(self.done / self.total)
         return torch.cat([a.detach().reshape(len(a), -1) for a in answers], dim=1)
 
     def summaries(self, maps: Tensor) -> dict[str, Tensor]:
         """Of (targets, batch, d) maps: the predicted class's, and those of further classes; one number an explainer."""
         assert self.shapes is not None
-        widths = [shape.numel() for shape in self.shapes]
+        widths = [math.prod(shape) for shape in self.shapes]
         one, *others = ([summarise(each) for each in found.split(widths, dim=1)] for found in maps)
         found = {s: _together([each[s] for each in one]) for s in SUMMARIES}
         if others:

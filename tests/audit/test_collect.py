@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
-from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, summarise
+from safexplain.audit.collect import DITHERS_OF_REFERENCES, SUMMARIES, ExplainModel, summarise
 from safexplain.audit.queries import Queries, predict
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError
@@ -465,3 +467,23 @@ def test_progress_counts_every_query_and_ends_at_the_total():
     assert [d for _, d, _ in explaining] == sorted(d for _, d, _ in explaining)
     assert explaining[-1] == ("explaining", total, total)
     assert sum(asked) == total
+
+
+def test_what_explains_one_model_can_be_sent_to_another_process_and_gives_the_same_there():
+    options = {"levels": (2, 5), "dithers": 3, "classes": (1,), "own_class": True, "batch_size": 7, "keep_maps": True}
+    queries = Queries.of(POOL, Dither())
+    jobs = [ExplainModel(f"model {i}", explain, explain, POOL.x, queries, **options) for i in range(3)]
+    alone, together = len(pickle.dumps(jobs[0])), pickle.dumps((jobs, SHADOWS.models))
+    assert len(together) < alone + 4000  # the examples travel once
+    labels = predict(SHADOWS, POOL, patience=(1,)).values["label"]
+    expected = collect_signals(SHADOWS, POOL, explain, patience=(1, 2, 5), classes=(1,), own_class=True, batch_size=40)
+    for i, (job, model) in enumerate(zip(*pickle.loads(together), strict=True)):
+        shares = []
+        found = job(model, labels[i], shares.append)
+        here = jobs[i](SHADOWS.models[i], labels[i])
+        assert (shares, shares[-1], found.shapes) == (sorted(shares), 1, ((2, 3),))
+        assert sorted(found.maps) == [1, 2, 5]
+        assert all(np.array_equal(maps, here.maps[level]) for level, maps in found.maps.items())
+        assert all(np.array_equal(a, here.summaries[name]) for name, a in found.summaries.items())
+        assert np.allclose(found.maps[1], expected.attributions[i])
+        assert np.allclose(found.summaries["l1"], expected.values["l1"][i])
