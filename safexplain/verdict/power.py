@@ -148,6 +148,54 @@ def could_certify(policy: Policy, members: int, non_members: int) -> float:
     return upper_bound(int(found), members, policy.risk / 2)
 
 
+def best_certifiable(policy: Policy, members: int, non_members: int, attacks: int = 1) -> float:
+    """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
+
+    What a sample of this size can reach at best, before anything is measured: `max_tpr` under the claim "whole",
+    `max_excess` under "excess". The policy's own limit does not matter; a limit below this is out of reach.
+
+    Under "whole" all attacks guess, and this is exact for one of them. Under "excess" nothing is known yet of the
+    labels: they are taken to find twice as many members as guessing does (`TYPICAL_BASE`), and attack and labels to
+    disagree about half as many examples as independent attacks would (`TYPICAL_DISCORDANCE`).
+
+    Args:
+        policy: its claim, false-positive rate and confidence.
+        members: units that will be scored: without those set aside for choosing and training.
+        non_members: units that will be scored.
+        attacks: judged, all of which must pass: their probabilities of failing are added up.
+
+    Returns:
+        In (0, 1]; 1.0 where nothing can be certified.
+
+    Raises:
+        InputError: a size below 1.
+    """
+    if min(members, non_members, attacks) < 1:
+        raise InputError(
+            f"best_certifiable: expected members, non-members and attacks from 1 on, got {members}, {non_members},"
+            f" {attacks}"
+        )
+    likely = 1 - (1 - POWER) / attacks
+    if policy.claim == "whole":
+        rank = ranks_of(policy, non_members, 1).upper_bound_rank
+        if rank is None:
+            return 1.0
+        found = distributions.betabinom.ppf(likely, members, rank, non_members - rank + 1)
+        return upper_bound(int(found), members, policy.risk / 2)
+    base = min(TYPICAL_BASE * policy.fpr, 0.5)
+    discordant = TYPICAL_DISCORDANCE * 2 * base * (1 - base)
+    counts = expected_pairs(members, non_members, policy.fpr, base, base, discordant)
+    up = WIDER * difference_bounds(counts, members, non_members, policy.fpr, policy.risk, policy.risk)[1]
+    return min(up * float(1 + distributions.norm.ppf(likely) / distributions.norm.isf(policy.risk)), 1.0)
+
+
+TYPICAL_BASE = 2.0
+"""Members that labels find, in false-positive rates, where nothing is known of them yet."""
+
+TYPICAL_DISCORDANCE = 0.5
+"""Share of what independent attacks find one without the other that an attack which adds nothing and labels do."""
+
+
 def needed(policy: Policy, orders: list[NDArray[np.bool_]]) -> Needed | None:
     """The smallest sample, in the present proportions, that would decide if what was found is what is true.
 

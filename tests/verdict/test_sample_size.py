@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
+from safexplain.errors import InputError
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import Needed, could_certify, needed
-from safexplain.verdict.thresholds import found_above, ranked, ranks_of
+from safexplain.verdict.power import TYPICAL_BASE, Needed, best_certifiable, could_certify, needed
+from safexplain.verdict.stats.paired import count_pairs, difference_bounds
+from safexplain.verdict.thresholds import by_score, found_above, ranked, ranks_of
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15, claim="whole", patience=(1,), references=1, uncounted=True)
 STRICT = replace(LOOSE, fpr=0.01, max_tpr=0.03)
@@ -124,3 +126,38 @@ def test_the_claim_does_not_change_what_is_computed():
     excess = replace(LOOSE, claim="excess")
     assert could_certify(excess, 500, 500) == could_certify(LOOSE, 500, 500)
     assert needed(excess, [typical(0.3)]) == needed(LOOSE, [typical(0.3)])
+
+
+# -------------------------------------------------------------------------------------------- before anything is run
+
+
+def test_what_one_guessing_attack_could_certify_is_known_before_anything_is_run():
+    for sizes in ((300, 300), (200, 2000), (3700, 3700)):
+        assert best_certifiable(LOOSE, *sizes) == could_certify(LOOSE, *sizes)
+
+
+def test_the_excess_that_is_said_to_be_in_reach_is_certified_in_nine_of_ten_audits_that_add_nothing():
+    policy, n, passed, audits = replace(LOOSE, claim="excess"), 1500, 0, 150
+    best, member = best_certifiable(policy, n, n), np.arange(2 * n) < n
+    for number in range(audits):
+        rng = np.random.default_rng([5, number])
+        common = 0.8**0.5 * rng.normal(size=2 * n) + shift_of(TYPICAL_BASE * policy.fpr, policy) * member
+        attack, labels = (by_score(common + 0.2**0.5 * rng.normal(size=2 * n)) for _ in range(2))
+        counts = count_pairs(attack, labels, member, policy.fpr)
+        passed += difference_bounds(counts, n, n, policy.fpr, policy.risk, policy.risk)[1] <= best
+    assert 0.8 < passed / audits <= 1
+    assert 0 < best < 0.06
+
+
+@pytest.mark.parametrize("claim", ["whole", "excess"])
+def test_more_examples_reach_a_stricter_limit_and_more_attacks_a_looser_one(claim):
+    policy = replace(STRICT, claim=claim)
+    found = [best_certifiable(policy, n, n, attacks=10) for n in (1, 10, 100, 1000, 10_000, 100_000)]
+    assert found == sorted(found, reverse=True)
+    assert 0 < found[-1] < policy.limit < found[2] <= found[0] <= 1
+    assert best_certifiable(policy, 1000, 1000) < best_certifiable(policy, 1000, 1000, attacks=30)
+
+
+def test_a_sample_without_members_reaches_nothing_and_says_so():
+    with pytest.raises(InputError, match="from 1 on"):
+        best_certifiable(LOOSE, 0, 100)
