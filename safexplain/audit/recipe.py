@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,16 @@ from torch.nn import functional as F
 from safexplain._validate import from_toml
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
-Tick = Callable[[float], None]
-"""Called with the share of the work done, in [0, 1]."""
+TELL_SECONDS = 0.5
+"""Within an epoch, progress is told this often; at the end of each epoch it always is."""
+
+
+class Tick(Protocol):
+    """Told about a training."""
+
+    def __call__(self, share: float, note: str = "") -> None:
+        """`share` of the work is done, in [0, 1]; `note` is where it stands, as "epoch 3 of 30"."""
+
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
@@ -124,6 +133,7 @@ class Recipe:
         tick: Tick | None = None,
         *,
         parts: Sequence[nn.Module] | None = None,
+        checkpoint: Path | None = None,
     ) -> nn.Module:
         """Train `model` in place on all of (x, y) and return it in eval mode.
 
@@ -134,6 +144,7 @@ class Recipe:
             generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
             tick: progress.
             parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
+            checkpoint: file where the training is kept while it runs, so that one that was interrupted goes on there.
 
         Raises:
             InputError: the loss became NaN or infinite.
@@ -161,7 +172,9 @@ def descend(
 ) -> None:
     """All steps of a recipe, each on the loss of the next batch."""
     optimizer = recipe.make_optimizer(parameters)
-    steps = recipe.steps_per_epoch(members) * recipe.epochs
+    each = recipe.steps_per_epoch(members)
+    steps = each * recipe.epochs
+    told = time.monotonic()
     schedule = recipe.make_schedule(optimizer, steps)
     with torch.enable_grad():
         for step in range(1, steps + 1):
@@ -170,8 +183,9 @@ def descend(
             loss.backward()
             optimizer.step()
             schedule.step()
-            if tick and (step % 20 == 0 or step == steps):
-                tick(step / steps)
+            if tick and (step % each == 0 or time.monotonic() - told >= TELL_SECONDS):
+                told = time.monotonic()
+                tick(step / steps, f"epoch {(step - 1) // each + 1} of {recipe.epochs}")
     optimizer.zero_grad(set_to_none=True)
 
 

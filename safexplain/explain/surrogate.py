@@ -576,8 +576,8 @@ def _trained(
     start, order = (int(s) for s in np.random.SeedSequence([seed, getattr(recipe, "seed", 0)]).generate_state(2))
     generator = torch.Generator().manual_seed(order)
 
-    def tick(share: float) -> None:
-        progress("training the student", share, 1.0)
+    def tick(share: float, note: str = "") -> None:
+        progress("training the student", share, 1.0, note)
 
     if callable(getattr(recipe, "train", None)) and not isinstance(recipe, type | nn.Module):
         if not callable(build):

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
-from safexplain.audit.references import fine_tuning, shadows
+from safexplain.audit.references import training
 from safexplain.audit.references.training import train_one
 from safexplain.cli import stages
 
@@ -77,14 +77,13 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     assert len(list((tmp_path / "run" / "models").glob("*.pt"))) == 4
 
     asked = []
-    together = shadows.train_together
+    together = training.train_together
 
     def counting(recipe: Recipe, models: list[nn.Module], *rest: object) -> object:
         asked.append(recipe.epochs)
         return together(recipe, models, *rest)  # type: ignore[arg-type]
 
-    for module in (shadows, fine_tuning):
-        monkeypatch.setattr(module, "train_together", counting)
+    monkeypatch.setattr(training, "train_together", counting)
     code, out, err = cli(*arguments, "--resume")
     assert asked == [TUNING.epochs]  # the pre-trained ones were kept
     assert code in (0, 1, 3), err

@@ -9,12 +9,14 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from safexplain._files import PieceStore
 from safexplain._progress import Progress
+from safexplain.audit.recipe import Tick
 
 
 class ModelCache:
@@ -56,13 +58,33 @@ class ModelCache:
         state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
 
+    def checkpoint(self, key: str) -> Path:
+        """Where the model of this key is kept while it trains."""
+        return self._store.folder / f"{key}.partial.pt"
+
+
+class TrainGroup(Protocol):
+    """Trains some of the models in place."""
+
+    def __call__(
+        self, group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
+    ) -> None:
+        """Train the models of these numbers.
+
+        Args:
+            group: numbers of models.
+            tick: to be told the share of the group that is done.
+            finished: to be told the place in the group of each model that is; it is stored then.
+            checkpoints: for each, a file where it may be kept while it trains.
+        """
+
 
 def load_or_train(
     models: Sequence[nn.Module],
     keys: Sequence[str],
     store: ModelCache | None,
     groups: Callable[[list[int]], list[list[int]]],
-    train: Callable[[list[int], Callable[[float], None]], None],
+    train: TrainGroup,
     *,
     stage: str,
     progress: Progress,
@@ -74,21 +96,27 @@ def load_or_train(
         keys: of everything that makes each; "" where that cannot be told, and it is not stored.
         store: None: nothing is stored.
         groups: indices of missing models -> those that train together, group by group.
-        train: trains a group of models in place, telling the share that is done.
+        train: trains a group of models in place.
         stage: what progress is told.
-        progress: told after each group, and within.
+        progress: told after each model, and within, with a note such as "model 2 of 16, epoch 3 of 30".
 
     Returns:
         The models, in eval mode.
     """
     missing = [i for i, key in enumerate(keys) if not (store and key and store.load(key, models[i]))]
     finished = len(models) - len(missing)
-    for group in groups(missing):
-        size, before = len(group), finished
-        train(group, lambda share: progress(stage, before + share * size, len(models)))  # noqa: B023
-        for i in group:
-            if store and keys[i]:
-                store.save(keys[i], models[i])
-        finished += size
+    for group in filter(None, groups(missing)):
+
+        def tick(share: float, note: str = "", size: int = len(group), before: int = finished) -> None:
+            done = before + share * size
+            which = f"model {min(int(done) + 1, len(models))} of {len(models)}, " if note.startswith("epoch") else ""
+            progress(stage, done, len(models), which + note)
+
+        def save(place: int, group: list[int] = group) -> None:
+            if store and keys[group[place]]:
+                store.save(keys[group[place]], models[group[place]])
+
+        train(group, tick, save, [store.checkpoint(keys[i]) if store and keys[i] else None for i in group])
+        finished += len(group)
     progress(stage, len(models), len(models))
     return [m.eval() for m in models]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,8 +28,8 @@ from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.shadows import Shadows, groups_by_steps, mixed_seed
-from safexplain.audit.references.training import train_one, train_together
+from safexplain.audit.references.shadows import Shadows, mixed_seed
+from safexplain.audit.references.training import groups_by_steps, train_models, train_one
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -224,13 +224,15 @@ def fine_tune(
     def groups(missing: list[int]) -> list[list[int]]:
         return job.groups(models, missing)
 
-    def train(group: list[int], tick: Tick) -> None:
+    def train(group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]) -> None:
         if len(group) > 1 or job.on_features(models[group[0]]):
-            job.train_heads(models, group, tick)
-        elif how.dp is not None:
+            job.train_heads(models, group, tick, finished, checkpoints)
+            return
+        if how.dp is not None:
             job.train_with_dp(models[group[0]], group[0], tick)
         else:
-            job.train_alone(models[group[0]], group[0], tick)
+            job.train_alone(models[group[0]], group[0], tick, checkpoints[0])
+        finished(0)
 
     tuned = load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
     return Shadows(tuple(tuned), pretrained.membership)
@@ -416,7 +418,14 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------------- how it trains
 
-    def train_heads(self, models: Sequence[nn.Module], group: list[int], tick: Tick) -> None:
+    def train_heads(
+        self,
+        models: Sequence[nn.Module],
+        group: list[int],
+        tick: Tick,
+        finished: Callable[[int], None],
+        checkpoints: list[Path | None],
+    ) -> None:
         """Features once, then all heads at once."""
         from safexplain.dp.heads.features import features
 
@@ -429,22 +438,25 @@ class _Job:
             heads.append(nn.Sequential(models[i].get_submodule(head_name(models[i]))))
             first += len(y)
         generators = [self._generator(i) for i in group]
-        train_together(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
+        data = torch.cat(inputs), torch.cat(labels), index
+        recipe = self.how.recipe
+        train_models(recipe, heads, *data, generators, tick, finished=finished, checkpoints=checkpoints)
 
-    def train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
+    def train_alone(self, model: nn.Module, i: int, tick: Tick, checkpoint: Path | None) -> None:
         """The plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
         parts = None if self.how.trainable == "all" else [learner.get_submodule(name) for name in self._parts(learner)]
         with _only(learner, [learner] if parts is None else parts):
-            train_one(self.how.recipe, learner, *self.data(i), self._generator(i), tick, parts=parts)
+            data, generator = self.data(i), self._generator(i)
+            train_one(self.how.recipe, learner, *data, generator, tick, parts=parts, checkpoint=checkpoint)
         if learner is not model:
             model.load_state_dict(restore(learner).state_dict())
 
     def train_with_dp(self, model: nn.Module, i: int, tick: Tick) -> None:
         """By DPFineTuner."""
-        tuned = self._tuner(i, model, lambda stage, done, total, note="": tick(done / total)).fit()
+        tuned = self._tuner(i, model, lambda stage, done, total, note="": tick(done / total, note)).fit()
         model.load_state_dict(tuned.model.state_dict())
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:

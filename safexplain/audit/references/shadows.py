@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +16,13 @@ from torch import nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
-from safexplain.audit.recipe import Recipe, Train
+from safexplain.audit.recipe import Recipe, Tick, Train
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.training import fit_estimator, is_batchable, train_one, train_together
+from safexplain.audit.references.training import fit_estimator, train_models
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
 """seed -> a new, untrained model; also called with the global generator seeded, so that ignoring the seed is fine."""
-
-TOGETHER = 32
-"""Most models in one batched computation; what is finished is stored after each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,20 +130,17 @@ class _Job:
         models = [model.to(self.device) for model in initial]
         x, y = self.population.x, self.population.y
 
-        def groups(missing: list[int]) -> list[list[int]]:
-            if not missing or not is_batchable(models[missing[0]], recipe):
-                return [[i] for i in missing]
-            return groups_by_steps(recipe, {i: int(self.member[i].sum()) for i in missing})
-
-        def train(group: list[int], tick: Callable[[float], None]) -> None:
+        def train(
+            group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
+        ) -> None:
             index = [torch.from_numpy(np.flatnonzero(self.member[i])) for i in group]
             generators = [self._generator(recipe.seed, i) for i in group]
-            if is_batchable(models[group[0]], recipe):
-                train_together(recipe, [models[i] for i in group], x, y, index, generators, tick)
-            else:
-                train_one(recipe, models[group[0]], x[index[0]], y[index[0]], generators[0], tick)
+            chosen = [models[i] for i in group]
+            train_models(recipe, chosen, x, y, index, generators, tick, finished=finished, checkpoints=checkpoints)
 
-        return load_or_train(models, keys, self.store, groups, train, stage="training", progress=self.progress)
+        return load_or_train(
+            models, keys, self.store, lambda missing: [missing], train, stage="training", progress=self.progress
+        )
 
     def by_callable(self, train: Train, build: Build | None) -> list[nn.Module]:
         try:
@@ -198,19 +192,6 @@ class _Job:
     @cached_property
     def _data_key(self) -> str:
         return self.population.digest()
-
-
-def groups_by_steps(recipe: Recipe, members: Mapping[int, int]) -> list[list[int]]:
-    """Models that can train together: of equal steps per epoch, at most `TOGETHER`.
-
-    Args:
-        recipe: of the training.
-        members: number of the model -> how many examples it trains on.
-    """
-    by_steps: dict[int, list[int]] = {}
-    for i, count in members.items():
-        by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
-    return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
 
 
 def mixed_seed(*parts: int) -> int:

@@ -7,7 +7,8 @@ scikit-learn classifier trains by its own `fit`, and becomes a module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,73 @@ def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
     )
 
 
+TOGETHER = 32
+"""Most models in one batched computation; what is finished is stored after each."""
+
 train_one = Recipe.train
 """One model at a time, the plain loop."""
+
+
+def train_models(
+    recipe: Recipe,
+    models: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+    tick: Tick | None = None,
+    *,
+    finished: Callable[[int], None] | None = None,
+    checkpoints: Sequence[Path | None] | None = None,
+) -> None:
+    """Train models of one architecture in place: together where that is possible, else one after the other.
+
+    Args:
+        recipe: what to do.
+        models: m modules, on one device; they end in eval mode.
+        x: (n, ...) inputs of the pool.
+        y: (n,) labels.
+        members: m index tensors into the pool.
+        generators: one a model.
+        tick: told the share of all m models that is done, and the epoch.
+        finished: told the place in `models` of each model as soon as it is trained.
+        checkpoints: a file or None for each model, where it is kept while it trains; removed when it is finished. A
+            training that was interrupted goes on there, and ends bit for bit where it would have ended.
+
+    Raises:
+        InputError: the loss of a model became NaN or infinite; models before it are trained.
+    """
+    places, done = range(len(models)), 0
+    together = bool(models) and is_batchable(models[0], recipe)
+    groups = groups_by_steps(recipe, {i: len(members[i]) for i in places}) if together else [[i] for i in places]
+    for group in groups:
+
+        def told(share: float, note: str = "", size: int = len(group), before: int = done) -> None:
+            if tick:
+                tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
+
+        index, own = [members[i] for i in group], [generators[i] for i in group]
+        if together:
+            train_together(recipe, [models[i] for i in group], x, y, index, own, told)
+        else:
+            train_one(recipe, models[group[0]], x[index[0]], y[index[0]], own[0], told)
+        done += len(group)
+        for place in group:
+            if finished:
+                finished(place)
+
+
+def groups_by_steps(recipe: Recipe, members: Mapping[int, int]) -> list[list[int]]:
+    """Models that can train together: of equal steps per epoch, at most `TOGETHER`.
+
+    Args:
+        recipe: of the training.
+        members: number of the model -> how many examples it trains on.
+    """
+    by_steps: dict[int, list[int]] = {}
+    for i, count in members.items():
+        by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
+    return [g[s : s + TOGETHER] for g in by_steps.values() for s in range(0, len(g), TOGETHER)]
 
 
 def train_together(

@@ -266,7 +266,7 @@ def test_progress_ends_at_the_number_of_models(pretrained):
             progress=lambda *call: seen.append(call),  # noqa: B023
         )
         assert seen[-1] == ("fine-tuning", 3, 3)
-        assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
 
 
 # ------------------------------------------------------------------------------------------- architectures, blocks

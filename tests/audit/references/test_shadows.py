@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
-from safexplain.audit.references import shadows
+from safexplain.audit.references import shadows, training
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -54,13 +54,13 @@ def trained(monkeypatch):
     counts = []
 
     def count(name, size):
-        original = getattr(shadows, name)
+        original = getattr(training, name)
 
         def counting(recipe, models, *rest):
             counts.append(size(models))
             return original(recipe, models, *rest)
 
-        monkeypatch.setattr(shadows, name, counting)
+        monkeypatch.setattr(training, name, counting)
 
     count("train_one", lambda model: 1)
     count("train_together", len)
@@ -107,7 +107,7 @@ def test_building_leaves_the_global_generator_alone():
 
 def test_models_trained_together_are_those_trained_alone(monkeypatch):
     together = train_shadows(POOL, RECIPE, build=mlp, models=5)
-    monkeypatch.setattr(shadows, "is_batchable", lambda *_: False)
+    monkeypatch.setattr(training, "is_batchable", lambda *_: False)
     alone = train_shadows(POOL, RECIPE, build=mlp, models=5)
     assert all(
         torch.allclose(weights(a), weights(b), atol=1e-5) for a, b in zip(together.models, alone.models, strict=True)
@@ -115,7 +115,7 @@ def test_models_trained_together_are_those_trained_alone(monkeypatch):
 
 
 def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained, monkeypatch):
-    monkeypatch.setattr(shadows, "TOGETHER", 3)
+    monkeypatch.setattr(training, "TOGETHER", 3)
     membership = np.zeros((8, 80), dtype=bool)
     for i, count in enumerate([30, 31, 32, 40, 41, 29, 28, 60]):
         membership[i, :count] = True
@@ -128,14 +128,14 @@ def test_progress_ends_at_the_number_of_models():
         seen = []
         train_shadows(POOL, train, build=build, models=3, progress=lambda *call: seen.append(call))  # noqa: B023
         assert seen[-1] == ("training", 3, 3)
-        assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+        assert [done for _, done, *_ in seen] == sorted(done for _, done, *_ in seen)
 
 
 # ------------------------------------------------------------------------------------------- resuming and reuse
 
 
 def interrupted_at(model):
-    def progress(stage, done, total):
+    def progress(stage, done, total, note=""):
         if done >= model:
             raise KeyboardInterrupt
 
@@ -159,7 +159,7 @@ def test_an_interrupted_run_resumes_where_it_stopped(tmp_path, trained):
 
 
 def test_groups_that_were_finished_are_not_trained_again(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(shadows, "TOGETHER", 2)
+    monkeypatch.setattr(training, "TOGETHER", 2)
     membership = POOL.flip(6, seed=0)
     membership[:, :40], membership[:, 40:] = True, False
     options = {"build": mlp, "membership": membership}

@@ -127,10 +127,11 @@ def test_progress_counts_up_to_one():
         lambda tick: train_together(recipe, [mlp(0)], x, y, members(90), [generator(0)], tick),
     ):
         seen = []
-        train(seen.append)
-        assert seen == sorted(seen)
-        assert len(seen) >= 3
-        assert seen[-1] == 1
+        train(lambda share, note="", seen=seen: seen.append((share, note)))
+        shares = [share for share, _ in seen]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1
+        assert [f"epoch {k} of 13" for k in range(1, 14)] == list(dict.fromkeys(note for _, note in seen))
 
 
 def test_divergence_is_said_in_one_line():
