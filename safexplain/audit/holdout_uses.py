@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import warnings
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from safexplain._digest import sha256
 from safexplain.audit.signals import Signals
 from safexplain.audit.splits import spread
+from safexplain.audit.storage.maps import parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.policy import Policy
 
@@ -232,6 +234,7 @@ def _values_digest(signals: Signals) -> str:
     maps = {} if signals.attributions is None else {"attributions": signals.attributions}
     for name, values in sorted({**signals.values, **maps}.items()):
         found.update(f"{name} {values.dtype} {values.shape} ".encode())
-        for row in values:
-            found.update(row[order].tobytes())
+        for model in range(len(values)):
+            for part in parts(len(order), math.prod(values.shape[2:])):
+                found.update(values[model, order[part]].tobytes())
     return found.hexdigest()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
+from safexplain.audit.storage.maps import all_finite, joined
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -95,7 +96,7 @@ class Signals:
     Args:
         membership: (m, n) bool.
         values: name -> (m, n) or (m, n, k) numbers.
-        attributions: (m, n, d) float or None.
+        attributions: (m, n, d) float, or maps on disk (`audit.storage`), or None. Those of other levels likewise.
         meta: JSON-able.
         inputs: (n, ...) float or None.
         out_of_distribution: (n,) bool or None; only used to train attacks.
@@ -134,7 +135,7 @@ class Signals:
                 raise InputError(
                     f"signal {name!r} must be numbers of shape {m.shape} or {m.shape} + (k,), got {a.dtype} {a.shape}"
                 )
-            if not np.isfinite(a).all():
+            if not all_finite(a):
                 raise InputError(f"signal {name!r} has {int((~np.isfinite(a)).sum())} NaN or infinite values")
             self._check_level(name, a)
         a3, x = self.attributions, self.inputs
@@ -143,7 +144,7 @@ class Signals:
         if x is not None and (x.shape[:1] != m.shape[1:] or x.dtype.kind != "f"):
             raise InputError(f"inputs must be floats of shape ({len(self)}, ...), got {x.dtype} {x.shape}")
         for name, floats in (("attributions", a3), ("inputs", x)):
-            if floats is not None and not np.isfinite(floats).all():
+            if floats is not None and not all_finite(floats if name == "attributions" else floats[None]):
                 raise InputError(f"{name} have NaN or infinite values")
         if outside is not None and (outside.dtype != np.bool_ or outside.shape != m.shape[1:]):
             raise InputError(
@@ -367,8 +368,8 @@ def side_by_side(parts: Sequence[Signals]) -> Signals:
         outside = np.concatenate(flags)
     return Signals(
         np.concatenate([p.membership for p in parts], axis=1),
-        {name: np.concatenate([p.values[name] for p in parts], axis=1) for name in first.values},
-        None if first.attributions is None else np.concatenate([np.asarray(p.attributions) for p in parts], axis=1),
+        {name: joined([p.values[name] for p in parts]) for name in first.values},
+        None if first.attributions is None else joined([p.attributions for p in parts]),
         meta,
         None if first.inputs is None else np.concatenate([np.asarray(p.inputs) for p in parts]),
         outside,

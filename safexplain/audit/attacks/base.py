@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain.audit.storage.maps import all_finite
 from safexplain.errors import InputError
 
 Floats = NDArray[np.floating[Any]]
@@ -47,7 +48,7 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
             f" got {target.shape}, {shadows.shape}, {membership.shape}"
         )
     for name, values in (("target", target), ("shadows", shadows)):
-        if not np.isfinite(values).all():
+        if not all_finite(values if name == "shadows" else values[None]):
             bad = int((~np.isfinite(values)).sum())
             raise InputError(f"{bad} values of the {name} signal are NaN or infinite; replace them before the attack")
     return target, shadows, membership

@@ -29,6 +29,7 @@ from safexplain.audit.attacks.suite import (
     values_of,
 )
 from safexplain.audit.signals import Signals
+from safexplain.audit.storage.maps import parts
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import split_level
 
@@ -173,7 +174,8 @@ class Scorer:
         values = self._values(row)
         fitted = self._fitted.get(row)
         if isinstance(fitted, FittedLearned):
-            return np.stack([fitted.scores(values[read]) for read in reads])
+            cut = list(parts(values.shape[1], values.shape[2]))  # as the classifier cuts them itself
+            return np.stack([np.concatenate([fitted.scores(values[read, part]) for part in cut]) for read in reads])
         out = []
         for read in reads:
             others = self._references[self._references != read]
@@ -196,10 +198,9 @@ class Scorer:
         training = self._training
         at = np.flatnonzero(training if outside is None else training | outside) if training.any() else None
         values, member, teachers = self._values(row), self._signals.membership, self._teachers
-        if at is None:
-            return attack.fit(values[teachers], member[teachers], out_of_distribution=outside)
-        chosen = np.ix_(teachers, at)  # the others are not copied
-        return attack.fit(values[chosen], member[chosen], out_of_distribution=None if outside is None else outside[at])
+        at = np.arange(len(self._signals)) if at is None else at
+        beside = None if outside is None else outside[at]
+        return attack.fitted(values, member[np.ix_(teachers, at)], None, beside, (teachers, at))
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:

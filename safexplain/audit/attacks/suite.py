@@ -35,6 +35,7 @@ from safexplain.audit.attacks.recourse import CounterfactualDistance, Counterfac
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.transfer import AtTargetLabel, OverQueries
 from safexplain.audit.signals import Signals
+from safexplain.audit.storage.maps import blocks
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
@@ -447,7 +448,10 @@ class _Level:
 
     def _varies_signal(self, name: str) -> bool:
         values = values_of(self.signals, name)
-        return values.size > 0 and any(bool((part != values.flat[0]).any()) for part in values)
+        if not values.size:
+            return False
+        first = values[(0, 0, *[0] * (values.ndim - 2))]
+        return any(bool((part != first).any()) for _, _, part in blocks(values))
 
 
 def _cheaper(row: SuiteRow) -> SuiteRow:

@@ -267,7 +267,7 @@ def _columns(
         d = values.shape[2]
         every = max(1, -(-d * FEWEST_EXAMPLES * 10 * len(models) // MOST_NUMBERS))  # features, where maps are huge
         part = slice(0, max(1, MOST_NUMBERS // (len(models) * -(-d // every))))
-        maps = values[np.ix_(models, at[part])][..., ::every].astype(np.float32)
+        maps = np.stack([values[model, at[part]][:, ::every].astype(np.float32) for model in models])
         length = np.sqrt(np.einsum("mnd,mnd->mn", maps, maps, dtype=np.float64))
         yield f"length of {name}", length, part
         yield f"mean entry of {name}", maps.mean(2, dtype=np.float64) / np.maximum(length, 1e-30), part

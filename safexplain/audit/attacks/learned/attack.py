@@ -215,7 +215,29 @@ class Learned:
         if shadows.ndim != 3 or len(shadows) < 2 or 0 in shadows.shape:
             raise InputError(f"expected maps (m, n, d) of m >= 2 reference models, got {shadows.shape}; train more")
         check_signals(shadows[0], shadows, membership)
-        m, _, d = shadows.shape
+        m = len(shadows)
+        return self.fitted(
+            shadows, membership, rows, out_of_distribution, (np.arange(m), np.arange(membership.shape[1]))
+        )
+
+    def fitted(
+        self,
+        values: Floats,
+        membership: Bools,
+        rows: ArrayLike | None,
+        out_of_distribution: Bools | None,
+        places: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> FittedLearned:
+        """`fit` on some models and examples of maps that are finite, and may be on disk: only what is drawn is read.
+
+        Args:
+            values: (models, examples, d) maps.
+            membership: (m, n) bool, of the models and examples named by `places`.
+            rows: see `fit`, among these examples.
+            out_of_distribution: likewise.
+            places: (m,) models and (n,) examples, as `values` counts them.
+        """
+        (models, examples), d, m = places, values.shape[2], len(membership)
         if self.shape is not None and np.prod(self.shape) != d:
             raise InputError(f"maps have {d} numbers, which is not shape {self.shape}; pass the shape of one map")
         usable = eligible(membership, rows, out_of_distribution, self.non_members == "out-of-distribution")
@@ -225,9 +247,9 @@ class Learned:
         train = TrainingPairs.draw(usable, membership, order[watching:], self.most_examples, rng)
         watch = TrainingPairs.draw(usable, membership, order[:watching], self.most_examples // 4, rng)
         device = torch.device(self._device())
-        maps, scalars = unit_maps_of(shadows, device, (train.model, train.example))
+        maps, scalars = unit_maps_of(values, device, (models[train.model], examples[train.example]))
         standardise = Standardisation.of(scalars)
-        held_maps, held_scalars = unit_maps_of(shadows, device, (watch.model, watch.example))
+        held_maps, held_scalars = unit_maps_of(values, device, (models[watch.model], examples[watch.example]))
         network, epoch, auc = self._trained(
             (maps, standardise(scalars), torch.tensor(train.member, device=device), train.weights().to(device)),
             (held_maps, standardise(held_scalars)),

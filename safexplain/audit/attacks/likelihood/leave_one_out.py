@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safexplain.audit.attacks.base import Bools, Floats
 from safexplain.audit.attacks.likelihood.moments import shrunk, transformed
 from safexplain.audit.attacks.likelihood.ratio import GlobalVariance, LikelihoodRatio, SeparateVariance, SharedVariance
+from safexplain.audit.storage.maps import are_stored, windows
 from safexplain.errors import InputError
 
 Array = NDArray[np.float64]
@@ -27,6 +28,8 @@ MOST_VIEWED = 1 << 26
 """Numbers of which a view is made at once; of more, a few examples at a time, twice."""
 
 View = Callable[[Floats], Floats]
+Cut = Callable[[int], Iterator[tuple[int, Floats]]]
+"""(models, n, d) numbers in parts of this many examples: (first example, (models, p, d))."""
 
 CHUNK = 1 << 20
 """Numbers of the reference signals held in double precision at a time."""
@@ -44,7 +47,7 @@ def likelihood_ratios(
 
     Args:
         attack: of any transform and variance.
-        values: (m, n) or (m, n, d) finite signals of all models; they are never copied as a whole.
+        values: (m, n) or (m, n, d) finite signals of all models, or maps on disk; they are never copied as a whole.
         membership: (m, n) bool.
         references: indices of the reference models.
         reads: indices of the models to score.
@@ -66,14 +69,14 @@ def likelihood_ratios(
         models = np.array([*references, *outside], dtype=np.int64)
         at = [place[read] if read in place else len(references) + outside.index(read) for read in reads]
 
-        if view is not None and values.size <= MOST_VIEWED:
+        if view is not None and values.size <= MOST_VIEWED and not are_stored(values):
             values, view = view(values), None
 
-        def get(part: slice) -> Floats:
-            chosen = values[:, part][models]
-            return chosen if view is None else view(chosen)
+        def cut(step: int) -> Iterator[tuple[int, Floats]]:
+            for start, chosen in windows(values, models, step):
+                yield start, chosen if view is None else view(chosen)
 
-        return _ratios(attack, get, (n, values.shape[2]), member, at)
+        return _ratios(attack, cut, (n, values.shape[2]), member, at)
     for read in [None, *(read for read in reads if read not in place)]:
         mine = [i for i, r in enumerate(reads) if (r in place if read is None else r == read)]
         if not mine:
@@ -83,7 +86,11 @@ def likelihood_ratios(
         )
         numbers = np.concatenate([shadows, target[None]])[:, :, None]
         at = [place.get(int(reads[i]), len(references)) for i in mine]
-        out[mine] = _ratios(attack, lambda part, numbers=numbers: numbers[:, part], (n, 1), member, at)  # type: ignore[misc]
+
+        def pieces(step: int, numbers: Floats = numbers) -> Iterator[tuple[int, Floats]]:
+            return ((start, numbers[:, start : start + step]) for start in range(0, n, step))
+
+        out[mine] = _ratios(attack, pieces, (n, 1), member, at)
     return out
 
 
@@ -116,9 +123,7 @@ class _Side:
         return self.count - mine, away, np.where(mine, ratio, 0.0)
 
 
-def _ratios(
-    attack: LikelihoodRatio, get: Callable[[slice], Floats], size: tuple[int, int], member: Bools, reads: Sequence[int]
-) -> Array:
+def _ratios(attack: LikelihoodRatio, cut: Cut, size: tuple[int, int], member: Bools, reads: Sequence[int]) -> Array:
     """(len(reads), n) scores of (models, p, d) numbers; the first len(member) models are the references."""
     (n, d), m = size, len(member)
     inside = member.sum(0)
@@ -130,7 +135,7 @@ def _ratios(
         if not usable[-1].any():
             raise InputError("no example has reference models both with and without it; train more reference models")
     total, dof = np.zeros((len(reads), 2, d)), np.zeros((len(reads), 2))
-    for part, values, sides in _parts(get, n, d, member):
+    for part, values, sides in _parts(cut, d, member):
         for k, read in enumerate(reads):
             good = usable[k][part].astype(np.float64)
             for s, side in enumerate(sides):
@@ -139,7 +144,7 @@ def _ratios(
                 dof[k, s] += (good * np.maximum(count[:, 0] - 1, 0)).sum()
     total = np.maximum(total, 0.0)
     scores = np.zeros((len(reads), n))
-    for part, values, sides in _parts(get, n, d, member):
+    for part, values, sides in _parts(cut, d, member):
         for k, read in enumerate(reads):
             pooled = [
                 (ss / max(f, 1.0))[None]
@@ -166,15 +171,13 @@ def _chosen(member: Bools, read: int, part: slice, side: int) -> Bools | None:
     return mine if side == 0 else ~mine
 
 
-def _parts(
-    get: Callable[[slice], Floats], n: int, d: int, member: Bools
-) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
+def _parts(cut: Cut, d: int, member: Bools) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
     """Slices of the examples, their (p, models, d) values less the mean of the references, and both sides of these."""
     m = len(member)
     step = max(1, CHUNK // (max(d, 1) * (m + 1)))
-    for start in range(0, n, step):
-        part = slice(start, min(start + step, n))
-        values = np.array(get(part).transpose(1, 0, 2), dtype=np.float64, order="C")
+    for start, found in cut(step):
+        part = slice(start, start + found.shape[1])
+        values = np.array(found.transpose(1, 0, 2), dtype=np.float64, order="C")
         values -= values[:, :m].mean(1, keepdims=True)
         known, inside = values[:, :m], member[:, part].T[:, None, :].astype(np.float64)
         squares = np.square(known)
