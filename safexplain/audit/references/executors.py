@@ -1,0 +1,520 @@
+"""Long work in groups, by an executor of anybody's: processes, loky, Dask, Ray, SLURM by submitit.
+
+`run_groups` sends `work(group, tick)` for each group and takes the results as they come. Work and groups are pickled
+here, by cloudpickle where it is installed, so that every engine only moves bytes. Beside them stands a folder of this
+run: large arrays are written there once and memory-mapped by the workers; workers leave there how far they are; and
+once it is gone they stop. A worker that does not see the folder is sent everything by value.
+
+What a group raises is raised here, when all others are finished. Whatever else comes out of an engine means that a
+worker was lost: its group is sent again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from safexplain._progress import Progress
+from safexplain.audit.recipe import Tick
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
+
+LARGE = 1 << 20
+"""Bytes from which an array goes through the folder of the run, and not with every group."""
+
+BEAT_SECONDS = 1.0
+"""A worker says how far it is this often, at most."""
+
+NEW_POOLS = 2
+"""How often a pool of processes that broke is replaced, before the rest is done in this process."""
+
+UNKNOWN_WORKERS = 8
+"""Workers that an executor is taken to have where it does not say."""
+
+_log = logging.getLogger(__name__)
+_here: dict[str, int] = {}
+"""Folder of a run that is under way -> the process that waits for it."""
+_one_at_a_time = threading.Lock()
+_imported_by = os.getpid()
+
+
+class Executor(Protocol):
+    """What sends work elsewhere: `concurrent.futures`, loky, `dask.distributed.Client.get_executor()`, submitit's
+    executors, `ray_executor()`."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """Start `fn(*args)` somewhere; what comes back has `.result()`, and may have `.done()` and `.cancel()`."""
+
+
+class Work(Protocol):
+    """What is done to each group; it is pickled, with all that it needs."""
+
+    def __call__(self, group: Any, tick: Tick) -> Any:
+        """The result of a group, which is pickled too."""
+
+
+def check_executor(executor: object) -> None:
+    """Raise ConfigurationTypeError for what cannot be sent anything."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ConfigurationTypeError(
+            "executor: expected something with submit(fn, *args) whose result has .result(), such as"
+            " concurrent.futures.ProcessPoolExecutor(), loky.get_reusable_executor(), a Dask client's get_executor(),"
+            f" submitit.AutoExecutor(folder) or ray_executor(); got {type(executor).__name__}"
+        )
+
+
+def workers_of(executor: object) -> int:
+    """How many groups an executor works on at once, where it or its engine says so; else 8."""
+    told = getattr(executor, "_max_workers", None)  # concurrent.futures, loky and ray_executor
+    with suppress(Exception):  # a client that is not connected
+        told = told or sum(executor._client.nthreads().values())  # type: ignore[attr-defined]  # Dask
+    return told if isinstance(told, int) and told > 0 else UNKNOWN_WORKERS
+
+
+def run_groups(
+    executor: Executor,
+    work: Work,
+    groups: Sequence[Any],
+    took: Callable[[int, Any], None],
+    *,
+    sizes: Sequence[int],
+    stage: str,
+    progress: Progress,
+    before: int = 0,
+    folder: str | Path | None = None,
+) -> None:
+    """Do all groups, each by one call of `executor.submit`, and take their results in this process.
+
+    A group whose worker died is sent again, once. A pool of processes that broke with it (`BrokenProcessPool`) is
+    replaced, twice; then the rest is done in this process. In threads of this process one group runs at a time, for
+    torch's global random generator is one for all threads.
+
+    Args:
+        executor: see `Executor`.
+        work: see `Work`; large tensors and arrays in it are not pickled but written to the folder of the run.
+        groups: what `work` is called with.
+        took: called with the number of each group and its result, in the order in which they come.
+        sizes: models in each group.
+        stage: what progress is told.
+        progress: told about all groups together.
+        before: models that were finished before.
+        folder: where the folder of the run is made: one that workers see. None: among the temporary files, which
+            workers on this machine see.
+
+    Raises:
+        ConfigurationError: the work cannot be pickled, or a worker runs another version of this package or torch.
+        InputError: the folder cannot be written.
+        Exception: what a group raised; or the engine, of a group that was lost twice. Others are finished first.
+        KeyboardInterrupt: groups that wait are cancelled, those that run stop at their next sign of life.
+    """
+    try:
+        session = Path(tempfile.mkdtemp(prefix=".run-", dir=folder))
+    except OSError as error:
+        raise InputError(f"cannot write to {folder or 'the temporary files'}: {error.strerror or error}") from None
+    run = _Run(executor, work, list(groups), took, list(sizes), stage, progress, before, session)
+    _here[str(session)] = os.getpid()
+    try:
+        run.all()
+    finally:
+        run.leave()
+        shutil.rmtree(session, ignore_errors=True)
+        _here.pop(str(session), None)
+
+
+@dataclass(eq=False)
+class _Run:
+    executor: Executor
+    work: Work
+    groups: list[Any]
+    took: Callable[[int, Any], None]
+    sizes: list[int]
+    stage: str
+    progress: Progress
+    finished: int
+    session: Path
+    pending: dict[int, Any] = field(default_factory=dict)
+    lost: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, BaseException] = field(default_factory=dict)
+    rest: list[int] = field(default_factory=list)
+    payload: bytes = b""
+    by_value: bool = False
+    pools: list[Any] = field(default_factory=list)
+    broken: bool = False
+    told: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.total = self.finished + sum(self.sizes)
+
+    def all(self) -> None:
+        """Send, wait, take; then what is left for this process; then what went wrong."""
+        self.payload = packed(self.work, self.session)
+        for i in range(len(self.groups)):
+            self.send(i, None)
+        idle = 0
+        while self.pending:
+            ready = [i for i, future in self.pending.items() if _is_done(future)]
+            for i in ready:
+                self.take(i, self.pending.pop(i))
+            self.tell()
+            idle = 0 if ready else idle + 1
+            if self.pending:
+                time.sleep(min(0.5, 0.01 * 1.3 ** min(idle, 20)))
+        if self.rest:
+            _log.warning(
+                "%d of %d groups are done in this process, because the executor takes nothing more",
+                len(self.rest),
+                len(self.groups),
+            )
+        for i in self.rest:
+            self.do(i)
+        for i in sorted(self.failed):
+            raise self.failed[i]
+
+    def send(self, i: int, error: BaseException | None) -> None:
+        """Group i, for the first time, or again after this error."""
+        if not self.broken:
+            args = (self.payload, packed(self.groups[i], None), str(self.session), i, self.lost.get(i, 0))
+            try:
+                self.pending[i] = self.executor.submit(remotely, *args)
+                return
+            except Exception as refused:  # whatever an engine that is broken or closed raises
+                if self.renew(error or refused):
+                    self.send(i, error)
+                    return
+        self.rest.append(i)
+
+    def renew(self, error: BaseException) -> bool:
+        """Another pool in place of one that broke, where that can be made."""
+        made = _another(self.executor) if len(self.pools) < NEW_POOLS else None
+        if made is None:
+            self.broken = True
+            return False
+        _log.warning("a worker process died (%s): its groups are sent to a new pool", error)
+        self.executor = made
+        self.pools.append(made)
+        return True
+
+    def take(self, i: int, future: Any) -> None:
+        """What came of group i."""
+        try:
+            kind, value = future.result()
+        except Exception as error:  # of the engine: a worker died, was cancelled, or has no such package
+            self.lose(i, error)
+            return
+        if kind == "unseen":
+            if not self.by_value:
+                self.by_value, self.payload = True, packed(self.work, None)
+            self.send(i, None)
+        elif kind == "done":
+            self.took(i, unpacked(value))
+            self.finished += self.sizes[i]
+        else:
+            self.fail(i, unpacked(value))
+        (self.session / _beat(i)).unlink(missing_ok=True)
+
+    def lose(self, i: int, error: Exception) -> None:
+        """Send group i again, or give it up."""
+        self.lost[i] = self.lost.get(i, 0) + 1
+        (self.session / _beat(i)).unlink(missing_ok=True)
+        if self.lost[i] <= 1 + len(self.pools):
+            if not self.pools and not self.broken:
+                _log.warning("group %d of %d was lost (%s: %s) and is sent again", i + 1, len(self.groups),
+                             type(error).__name__, error)  # fmt: skip
+            self.send(i, error)
+        else:
+            error.add_note(f"Group {i + 1} of {len(self.groups)} was lost {self.lost[i]} times: {self.groups[i]!r:.200}")
+            self.fail(i, error)
+
+    def fail(self, i: int, error: BaseException) -> None:
+        """Keep what went wrong until all others are finished."""
+        self.failed[i] = error
+        if self.pending or self.rest:
+            _log.warning("group %d of %d failed (%s); the others are finished first, interrupt to stop them", i + 1,
+                         len(self.groups), error)  # fmt: skip
+
+    def do(self, i: int) -> None:
+        """Group i, in this process."""
+
+        def tick(share: float, note: str = "") -> None:
+            self.progress(self.stage, self.finished + share * self.sizes[i], self.total, note)
+
+        try:
+            self.took(i, self.work(self.groups[i], tick))
+            self.finished += self.sizes[i]
+        except Exception as error:
+            self.fail(i, error)
+
+    def tell(self) -> None:
+        """How far all are."""
+        running, done = 0, float(self.finished)
+        for i in self.pending:
+            with suppress(OSError, ValueError, KeyError):
+                done += json.loads((self.session / _beat(i)).read_text())["share"] * self.sizes[i]
+                running += 1
+        self.told = max(self.told, done)  # a group that was lost begins again
+        note = f"{self.finished} of {self.total} models finished"
+        if running:
+            note = f"{running} group{'s' * (running > 1)} running, {note}"
+        self.progress(self.stage, self.told, self.total, note)
+
+    def leave(self) -> None:
+        """Nothing that waits begins."""
+        for future in self.pending.values():
+            with suppress(Exception):
+                future.cancel()
+        for pool in self.pools:
+            if isinstance(pool, ProcessPoolExecutor):
+                pool.shutdown(wait=False)
+
+
+def _is_done(future: Any) -> bool:
+    """Whether its result is there; of one that cannot tell, yes: it is waited for."""
+    done = getattr(future, "done", None)
+    return bool(done()) if callable(done) else True
+
+
+def _another(executor: Any) -> Any:
+    """A pool like one that broke; None where that cannot be made."""
+    module = type(executor).__module__.partition(".")[0]
+    with suppress(Exception):  # these attributes are no interface
+        workers = executor._max_workers
+        if isinstance(executor, ProcessPoolExecutor):
+            context, start, args = executor._mp_context, executor._initializer, executor._initargs  # type: ignore[attr-defined]
+            return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=args)
+        if module == "loky":
+            from loky import get_reusable_executor
+
+            return get_reusable_executor(max_workers=workers)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------ in a worker
+
+
+def remotely(payload: bytes, group: bytes, session: str, i: int, attempt: int) -> tuple[str, bytes]:
+    """What an executor calls: ("done", result), ("failed", exception), or ("unseen", nothing) without the folder."""
+    mine = _here.get(session) == os.getpid()
+    if not mine and os.getpid() != _imported_by:
+        torch.set_num_threads(1)  # forked: the threads of the process that began it are not here, and are waited for
+    try:
+        work = unpacked(payload, session)
+    except _Unseen:
+        return "unseen", b""
+    except Exception as error:
+        return "failed", _packed_error(
+            ConfigurationError(
+                f"a worker cannot take the work: {type(error).__name__}: {error}. Modules that define what is trained"
+                " must be importable there"
+            )
+        )
+    tick = _Beats(Path(session), i)
+    try:
+        if mine:
+            with _one_at_a_time:
+                return "done", packed(work(unpacked(group), tick), None)
+        return "done", packed(work(unpacked(group), tick), None)
+    except Exception as error:
+        error.add_note(f"In a worker:\n{traceback.format_exc()}")
+        return "failed", _packed_error(error)
+
+
+class _Beats:
+    """Writes how far a group is, where the folder of the run is seen; stops the work once that is gone."""
+
+    def __init__(self, session: Path, i: int) -> None:
+        self.path, self.seen, self.last = session / _beat(i), session.is_dir(), -BEAT_SECONDS
+
+    def __call__(self, share: float, note: str = "") -> None:
+        now = time.monotonic()
+        if not self.seen or now - self.last < BEAT_SECONDS:
+            return
+        self.last = now
+        if not self.path.parent.is_dir():
+            raise InterruptedError("the process that asked for this is gone, or was interrupted")
+        with suppress(OSError):
+            part = self.path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({"share": share, "note": note}))
+            part.replace(self.path)
+
+
+def _beat(i: int) -> str:
+    return f"group-{i}.json"
+
+
+def _packed_error(error: Exception) -> bytes:
+    """An exception that can be read again in another process, as itself where it can."""
+    try:
+        raw = packed(error, None)
+        unpacked(raw)
+    except Exception:
+        raw = packed(RuntimeError(f"{type(error).__name__}: {error}"), None)
+    return raw
+
+
+# ------------------------------------------------------------------------------------------------------- as bytes
+
+
+class _Unseen(Exception):
+    """The folder of the run is not seen from here."""
+
+
+def packed(value: Any, session: Path | None) -> bytes:
+    """A pickle, by cloudpickle where that is installed: then functions and classes of scripts travel too.
+
+    Args:
+        value: anything.
+        session: where large tensors (on the CPU) and arrays are written, each once; None: they are in the pickle.
+
+    Raises:
+        ConfigurationError: something in it cannot be pickled.
+        InputError: an array cannot be written.
+    """
+    try:
+        from cloudpickle import Pickler
+    except ImportError:
+        from pickle import Pickler
+
+    written: dict[int, tuple[Any, tuple[str, str]]] = {}
+
+    class Shared(Pickler):  # type: ignore[misc]
+        def persistent_id(self, found: Any) -> tuple[str, str] | None:
+            if session is None or id(found) in written:
+                return None if session is None else written[id(found)][1]
+            array = _as_array(found)
+            if array is None:
+                return None
+            name = f"{len(written)}.npy"
+            try:
+                np.save(session / name, array, allow_pickle=False)
+            except OSError as error:
+                raise InputError(
+                    f"cannot write the data for the workers to {session} ({error}); free some space there"
+                ) from None
+            written[id(found)] = found, (type(found).__name__, name)
+            return written[id(found)][1]
+
+    file = io.BytesIO()
+    try:
+        Shared(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"cannot send this to other processes: {_culprit(value)}{error}. Define functions and classes at the top"
+            " of a module, or install cloudpickle (as loky, Dask and Ray do), which sends lambdas and local functions"
+        ) from error
+    return file.getvalue()
+
+
+def unpacked(raw: bytes, session: str | Path = "") -> Any:
+    """What `packed` packed.
+
+    Raises:
+        _Unseen: its arrays are in a folder that is not seen from here.
+    """
+
+    class Shared(pickle.Unpickler):
+        def persistent_load(self, pid: tuple[str, str]) -> Any:
+            kind, name = pid
+            try:
+                array = np.load(Path(session) / name, mmap_mode="c", allow_pickle=False)
+            except FileNotFoundError:
+                raise _Unseen from None
+            return torch.from_numpy(array) if kind == "Tensor" else array
+
+    return Shared(io.BytesIO(raw)).load()
+
+
+def _as_array(value: Any) -> Any:
+    """The numbers of a large tensor or array; None for anything else."""
+    if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
+        if value.nbytes < LARGE or value.layout is not torch.strided or value.dtype is torch.bfloat16:
+            return None
+        return value.numpy()
+    large = type(value) in (np.ndarray, np.memmap) and value.nbytes >= LARGE and value.dtype.kind in "biufc"
+    return value if large else None
+
+
+def _culprit(value: Any) -> str:
+    """Names of the fields that cannot be pickled."""
+    names = []
+    for name, part in getattr(value, "__dict__", {}).items():
+        try:
+            pickle.dumps(part)
+        except Exception:
+            names.append(f"{name} ({part!r:.80})")
+    return f"{', '.join(names)}: " if names else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- Ray
+
+
+def ray_executor(**options: Any) -> Executor:
+    """An executor by the Ray cluster that this process is connected to (`ray.init()`), or by one on this machine.
+
+        train_shadows(population, recipe, build=build, executor=ray_executor(num_gpus=1))
+
+    Args:
+        options: of `ray.remote`, for each group: num_cpus, num_gpus, memory, max_retries, runtime_env and others.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("Ray", "ray") from error
+    if not ray.is_initialized():
+        ray.init()
+    return _Ray(ray, options)
+
+
+class _Ray:
+    """Groups as tasks of Ray; what is the same in all of them is put in its object store once."""
+
+    def __init__(self, ray: Any, options: dict[str, Any]) -> None:
+        self._ray = ray
+        self._task = ray.remote(**options)(_call) if options else ray.remote(_call)
+        cpus = ray.cluster_resources().get("CPU", 1) / max(options.get("num_cpus", 1), 0.01)
+        gpus = options.get("num_gpus") and ray.cluster_resources().get("GPU", 0) / options["num_gpus"]
+        self._max_workers = max(1, int(cpus if not gpus else min(cpus, gpus)))
+        self._put: tuple[Any, Any] = None, None
+
+    def submit(self, fn: Callable[..., Any], /, first: Any = None, *args: Any) -> _RayFuture:
+        if self._put[0] is not first:
+            self._put = first, self._ray.put(first)
+        return _RayFuture(self._ray, self._task.remote(fn, self._put[1], *args))
+
+
+def _call(fn: Callable[..., Any], *args: Any) -> Any:
+    return fn(*args)
+
+
+@dataclass(frozen=True, eq=False)
+class _RayFuture:
+    ray: Any
+    reference: Any
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.ray.get(self.reference, timeout=timeout)
+
+    def done(self) -> bool:
+        ready, _ = self.ray.wait([self.reference], timeout=0)
+        return bool(ready)
+
+    def cancel(self) -> None:
+        self.ray.cancel(self.reference)
