@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,8 +65,9 @@ class Executor(Protocol):
 class Work(Protocol):
     """What is done to each group; it is pickled, with all that it needs."""
 
-    def __call__(self, group: Any, tick: Tick) -> Any:
-        """The result of a group, which is pickled too."""
+    def __call__(self, group: Any, tick: Tick, seen: bool) -> Any:
+        """The result of a group, which is pickled too; `seen`: whether the folder of the run is seen where it is done,
+        and so its parent too."""
 
 
 def check_executor(executor: object) -> None:
@@ -169,7 +170,7 @@ class _Run:
         idle = 0
         while self.pending:
             ready = [i for i, future in self.pending.items() if _is_done(future)]
-            for i in ready:
+            for i in sorted(ready, key=self.has_begun):  # where a pool broke, those that may have broken it go last
                 self.take(i, self.pending.pop(i))
             self.tell()
             idle = 0 if ready else idle + 1
@@ -210,6 +211,10 @@ class _Run:
         self.pools.append(made)
         return True
 
+    def has_begun(self, i: int) -> bool:
+        """Whether a worker told that it works on group i."""
+        return (self.session / _beat(i)).exists()
+
     def take(self, i: int, future: Any) -> None:
         """What came of group i."""
         try:
@@ -238,7 +243,9 @@ class _Run:
                              type(error).__name__, error)  # fmt: skip
             self.send(i, error)
         else:
-            error.add_note(f"Group {i + 1} of {len(self.groups)} was lost {self.lost[i]} times: {self.groups[i]!r:.200}")
+            error.add_note(
+                f"Group {i + 1} of {len(self.groups)} was lost {self.lost[i]} times: {self.groups[i]!r:.200}"
+            )
             self.fail(i, error)
 
     def fail(self, i: int, error: BaseException) -> None:
@@ -255,7 +262,7 @@ class _Run:
             self.progress(self.stage, self.finished + share * self.sizes[i], self.total, note)
 
         try:
-            self.took(i, self.work(self.groups[i], tick))
+            self.took(i, self.work(self.groups[i], tick, True))
             self.finished += self.sizes[i]
         except Exception as error:
             self.fail(i, error)
@@ -295,7 +302,7 @@ def _another(executor: Any) -> Any:
     with suppress(Exception):  # these attributes are no interface
         workers = executor._max_workers
         if isinstance(executor, ProcessPoolExecutor):
-            context, start, args = executor._mp_context, executor._initializer, executor._initargs  # type: ignore[attr-defined]
+            context, start, args = executor._mp_context, executor._initializer, executor._initargs
             return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=args)
         if module == "loky":
             from loky import get_reusable_executor
@@ -325,10 +332,9 @@ def remotely(payload: bytes, group: bytes, session: str, i: int, attempt: int) -
         )
     tick = _Beats(Path(session), i)
     try:
-        if mine:
-            with _one_at_a_time:
-                return "done", packed(work(unpacked(group), tick), None)
-        return "done", packed(work(unpacked(group), tick), None)
+        with _one_at_a_time if mine else nullcontext():
+            tick(0.0)
+            return "done", packed(work(unpacked(group), tick, tick.seen), None)
     except Exception as error:
         error.add_note(f"In a worker:\n{traceback.format_exc()}")
         return "failed", _packed_error(error)
@@ -477,7 +483,7 @@ def ray_executor(**options: Any) -> Executor:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtraError("Ray", "ray") from error
+        raise MissingExtraError('ray_executor needs Ray: pip install "safexplain[ray]"') from error
     if not ray.is_initialized():
         ray.init()
     return _Ray(ray, options)

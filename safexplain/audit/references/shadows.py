@@ -32,10 +32,15 @@ class Shadows:
     Args:
         models: m trained models in eval mode.
         membership: (m, n) bool over the population.
+        numbers: m whole numbers, each once: the models' own, by which they were seeded. Left out: 0 .. m - 1.
+
+    Raises:
+        InputError: rows of membership, or numbers, that are not as many as the models; a number twice.
     """
 
     models: tuple[nn.Module, ...]
     membership: NDArray[np.bool_]
+    numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.membership.dtype != np.bool_ or self.membership.shape[:1] != (len(self.models),):
@@ -43,10 +48,19 @@ class Shadows:
                 f"expected bool membership with a row for each of {len(self.models)} models,"
                 f" got {self.membership.dtype} {self.membership.shape}"
             )
+        given = self.numbers is not None and len(self.numbers) > 0
+        numbers = tuple(int(i) for i in self.numbers) if given else tuple(range(len(self.models)))
+        if len(numbers) != len(self.models) or len(set(numbers)) < len(numbers):
+            raise InputError(f"numbers: expected one for each of {len(self.models)} models, each once, got {numbers}")
+        object.__setattr__(self, "numbers", numbers)
 
     def behind(self, target: nn.Module, member: NDArray[np.bool_]) -> Shadows:
-        """The same with `target`, whose members are `member` (n,) bool, in front as model 0."""
-        return Shadows((target, *self.models), np.concatenate([np.asarray(member, dtype=bool)[None], self.membership]))
+        """The same with `target`, whose members are `member` (n,) bool, in front as model 0.
+
+        Its number is -1, which no reference model has, or the next one below that is free.
+        """
+        rows = np.concatenate([np.asarray(member, dtype=bool)[None], self.membership])
+        return Shadows((target, *self.models), rows, (min(0, *self.numbers, 0) - 1, *self.numbers))
 
 
 def train_shadows(
