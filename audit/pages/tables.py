@@ -8,6 +8,7 @@ from typing import Any
 from safexplain.audit.attacks.suite import SUMMARY
 
 from ..benchmarks import tables as benchmark_tables
+from ..benchmarks.peers import tables as peer_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
@@ -274,6 +275,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
+    **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},

@@ -1,0 +1,1 @@
+"""safexplain against other libraries, on the same work, in one run."""

@@ -1,0 +1,81 @@
+"""The tables of the page, made from the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...shared.run import markdown
+
+
+def races(found: dict[str, Any]) -> str:
+    """A race a line: times, the ratio with its quartiles, and how good both answers are; and who was skipped."""
+    rows = []
+    for peer in found["results"].values():
+        for name, r in peer.get("races", {}).items():
+            if peer["title"] != "Captum":
+                rows.append(_row(peer["title"], name, r))
+        for name, reason in peer.get("skipped_races", {}).items():
+            rows.append((peer["title"], name, "", "", f"skipped: {reason}", "", ""))
+        if "skipped" in peer:
+            rows.append((peer["title"], peer.get("asked_for", ""), "", "", f"skipped: {peer['skipped']}", "", ""))
+    header = ("peer", "work", "our ms", "its ms", "its time / ours (median, quartiles)", "our answer", "its answer")
+    return markdown(header, rows, left=2)
+
+
+def explanations(found: dict[str, Any]) -> str:
+    """Captum's explainers."""
+    rows = []
+    for name, r in found["results"].get("captum", {}).get("races", {}).items():
+        hardened, native = (f"{1e3 * r[side]['processor_seconds']:.0f}" for side in ("ours", "theirs"))
+        rows.append((name, native, hardened, _ratio(r)))
+    return markdown(("method", "native ms", "hardened ms", "native / hardened (median, quartiles)"), rows)
+
+
+def peers(found: dict[str, Any]) -> str:
+    """Who was asked, in which release, under which licence."""
+    rows = []
+    for peer in found["results"].values():
+        versions = ", ".join(f"{name} {number[:12]}" for name, number in peer.get("releases", {}).items())
+        rows.append((peer["title"], peer["asked_for"], versions or f"skipped: {peer['skipped']}", peer["licence"]))
+    return markdown(("peer", "compared", "releases", "licence"), rows, left=4)
+
+
+def work(found: dict[str, Any]) -> str:
+    """What each race does, and in what both sides differ; races with one text together."""
+    together: dict[str, list[str]] = {}
+    for peer in found["results"].values():
+        for name, r in peer.get("races", {}).items():
+            together.setdefault(r["what"], []).append(f"{peer['title']}, {name}")
+    return "\n".join(f"* **{_listed(names)}**: {what}" for what, names in together.items())
+
+
+def slower(found: dict[str, Any]) -> str:
+    """Where a peer is faster, and why."""
+    together: dict[str, list[str]] = {}
+    for peer in found["results"].values():
+        for name, r in peer.get("races", {}).items():
+            if r["ratio"]["median"] < 1:
+                together.setdefault(r["note"], []).append(f"{peer['title']}, {name} ({r['ratio']['median']:.2f})")
+    return "\n".join(f"* **{_listed(names)}**: {why}" for why, names in together.items()) or "Nowhere."
+
+
+def _listed(names: list[str]) -> str:
+    return "; ".join(names)
+
+
+def _row(title: str, name: str, r: dict[str, Any]) -> tuple[str, ...]:
+    times = (f"{1e3 * r[side]['processor_seconds']:,.3g}" for side in ("ours", "theirs"))
+    answers = (_told(r[side]["quality"]) for side in ("ours", "theirs"))
+    return title, f"{name} (a {r['unit']})", *times, _ratio(r), *answers
+
+
+def _ratio(r: dict[str, Any]) -> str:
+    return " to ".join(f"{r['ratio'][k]:,.3g}" for k in ("low", "high")).join((f"{r['ratio']['median']:,.3g} (", ")"))
+
+
+def _told(quality: dict[str, Any]) -> str:
+    return "; ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in quality.items())
+
+
+TABLES = {"peers: races": races, "peers: Captum": explanations, "peers: who": peers, "peers: work": work,
+          "peers: slower": slower}  # fmt: skip
