@@ -24,7 +24,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole, keep_number
 from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
 from safexplain.audit.population import Population
-from safexplain.audit.recipe import padding, shift_and_flip
+from safexplain.audit.references.batches import padding, shift_and_flip
 from safexplain.audit.references.shadows import Shadows
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities

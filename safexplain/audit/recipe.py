@@ -6,20 +6,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from safexplain._digest import code_digest, digest
 from safexplain._validate import from_toml
+from safexplain.audit.references.batches import AugmentationName, Batches
+from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for, tensors_of
+from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 TELL_SECONDS = 0.5
 """Within an epoch, progress is told this often; at the end of each epoch it always is."""
+
+
+ROWS = 256
+"""About so many rows of the inputs tell one training from another, beside all labels."""
 
 
 class Tick(Protocol):
@@ -31,12 +39,15 @@ class Tick(Protocol):
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
-AugmentationName = Literal["none", "flip", "crop-flip"]
+PrecisionName = Literal["float32", "bf16"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Optimizer, schedule, epochs, batch, augmentation and seed of a training with cross-entropy.
+    """Optimizer, schedule, epochs, batch, augmentation, seed and arithmetic of a training with cross-entropy.
+
+    The defaults of the last three train in plain float32. Whatever they are, the trained weights are float32, laid out
+    as they were built.
 
     Args:
         optimizer: adam, adamw or sgd.
@@ -49,6 +60,13 @@ class Recipe:
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
         seed: the base of every random choice (initial weights, order, augmentation), together with a model's index.
+        precision: float32, or bf16: forward pass and loss under `torch.autocast` with bfloat16; weights, gradients and
+            optimizer stay float32. This changes what is trained, see `caveat`.
+        channels_last: images and convolutions lie channels last, which GPUs and most processors convolve faster. The
+            same arithmetic up to rounding. For images only; no effect where linear networks train together.
+        compile: forward and backward pass of full batches go through `torch.compile`, with CUDA graphs on a GPU; once
+            for all models of one architecture. The same arithmetic up to rounding, dropout draws other numbers. The
+            smaller last batch of an epoch runs uncompiled. No effect where linear networks train together.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
@@ -63,12 +81,16 @@ class Recipe:
     schedule: ScheduleName = "constant"
     augmentation: AugmentationName = "none"
     seed: int = 0
+    precision: PrecisionName = "float32"
+    channels_last: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("optimizer", get_args(OptimizerName)),
             ("schedule", get_args(ScheduleName)),
             ("augmentation", get_args(AugmentationName)),
+            ("precision", get_args(PrecisionName)),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"recipe: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
@@ -82,6 +104,9 @@ class Recipe:
             smallest = 1 if name in ("epochs", "batch_size") else 0
             if not smallest <= value < float("inf"):
                 raise ConfigurationError(f"recipe: {name} must be at least {smallest} and finite, got {value!r}")
+        for name in ("channels_last", "compile"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
@@ -94,18 +119,39 @@ class Recipe:
         return from_toml(cls, path, "recipe")
 
     def to_toml(self) -> str:
-        """The recipe as TOML text that `from_toml` reads."""
-        return "".join(f"{k} = {_toml(v)}\n" for k, v in asdict(self).items())
+        """The recipe as TOML text that `from_toml` reads.
+
+        Precision, channels_last and compile stand in it only where they are not at their defaults: a recipe of before
+        there were such keeps its text, and so its digest in certificates.
+        """
+        newer = {f.name: f.default for f in fields(self) if f.name in ("precision", "channels_last", "compile")}
+        return "".join(f"{k} = {_toml(v)}\n" for k, v in asdict(self).items() if k not in newer or v != newer[k])
+
+    def caveat(self, target: nn.Module | None = None) -> str:
+        """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing.
+
+        Args:
+            target: the audited model. One whose own weights are in half precision was trained so, and needs no caveat.
+        """
+        halves = {torch.bfloat16, torch.float16}
+        if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
+            return ""
+        return (
+            "Reference models were trained in bfloat16 (autocast). If the model was not, a real attacker who trains as"
+            " it was trained may do better than this audit."
+        )
 
     def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The optimizer over these tensors; all three work elementwise, so stacked models train as single ones do."""
+        fused = all(p.is_cuda and p.is_floating_point() for p in parameters) or None
         match self.optimizer:
             case "adam":
-                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
             case "adamw":
-                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
             case "sgd":
-                return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+                momentum, decay = self.momentum, self.weight_decay
+                return torch.optim.SGD(parameters, lr=self.lr, momentum=momentum, weight_decay=decay, fused=fused)
 
     def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
         """The learning rate over `steps` steps, to be stepped after each."""
@@ -139,60 +185,109 @@ class Recipe:
 
         Args:
             model: on the device where it is to train.
-            x: (members, ...) inputs.
+            x: (members, ...) inputs, anywhere: moved to the device at once where they fit, else batch by batch.
             y: (members,) labels.
             generator: CPU generator of the order and the augmentation; dropout draws from the global one, seeded by it.
             tick: progress.
             parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
-            checkpoint: file where the training is kept while it runs, so that one that was interrupted goes on there.
+            checkpoint: file where the training is kept while it runs, for whoever stores the model to remove. One that
+                was interrupted goes on there, and ends bit for bit where it would have ended. A damaged file, or that
+                of another training, is as if it were not there.
 
         Raises:
-            InputError: the loss became NaN or infinite.
+            InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
+            ConfigurationError: the model cannot be compiled, or there is no compiler.
         """
         device = next(model.parameters()).device
-        x, y = x.to(device), y.to(device)
-        order = batches(self, len(y), generator)
+        batches = Batches(x, y, self.batch_sizes(len(y)), self.augmentation, device, generator, self.channels_last)
+        learner, training, loss = model, [model] if parts is None else list(parts), loss_in(model)
+        of_full_batch = loss
+        if self.channels_last or self.compile:
+            stand_in = stand_in_for(model, channels_last=self.channels_last, compile=self.compile)
+            learner, training = stand_in.module, stand_in.parts(model, training)
+            loss, of_full_batch = stand_in.loss, stand_in.compiled_loss
+        kept = None
+        if checkpoint:
+            changing = dict(tensors_of(learner))
+            data = (*x.shape, x[:: max(1, len(x) // ROWS)], y)
+            kept = Checkpoint(checkpoint, self.identity(changing, [generator], *data), changing)
 
-        def next_loss() -> Tensor:
-            index = next(order).to(device)
-            return F.cross_entropy(model(augment(x[index], self.augmentation, generator)), y[index])
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            with self.autocast(device):
+                return (of_full_batch if len(y) == self.batch_size else loss)(x, y)
 
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), compiler_errors():
             torch.manual_seed(generator.initial_seed())
-            model.train(parts is None)
-            training = [part.train() for part in ([model] if parts is None else parts)]
-            parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.parameters()))
-            descend(self, parameters, len(y), next_loss, tick)
+            learner.train(parts is None)
+            parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.train().parameters()))
+            descend(self, parameters, batches, loss_of, tick, kept)
+        if learner is not model:
+            copy_tensors(learner, model)
         check_finite(model)
         return model.eval()
 
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """In which forward pass and loss run."""
+        return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def identity(self, tensors: Mapping[str, Tensor], generators: Sequence[torch.Generator], *data: object) -> str:
+        """A digest that tells one training from others: of recipe, code, initial weights, random streams and data."""
+        named = [(name, t, t.device.type, t.requires_grad) for name, t in tensors.items()]
+        return digest(self.to_toml(), code_digest(__name__), named, [g.get_state() for g in generators], data)
+
+
+class EpochBatches(Protocol):
+    """Batches of a training, epoch after epoch."""
+
+    generators: Sequence[torch.Generator]
+    """CPU generators of all that is random in them."""
+    steps: int
+    """Batches an epoch."""
+
+    def epoch(self, first: int = 0) -> Iterable[tuple[Tensor, ...]]:
+        """Draw all batches of the next epoch, and give those from number `first` on."""
+
 
 def descend(
-    recipe: Recipe, parameters: list[Tensor], members: int, next_loss: Callable[[], Tensor], tick: Tick | None
+    recipe: Recipe,
+    parameters: list[Tensor],
+    batches: EpochBatches,
+    loss: Callable[..., Tensor],
+    tick: Tick | None,
+    kept: Checkpoint | None,
 ) -> None:
-    """All steps of a recipe, each on the loss of the next batch."""
+    """All steps of a recipe.
+
+    Args:
+        recipe: of the training.
+        parameters: what the optimizer moves.
+        batches: of each epoch.
+        loss: of the tensors of one batch.
+        tick: progress.
+        kept: where the training is stored now and then, and from where it goes on.
+    """
     optimizer = recipe.make_optimizer(parameters)
-    each = recipe.steps_per_epoch(members)
+    each = batches.steps
     steps = each * recipe.epochs
-    told = time.monotonic()
     schedule = recipe.make_schedule(optimizer, steps)
-    with torch.enable_grad():
-        for step in range(1, steps + 1):
-            loss = next_loss()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            if tick and (step % each == 0 or time.monotonic() - told >= TELL_SECONDS):
-                told = time.monotonic()
-                tick(step / steps, f"epoch {(step - 1) // each + 1} of {recipe.epochs}")
+    done = kept.load(optimizer, schedule, batches.generators) if kept else 0
+    told = time.monotonic()
     optimizer.zero_grad(set_to_none=True)
-
-
-def batches(recipe: Recipe, members: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Positions of the members in each batch, epoch after epoch."""
-    for _ in range(recipe.epochs):
-        yield from torch.randperm(members, generator=generator).split(recipe.batch_sizes(members))
+    with torch.enable_grad():
+        for epoch in range(done // each, recipe.epochs):
+            begun = [g.get_state() for g in batches.generators]
+            for batch in batches.epoch(done % each):
+                loss(*batch).backward()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad(set_to_none=True)
+                done, now = done + 1, time.monotonic()
+                if kept and kept.due:
+                    begins = [g.get_state() for g in batches.generators] if done % each == 0 else begun
+                    kept.save(done, optimizer, schedule, begins)
+                if tick and (done % each == 0 or now - told >= TELL_SECONDS):
+                    told = now
+                    tick(done / steps, f"epoch {epoch + 1} of {recipe.epochs}")
 
 
 def check_finite(model: nn.Module) -> None:
@@ -201,53 +296,11 @@ def check_finite(model: nn.Module) -> None:
         raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")
 
 
-def augment(x: Tensor, kind: AugmentationName, generator: torch.Generator) -> Tensor:
-    """Randomly flip, or shift and flip, a batch of images (b, c, h, w); the same code for every example.
-
-    Raises:
-        InputError: the batch holds no images.
-    """
-    if kind == "none":
-        return x
-    if x.dim() != 4:
-        raise InputError(f"augmentation {kind!r} is for images (batch, channels, height, width), got {tuple(x.shape)}")
-    b = len(x)
-    if kind == "crop-flip":
-        most = 2 * padding(x) + 1
-        rows, columns = (torch.randint(0, most, (b,), generator=generator) for _ in range(2))
-        return shift_and_flip(x, rows, columns, torch.rand(b, generator=generator) < 0.5)
-    return _flip(x, torch.rand(b, generator=generator) < 0.5)
-
-
-def padding(x: Tensor) -> int:
-    """Pixels by which images (b, c, h, w) are padded on each side for crops: 1/8 of the height."""
-    return max(x.shape[2] // 8, 1)
-
-
-def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
-    """A crop of each image, reflect-padded by `padding`, mirrored or not.
-
-    Args:
-        x: (b, c, h, w).
-        rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
-        columns: (b,) its first column.
-        mirrored: (b,) bool.
-    """
-    pad, (b, _, h, w) = padding(x), x.shape
-    rows = (torch.arange(h)[None] + rows[:, None]).to(x.device)
-    columns = (torch.arange(w)[None] + columns[:, None]).to(x.device)
-    padded = F.pad(x, (pad, pad, pad, pad), mode="reflect").permute(0, 2, 3, 1)
-    each = torch.arange(b, device=x.device)[:, None, None]
-    return _flip(padded[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2), mirrored)
-
-
-def _flip(x: Tensor, mirrored: Tensor) -> Tensor:
-    return torch.where(mirrored.to(x.device)[:, None, None, None], x.flip(3), x)
-
-
 Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
 """What `train_shadows` also takes: `train(x, y, generator)` returns a trained module."""
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else repr(float(value) if isinstance(value, float) else int(value))

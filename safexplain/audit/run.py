@@ -374,6 +374,8 @@ def prepare(
         notes.append("No reference models: only threshold attacks ran, so nothing can be certified.")
     elif number < ENOUGH_REFERENCES:
         notes.append(f"Only {number} reference models: a real attacker may train more and find more.")
+    if isinstance(recipe, Recipe) and number and (caveat := recipe.caveat(target)):
+        notes.append(caveat)
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and build is not None:

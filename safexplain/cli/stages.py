@@ -166,6 +166,7 @@ class TwoStages:
                 f" fine-tuned ({_in_words(self.stages.trainable)}) on {count:,} of the {n:,} rows of the fine-tuning"
                 " data each.",
             )
+            found += tuple({caveat for recipe in (self.pretraining, self.tuning) if (caveat := recipe.caveat())})
             if self.stages.recipe is None:
                 found += (no_recipe(self.pretraining, "[pretraining] in the recipe", "pre-trained"),)
         return found

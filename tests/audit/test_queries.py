@@ -16,7 +16,7 @@ from safexplain.audit.queries import (
     choose_dither,
     predict,
 )
-from safexplain.audit.recipe import shift_and_flip
+from safexplain.audit.references.batches import shift_and_flip
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds
 from safexplain.verdict.policy import Policy

@@ -38,7 +38,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
-from safexplain.audit.run import Pool, audit_pools
+from safexplain.audit.run import Pool, audit_pools, prepare
 from safexplain.cli import _run
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.loading.models.load import load_model
@@ -402,6 +402,19 @@ def test_without_references_nothing_is_certified_and_the_notes_say_why(run):
     assert any("No reference models" in note for note in result.notes)
     assert any(note.startswith("Accuracy of the model:") for note in result.notes)
     assert any("Only 4 reference models" in note for note in run().notes)
+
+
+def test_the_notes_say_that_reference_models_were_trained_in_bfloat16(case):
+    population, model, member = case
+
+    def notes(recipe, references=4):
+        _, options = prepare(model, population, recipe, member=member, build=build, references=references)
+        return " ".join(options.notes)
+
+    half = replace(RECIPE, epochs=1, precision="bf16")
+    assert "were trained in bfloat16" in notes(half)
+    assert "bfloat16" not in notes(half, references=0)
+    assert "bfloat16" not in notes(replace(RECIPE, epochs=1))
 
 
 @pytest.mark.parametrize(

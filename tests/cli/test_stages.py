@@ -79,9 +79,9 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     asked = []
     together = training.train_together
 
-    def counting(recipe: Recipe, models: list[nn.Module], *rest: object) -> object:
+    def counting(recipe: Recipe, models: list[nn.Module], *rest: object, **options: object) -> object:
         asked.append(recipe.epochs)
-        return together(recipe, models, *rest)  # type: ignore[arg-type]
+        return together(recipe, models, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(training, "train_together", counting)
     code, out, err = cli(*arguments, "--resume")

@@ -6,7 +6,7 @@ write to cannot run code here.
 
 from __future__ import annotations
 
-import zipfile
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,8 @@ from torch import nn
 from safexplain._files import PieceStore
 from safexplain._progress import Progress
 from safexplain.audit.recipe import Tick
+from safexplain.audit.references.compiled import forget
+from safexplain.audit.references.resume import read_tensors
 
 
 class ModelCache:
@@ -36,10 +38,9 @@ class ModelCache:
         """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
 
         def fill(path: Path) -> bool:
-            with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
-                if file.testzip() is not None:
-                    return False
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = read_tensors(path)
+            if state is None:
+                return False
             own = {name: t.shape for name, t in model.state_dict().items()}
             if {name: t.shape for name, t in state.items()} != own:
                 return False  # before anything is overwritten
@@ -109,14 +110,16 @@ def load_or_train(
 
         def tick(share: float, note: str = "", size: int = len(group), before: int = finished) -> None:
             done = before + share * size
-            which = f"model {min(int(done) + 1, len(models))} of {len(models)}, " if note.startswith("epoch") else ""
+            which = f"model {max(math.ceil(done - 1e-9), 1)} of {len(models)}, " if note.startswith("epoch") else ""
             progress(stage, done, len(models), which + note)
 
         def save(place: int, group: list[int] = group) -> None:
-            if store and keys[group[place]]:
-                store.save(keys[group[place]], models[group[place]])
+            if store and (key := keys[group[place]]):
+                store.save(key, models[group[place]])
+                store.checkpoint(key).unlink(missing_ok=True)
 
         train(group, tick, save, [store.checkpoint(keys[i]) if store and keys[i] else None for i in group])
         finished += len(group)
+    forget()
     progress(stage, len(models), len(models))
     return [m.eval() for m in models]

@@ -7,8 +7,8 @@ scikit-learn classifier trains by its own `fit`, and becomes a module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from safexplain.audit.recipe import Recipe, Tick, batches, check_finite, descend
+from safexplain.audit.recipe import ROWS, Recipe, Tick, check_finite, descend
+from safexplain.audit.references.batches import fits, moved
+from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
 
@@ -88,6 +90,9 @@ def train_models(
     places, done = range(len(models)), 0
     together = bool(models) and is_batchable(models[0], recipe)
     groups = groups_by_steps(recipe, {i: len(members[i]) for i in places}) if together else [[i] for i in places]
+    device = next(models[0].parameters()).device if models else torch.device("cpu")
+    if fits(x, device):
+        x = x.to(device)
     for group in groups:
 
         def told(share: float, note: str = "", size: int = len(group), before: int = done) -> None:
@@ -95,14 +100,19 @@ def train_models(
                 tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
 
         index, own = [members[i] for i in group], [generators[i] for i in group]
+        paths = [checkpoints[i] for i in group] if checkpoints else [None] * len(group)
         if together:
-            train_together(recipe, [models[i] for i in group], x, y, index, own, told)
+            chosen = [models[i] for i in group]
+            train_together(recipe, chosen, x, y, index, own, told, checkpoint=paths[0])
         else:
-            train_one(recipe, models[group[0]], x[index[0]], y[index[0]], own[0], told)
+            own_x, own_y = x[index[0].to(x.device)], y[index[0].to(y.device)]
+            train_one(recipe, models[group[0]], own_x, own_y, own[0], told, checkpoint=paths[0])
         done += len(group)
-        for place in group:
+        for place, path in zip(group, paths, strict=True):
             if finished:
                 finished(place)
+            if path:
+                path.unlink(missing_ok=True)
 
 
 def groups_by_steps(recipe: Recipe, members: Mapping[int, int]) -> list[list[int]]:
@@ -126,6 +136,8 @@ def train_together(
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
+    *,
+    checkpoint: Path | None = None,
 ) -> list[nn.Module]:
     """Train models of one batchable architecture at once; each gets what `train_one` on its members would give it.
 
@@ -141,6 +153,7 @@ def train_together(
         members: m index tensors into the pool, with equal `recipe.steps_per_epoch`.
         generators: one a model.
         tick: progress.
+        checkpoint: file where all of them are kept while they train, as for `Recipe.train`.
 
     Raises:
         InputError: steps per epoch differ, or a loss became NaN or infinite.
@@ -149,30 +162,74 @@ def train_together(
     if len({recipe.steps_per_epoch(c) for c in counts}) != 1:
         raise InputError("models trained together need equal steps per epoch; group them by recipe.steps_per_epoch")
     device = next(models[0].parameters()).device
-    x, y = x.to(device), y.to(device)
     parameters, _ = stack_module_state(list(models))
     skeleton = models[0]
     forward = vmap(lambda p, batch: functional_call(skeleton, p, (batch,)))
-    streams = [batches(recipe, c, g) for c, g in zip(counts, generators, strict=True)]
-    full, size = recipe.steps_per_epoch(counts[0]) - 1, recipe.batch_size
-    widths = cycle([-(-most // ALIGNED) * ALIGNED for most in [*repeat(size, full), size + 1]])
+    batches = _ManyBatches(recipe, x, y, members, generators, device)
 
-    def next_loss() -> Tensor:
-        chosen = [index[next(s)] for index, s in zip(members, streams, strict=True)]
-        width = next(widths)
-        index = torch.stack([F.pad(c, (0, width - len(c))) for c in chosen]).to(device)
-        weight = torch.stack([torch.arange(width) < len(c) for c in chosen]).to(device, torch.float32)
-        logits = forward(parameters, x[index])
-        losses = F.cross_entropy(logits.transpose(1, 2), y[index], reduction="none")
-        return ((losses * weight).sum(1) / weight.sum(1)).sum()
+    def loss(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        with recipe.autocast(device):
+            logits = forward(parameters, x).transpose(1, 2)
+            losses = F.cross_entropy(logits.float() if recipe.precision == "bf16" else logits, y, reduction="none")
+            return ((losses * weight).sum(1) / weight.sum(1)).sum()
 
-    descend(recipe, list(parameters.values()), counts[0], next_loss, tick)
+    kept = None
+    if checkpoint:
+        used = torch.cat([index.cpu() for index in members]).unique()
+        few = used[:: max(1, len(used) // ROWS)]
+        data = x[few.to(x.device)], y[used.to(y.device)], *members
+        kept = Checkpoint(checkpoint, recipe.identity(parameters, generators, *data), parameters)
+    descend(recipe, list(parameters.values()), batches, loss, tick, kept)
     with torch.no_grad():
         for i, model in enumerate(models):
             for name, p in model.named_parameters():
                 p.copy_(parameters[name][i])
             check_finite(model)
     return [model.eval() for model in models]
+
+
+class _ManyBatches:
+    """Batches of m models at once, padded to widths of the recipe's: (m, b, ...) inputs, (m, b) labels and weights."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        x: Tensor,
+        y: Tensor,
+        members: Sequence[Tensor],
+        generators: Sequence[torch.Generator],
+        device: torch.device,
+    ) -> None:
+        self.near = fits(x, device)
+        self.x, self.y, self.device = (x.to(device) if self.near else x), y.to(device), device
+        self.members, self.generators = [index.cpu() for index in members], generators
+        self.sizes = [recipe.batch_sizes(len(index)) for index in members]
+        self.steps = len(self.sizes[0])
+        most = [*[recipe.batch_size] * (self.steps - 1), recipe.batch_size + 1]
+        self.widths = [-(-min(size, len(x)) // ALIGNED) * ALIGNED for size in most]  # no wider than the pool
+        self.weights = [
+            torch.stack([torch.arange(width) < size for size in sizes]).to(device, torch.float32)
+            for width, sizes in zip(self.widths, zip(*self.sizes, strict=True), strict=True)
+        ]
+
+    def epoch(self, first: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The batches of one epoch, all of them drawn, from batch `first` on."""
+        drawn = [
+            index[torch.randperm(len(index), generator=g)].split(sizes)
+            for index, g, sizes in zip(self.members, self.generators, self.sizes, strict=True)
+        ]
+        padded = [_padded(step, width) for *step, width in zip(*drawn, self.widths, strict=True)]
+        order = torch.cat(padded, dim=1)
+        there = moved(order, self.device)
+        steps = zip(self.widths, accumulate(self.widths), self.weights, strict=True)
+        for width, end, weight in list(steps)[first:]:
+            index = there[:, end - width : end]
+            x = self.x[index] if self.near else moved(self.x[order[:, end - width : end]], self.device)
+            yield x, self.y[index], weight
+
+
+def _padded(chosen: Sequence[Tensor], width: int) -> Tensor:
+    return torch.stack([F.pad(index, (0, width - len(index))) for index in chosen])
 
 
 def fit_estimator(

@@ -56,9 +56,9 @@ def trained(monkeypatch):
     def count(name, size):
         original = getattr(training, name)
 
-        def counting(recipe, models, *rest):
+        def counting(recipe, models, *rest, **options):
             counts.append(size(models))
-            return original(recipe, models, *rest)
+            return original(recipe, models, *rest, **options)
 
         monkeypatch.setattr(training, name, counting)
 

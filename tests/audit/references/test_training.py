@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.recipe import augment
 from safexplain.audit.references.training import is_batchable, train_one, train_together
 from safexplain.errors import InputError
 
@@ -180,52 +179,3 @@ def test_it_trains_inside_of_no_grad():
 )
 def test_only_what_has_no_state_and_no_chance_is_batched(model, recipe, expected):
     assert is_batchable(model, recipe) is expected
-
-
-# ------------------------------------------------------------------------------------------------- augmentation
-
-
-def pictures(b=64, c=2, h=8, w=6):
-    return torch.arange(b * c * h * w, dtype=torch.float32).reshape(b, c, h, w)
-
-
-def test_flip_mirrors_about_half_of_the_images():
-    x = pictures()
-    found = augment(x, "flip", generator(0))
-    kept = (found == x).flatten(1).all(1)
-    mirrored = (found == x.flip(3)).flatten(1).all(1)
-    assert bool((kept ^ mirrored).all())
-    assert 16 < int(mirrored.sum()) < 48
-
-
-def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
-    x = pictures(500)
-    found = augment(x, "crop-flip", generator(0))
-    assert found.shape == x.shape
-    padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
-    shifts = [padded[..., i : i + 8, j : j + 6] for i in range(3) for j in range(3)]
-    candidates = torch.stack(shifts + [s.flip(3) for s in shifts])
-    fits = (candidates == found).flatten(2).all(2)
-    assert bool(fits.any(0).all())
-    assert bool(fits.any(1).all())  # each of the 18 occurs among 500 images
-
-
-def test_augmentation_follows_its_generator():
-    x = pictures()
-    for kind in ("flip", "crop-flip"):
-        assert torch.equal(augment(x, kind, generator(3)), augment(x, kind, generator(3)))
-        assert not torch.equal(augment(x, kind, generator(3)), augment(x, kind, generator(4)))
-    assert augment(x, "none", generator(0)) is x
-
-
-def test_augmentation_is_for_images():
-    with pytest.raises(InputError, match="is for images"):
-        augment(torch.zeros(3, 5), "flip", generator(0))
-
-
-def test_augmented_training_depends_on_the_augmentation():
-    x, y = data()
-    nets = [Recipe(epochs=2, augmentation=kind) for kind in ("none", "flip", "crop-flip")]
-    found = [weights(train_one(recipe, mlp(0), x, y, generator(0))) for recipe in nets]
-    assert not torch.allclose(found[0], found[1], atol=1e-5)
-    assert not torch.allclose(found[1], found[2], atol=1e-5)

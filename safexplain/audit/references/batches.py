@@ -1,0 +1,172 @@
+"""Batches of a training, made where it runs: an epoch's random numbers are drawn together and moved in one copy.
+
+All draws come from a CPU generator in one fixed order, so that a GPU trains on the batches that a CPU would. Data that
+fits lies on the device for the whole training, and batches are gathered there; what does not fit is copied batch by
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from safexplain.errors import InputError
+
+AugmentationName = Literal["none", "flip", "crop-flip"]
+
+SHARE = 1 / 3
+"""Data takes at most this share of the free memory of a GPU; the rest is for the training."""
+
+
+def fits(x: Tensor, device: torch.device) -> bool:
+    """Whether data may lie on the device: it does, or takes at most `SHARE` of what is free there."""
+    if x.device == device or device.type != "cuda":
+        return True
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return bool(x.nbytes <= SHARE * free)
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device; towards a GPU from pinned memory, so that nobody waits for the copy."""
+    if x.device.type == "cpu" and device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+class Batches:
+    """The batches of one model's epochs.
+
+    Args:
+        x: (members, ...) inputs, anywhere.
+        y: (members,) labels.
+        sizes: of the batches of an epoch, which sum to the members.
+        augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip).
+        device: where batches are wanted.
+        generator: CPU generator of the order and the augmentation.
+        channels_last: memory format of the batches.
+
+    Raises:
+        InputError: augmentation or channels_last for what are no images, or crops of images too small for them.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sizes: Sequence[int],
+        augmentation: AugmentationName,
+        device: torch.device,
+        generator: torch.Generator,
+        channels_last: bool = False,
+    ) -> None:
+        wanted = (
+            f"augmentation {augmentation!r}" if augmentation != "none" else "channels_last" if channels_last else ""
+        )
+        if wanted and x.dim() != 4:
+            raise InputError(f"{wanted} is for images (batch, channels, height, width), got {tuple(x.shape)}")
+        self.near = fits(x, device)
+        self.x, self.y = (x.to(device) if self.near else x), y.to(device)
+        self.sizes, self.steps = sizes, len(sizes)
+        self.generators: Sequence[torch.Generator] = (generator,)
+        self.augmentation, self.device = augmentation, device
+        self.crops = Crops(x, device) if augmentation == "crop-flip" else None
+        self.channels_last = channels_last
+
+    def epoch(self, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, all of them drawn, from batch `first` on."""
+        order = self._draws()
+        there = moved(order, self.device)
+        for size, end in list(zip(self.sizes, accumulate(self.sizes), strict=True))[first:]:
+            part = there[:, end - size : end]
+            if self.near:
+                x = self._augmented(self.x, part[0], part[1:])
+            else:
+                copied = moved(self.x[order[0, end - size : end]], self.device)
+                x = self._augmented(copied, torch.arange(size, device=self.device), part[1:])
+            yield x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, self.y[part[0]]
+
+    def _draws(self) -> Tensor:
+        """(1 to 3, members) int64: positions; rows and columns of crops, or whether an image is mirrored."""
+        (g,), drawn = self.generators, []
+        order = torch.randperm(len(self.y), generator=g)[None]
+        for size in self.sizes:
+            if self.crops:
+                rows, columns = (torch.randint(0, self.crops.most, (size,), generator=g) for _ in range(2))
+                mirrored = (torch.rand(size, generator=g) < 0.5).long()
+                drawn.append(torch.stack([rows, self.crops.column(columns, mirrored)]))
+            elif self.augmentation == "flip":
+                drawn.append((torch.rand(size, generator=g) < 0.5).long()[None])
+        return torch.cat([order, torch.cat(drawn, dim=1)]) if drawn else order
+
+    def _augmented(self, x: Tensor, index: Tensor, drawn: Tensor) -> Tensor:
+        if self.crops:
+            return self.crops.of(x, index, *drawn)
+        x = x[index]
+        return torch.where(drawn[0].bool()[:, None, None, None], x.flip(3), x) if len(drawn) else x
+
+
+class Crops:
+    """Crops of reflect-padded images, mirrored or not, as one gather: padding is where a pixel is taken from.
+
+    Args:
+        x: (n, c, h, w) images, of whose size they are.
+        device: where they are taken.
+
+    Raises:
+        InputError: the images are too narrow to be padded.
+    """
+
+    def __init__(self, x: Tensor, device: torch.device) -> None:
+        pad, (h, w) = padding(x), x.shape[2:]
+        if pad >= min(h, w):
+            raise InputError(f"images of {h} x {w} pixels are too small for crops of images padded by {pad}")
+        self.most = 2 * pad + 1
+        rows, columns = (_reflected(side, pad) for side in (h, w))
+        self._rows, self._columns = rows.to(device), torch.cat([columns, columns.flip(1)]).to(device)
+
+    def column(self, shift: Tensor, mirrored: Tensor) -> Tensor:
+        """The number of a column that `of` takes: its shift, and whether the crop is mirrored (0 or 1)."""
+        return mirrored * self.most + shift
+
+    def of(self, x: Tensor, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """(b, c, h, w) crops.
+
+        Args:
+            x: (n, c, h, w) images.
+            index: (b,) which of them.
+            rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
+            columns: (b,) its first column and whether it is mirrored, from `column`.
+        """
+        pixels = x.permute(0, 2, 3, 1)
+        found = pixels[index[:, None, None], self._rows[rows][:, :, None], self._columns[columns][:, None, :]]
+        return found.permute(0, 3, 1, 2)
+
+
+def _reflected(side: int, pad: int) -> Tensor:
+    """(2 * pad + 1, side): for each shift, where the pixels of a crop of the reflect-padded image are."""
+    at = (torch.arange(2 * pad + 1)[:, None] + torch.arange(side) - pad).abs()
+    return side - 1 - (side - 1 - at).abs()
+
+
+def padding(x: Tensor) -> int:
+    """Pixels by which images (b, c, h, w) are padded on each side for crops: 1/8 of the height."""
+    return max(x.shape[2] // 8, 1)
+
+
+def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
+    """A crop of each image, reflect-padded by `padding`, mirrored or not.
+
+    Args:
+        x: (b, c, h, w).
+        rows: (b,) the crop's first row in the padded image, 0 .. 2 * padding.
+        columns: (b,) its first column.
+        mirrored: (b,) bool.
+    """
+    crops = Crops(x, x.device)
+    index = torch.arange(len(x), device=x.device)
+    return crops.of(x, index, rows.to(x.device), crops.column(columns, mirrored.long()).to(x.device))

@@ -1,0 +1,194 @@
+"""Batches: drawn and moved an epoch at a time, and bit for bit those that a slow loop draws one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from safexplain.audit import Recipe
+from safexplain.audit.references import batches
+from safexplain.audit.references.batches import Batches, padding, shift_and_flip
+from safexplain.audit.references.training import train_models, train_one
+from safexplain.errors import InputError
+
+CPU = torch.device("cpu")
+KINDS = ("none", "flip", "crop-flip")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(n=50, c=2, h=8, w=6, seed=0):
+    g = seeded(seed)
+    return torch.randn(n, c, h, w, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+def network(seed=0, dropout=0.3):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+        *(nn.Dropout(dropout), nn.Linear(24, 3)),
+    )
+
+
+def state(model):
+    return torch.cat([t.detach().flatten().double() for t in model.state_dict().values()])
+
+
+# ---------------------------------------------------------------------------------------- the slow loop, as an oracle
+
+
+def slowly_cropped(x, rows, columns, mirrored):
+    pad, (_, _, h, w) = padding(x), x.shape
+    found = []
+    for image, row, column, mirror in zip(F.pad(x, (pad,) * 4, mode="reflect"), rows, columns, mirrored, strict=True):
+        crop = image[:, row : row + h, column : column + w]
+        found.append(crop.flip(2) if mirror else crop)
+    return torch.stack(found).contiguous(memory_format=torch.channels_last)
+
+
+def slowly_augmented(x, kind, generator):
+    if kind == "crop-flip":
+        most = 2 * padding(x) + 1
+        rows, columns = (torch.randint(0, most, (len(x),), generator=generator) for _ in range(2))
+        return slowly_cropped(x, rows, columns, torch.rand(len(x), generator=generator) < 0.5)
+    if kind == "flip":
+        mirrored = torch.rand(len(x), generator=generator) < 0.5
+        return torch.stack([image.flip(2) if m else image for image, m in zip(x, mirrored, strict=True)])
+    return x
+
+
+def slowly_trained(recipe, model, x, y, generator):
+    """A batch at a time: its order and its augmentation are drawn when it is its turn."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(generator.initial_seed())
+        model.train()
+        parameters = list(model.parameters())
+        optimizer = recipe.make_optimizer(parameters)
+        schedule = recipe.make_schedule(optimizer, recipe.steps_per_epoch(len(y)) * recipe.epochs)
+        for _ in range(recipe.epochs):
+            for index in torch.randperm(len(y), generator=generator).split(recipe.batch_sizes(len(y))):
+                loss = F.cross_entropy(model(slowly_augmented(x[index], recipe.augmentation, generator)), y[index])
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_bit_for_bit_that_of_the_slow_loop(kind, optimizer):
+    x, y = pictures(49)
+    recipe = Recipe(optimizer=optimizer, lr=0.01, epochs=3, batch_size=16, schedule="cosine", augmentation=kind)
+    ours, theirs = seeded(3), seeded(3)
+    fast = train_one(recipe, network(), x, y, ours)
+    slow = slowly_trained(recipe, network(), x, y, theirs)
+    assert torch.equal(state(fast), state(slow))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+    assert not torch.equal(state(fast), state(slowly_trained(recipe, network(), x, y, seeded(4))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_fit_on_the_device_is_copied_batch_by_batch_and_trains_the_same(kind, monkeypatch):
+    x, y = pictures(40)
+    recipe = Recipe(epochs=2, batch_size=16, augmentation=kind)
+    near = train_one(recipe, network(), x, y, seeded())
+    copied = []
+    monkeypatch.setattr(batches, "fits", lambda *_: False)
+    monkeypatch.setattr(batches, "moved", lambda t, device: copied.append(t.shape) or t.to(device))
+    far = train_one(recipe, network(), x, y, seeded())
+    assert torch.equal(state(near), state(far))
+    images = [shape for shape in copied if len(shape) == 4]
+    assert [shape[0] for shape in images] == [16, 16, 8] * 2
+    assert len(copied) == len(images) + recipe.epochs  # one copy of all random numbers an epoch
+
+
+def test_a_memory_mapped_pool_trains_the_models_of_one_in_memory(tmp_path):
+    x, y = pictures(60)
+    (tmp_path / "x.bin").write_bytes(x.numpy().tobytes())
+    mapped = torch.from_file(str(tmp_path / "x.bin"), size=x.numel(), dtype=torch.float32).view(x.shape)
+    members = [torch.arange(0, 40), torch.arange(20, 60)]
+    recipe, models = Recipe(epochs=1, batch_size=16), [network(0), network(1)]
+    expected = copy.deepcopy(models)
+    train_models(recipe, expected, x, y, members, [seeded(0), seeded(1)])
+    train_models(recipe, models, mapped, y, members, [seeded(0), seeded(1)])
+    assert all(torch.equal(state(a), state(b)) for a, b in zip(models, expected, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------ augmentation
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 16, 16), (40, 1, 3, 4), (40, 2, 9, 17), (1, 3, 8, 8)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_crops_are_those_of_padded_images_in_numbers_and_in_memory_format(shape, layout):
+    x = torch.randn(shape, generator=seeded()).contiguous(memory_format=layout)
+    most, g = 2 * padding(x) + 1, seeded(1)
+    rows, columns = (torch.randint(0, most, shape[:1], generator=g) for _ in range(2))
+    mirrored = torch.rand(shape[0], generator=g) < 0.5
+    found = shift_and_flip(x, rows, columns, mirrored)
+    assert torch.equal(found, slowly_cropped(x, rows, columns, mirrored))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(found, slowly_cropped(x, rows, columns, ~mirrored))
+
+
+def augmented(x, kind, seed=0):
+    """All images, each once, in their own order, augmented as one batch."""
+    found = Batches(x, torch.arange(len(x)), [len(x)], kind, CPU, seeded(seed))
+    ((images, order),) = found.epoch()
+    return images[order.argsort()]
+
+
+def test_flip_mirrors_about_half_of_the_images():
+    x, _ = pictures(64)
+    found = augmented(x, "flip")
+    kept = (found == x).flatten(1).all(1)
+    mirrored = (found == x.flip(3)).flatten(1).all(1)
+    assert bool((kept ^ mirrored).all())
+    assert 16 < int(mirrored.sum()) < 48
+
+
+def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
+    x, _ = pictures(500)
+    found = augmented(x, "crop-flip")
+    assert found.shape == x.shape
+    padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
+    shifts = [padded[..., i : i + 8, j : j + 6] for i in range(3) for j in range(3)]
+    fits = (torch.stack(shifts + [s.flip(3) for s in shifts]) == found).flatten(2).all(2)
+    assert bool(fits.any(0).all())
+    assert bool(fits.any(1).all())  # each of the 18 occurs among 500 images
+
+
+def test_augmentation_follows_its_generator():
+    x, _ = pictures()
+    for kind in ("flip", "crop-flip"):
+        assert torch.equal(augmented(x, kind, 3), augmented(x, kind, 3))
+        assert not torch.equal(augmented(x, kind, 3), augmented(x, kind, 4))
+    assert torch.equal(augmented(x, "none"), x)
+
+
+def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():
+    def made(shape, kind, **options):
+        return Batches(torch.zeros(shape), torch.zeros(3), [3], kind, CPU, seeded(), **options)
+
+    for kind in ("flip", "crop-flip"):
+        with pytest.raises(InputError, match=rf"augmentation '{kind}' is for images .* got \(3, 5\)"):
+            made((3, 5), kind)
+    with pytest.raises(InputError, match=r"channels_last is for images .* got \(3, 5\)"):
+        made((3, 5), "none", channels_last=True)
+    with pytest.raises(InputError, match="images of 40 x 4 pixels are too small"):
+        made((3, 1, 40, 4), "crop-flip")
+
+
+def test_augmented_training_depends_on_the_augmentation():
+    x, y = pictures()
+    found = [
+        state(train_one(Recipe(epochs=2, augmentation=kind), network(dropout=0), x, y, seeded())) for kind in KINDS
+    ]
+    assert not torch.allclose(found[0], found[1], atol=1e-5)
+    assert not torch.allclose(found[1], found[2], atol=1e-5)
