@@ -95,11 +95,14 @@ class AuditRun:
     @property
     def files(self) -> dict[str, str]:
         """What `save` writes: kind -> name."""
-        files = {"report": "report.html", "certificate": "certificate.json", "signals": "signals.npz"}
+        certificate = {} if self.result.quick else {"certificate": "certificate.json"}
+        files = {"report": "report.html", **certificate, "signals": "signals.npz"}
         return files | ({"native_signals": "native-signals.npz"} if len(self.configurations) > 1 else {})
 
     def save(self, folder: str | Path) -> Path:
         """Write report.html, certificate.json, signals.npz and, of a hardened release, native-signals.npz.
+
+        Of a quick look there is no certificate.
 
         Returns:
             The folder, which is made where it is missing.
@@ -113,7 +116,8 @@ class AuditRun:
             self.signals["native"].save(folder / self.files["native_signals"])
         written = file_sha256(folder / self.files["signals"])
         materials = {**self.statement["materials"], "signals.npz sha256": written}
-        write_json(folder / self.files["certificate"], statement(**{**self.statement, "materials": materials}))
+        if "certificate" in self.files:
+            write_json(folder / self.files["certificate"], statement(**{**self.statement, "materials": materials}))
         subject, environment = self.statement["subject"], self.statement["environment"]
         provenance = {
             **{f"{name} ({kind})": value for name, digests in subject.items() for kind, value in digests.items()},

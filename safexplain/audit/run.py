@@ -127,6 +127,7 @@ class AuditOptions:
         subject_data: whose membership is attacked, where the model was trained in two stages: "pre-training" or
             "fine-tuning" data; the certificate says so. The labels of pre-training data are classes of another task
             than the model's, and never compared with what it predicts. "training": there was one stage.
+        quick: a quick look: a leak that is found is proven, but nothing is certified, and no certificate is written.
 
     Raises:
         ConfigurationError: `subject_data` is none of the three.
@@ -146,6 +147,7 @@ class AuditOptions:
     canaries: Finding | None = None
     search: Mapping[str, Any] | None = None
     subject_data: SubjectData = "training"
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if self.subject_data not in get_args(SubjectData):
@@ -756,6 +758,7 @@ class _Way:
             exposed=self.options.exposed,
             progress=named(self.progress, f"attacking ({name})"),
         )
+        result = replace(result, quick=self.options.quick)
         if self.policy.release == "prediction":
             return Configuration("native", "no explanation, and predictions as they are", result, None)
         if signals is native:
@@ -780,6 +783,7 @@ class _Way:
             exposed=self.options.exposed,
             progress=named(self.progress, "attacking"),
         )
+        result = replace(result, quick=self.options.quick)
         plain = hardening.to_dict()
         description = f"{as_written(plain)} as declared, and in the reference models"
         return Configuration(ENDPOINT, description, result, None, f"what {endpoint.url} answers")

@@ -12,7 +12,9 @@ from rich.console import Console
 from safexplain._progress import shown
 from safexplain.audit import Signals, audit, certify
 from safexplain.audit.endpoint.payload import Payload
+from safexplain.audit.planning import plan_audit
 from safexplain.cli.console import WORDS, Json, Quiet, Seed, attack_table, show_audit, show_verdict
+from safexplain.cli.planned import show_plan
 from safexplain.cli.question import Attacks, MaxTpr, PolicyFile, PolicyFpr, Question, Service, asks, policy_of
 from safexplain.errors import ConfigurationError
 from safexplain.hardening.hardening import Hardening
@@ -32,6 +34,9 @@ def audit_command(
     format_: Annotated[
         str | None, typer.Option("--format", help="Of --endpoint: kserve-v1, v2, json or a TOML file.  [default: json]")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look, with few models and examples: no certificate.")
+    ] = False,
 ) -> int:
     """Attack a model's explanations, native and hardened, or those of a service, and judge what was released."""
     chosen = parse_hardening(hardening)
@@ -39,7 +44,10 @@ def audit_command(
         raise ConfigurationError("--format is how --endpoint is asked, and no --endpoint is given")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    with question.begun(kept, pool=pretraining_pool, service=service) as run:
+    with question.begun(kept, pool=pretraining_pool, service=service, quick=quick) as run:
+        if question.plan:
+            plan = plan_audit(**run.arguments, hardening=chosen)
+            return show_plan(plan, run.folder, question.json_, question.quiet)
         found = audit(**run.arguments, hardening=chosen)
         found.save(run.folder)
     return show_audit(found, run.folder, question.json_, question.quiet)

@@ -38,6 +38,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no t
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunDir = Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")]
+Plan_ = Annotated[bool, typer.Option("--plan", help="Only say what it will cost, and what it can decide.")]
 Resume = Annotated[bool, typer.Option(help="Take up --run-dir: finished models are not trained again.")]
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from safexplain.audit.run import AuditOptions
 from safexplain.cli.console import (
     Device,
     Json,
+    Plan_,
     Quiet,
     Resume,
     RunDir,
@@ -35,6 +36,7 @@ from safexplain.cli.console import (
     make_folder,
     resumable,
 )
+from safexplain.cli.quick import QuickLook
 from safexplain.cli.stages import TwoStages, no_recipe, read_recipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain import CATALOG, find_row
@@ -55,6 +57,9 @@ PolicyFpr = Annotated[
 MaxTpr = Annotated[float | None, typer.Option(help="Largest tolerated share of members found.  [default: 0.03]")]
 Attacks = Annotated[str | None, typer.Option(help="Names of attacks, separated by commas; default all that fit.")]
 
+
+CERTIFICATE = "certificate.json"
+"""File of the run directory of an audit that was no quick look."""
 
 ANSWERS = "answers.sqlite"
 """File of the run directory with what an endpoint answered."""
@@ -105,19 +110,27 @@ class Question:
     device: Device = "auto"
     run_dir: RunDir = None
     resume: Resume = False
+    plan: Plan_ = False
     json_: Json = False
     quiet: Quiet = False
 
     @contextmanager
     def begun(
-        self, kept: str = "finished models", pool: Path | None = None, service: Service | None = None
+        self,
+        kept: str = "finished models",
+        pool: Path | None = None,
+        service: Service | None = None,
+        quick: bool = False,
     ) -> Iterator[Begun]:
         """The run directory and the arguments of `audit` and `tune`, once all of it is read and checked.
+
+        With --plan nothing is made, asked or trained, and the arguments are those of `plan_audit`.
 
         Args:
             kept: what an interruption leaves in the directory, in words.
             pool: data of the pre-training, which is asked about in place of `data`; None: there is none.
             service: that is asked in place of a model; None: there is a model.
+            quick: few reference models, examples and queries, see `cli.quick`.
 
         Raises:
             SafexplainError: something cannot be read, or does not fit the rest; the directory is not made then.
@@ -128,7 +141,10 @@ class Question:
         place = device_of(self.device)
         trained, stages = read_recipe(self.recipe, pool, self.seed)
         folder = choose_folder(self.run_dir, self.resume)
-        with resumable(folder, kept), shown(self.quiet or self.json_) as progress:
+        if quick and (folder / CERTIFICATE).exists():
+            raise InputError(f"{folder} holds the {CERTIFICATE} of a whole audit: give a quick look another --run-dir")
+        once = nullcontext() if self.plan else resumable(folder, kept)
+        with once, shown(self.quiet or self.json_) as progress:
             columns = (self.group_column, self.slice_by or [])
             own = columns if pool is None else (None, [])
             read, loaded, outputs = load_both(self.data, *own, self._loader(service))
@@ -165,23 +181,30 @@ class Question:
                 privacy=None if self.privacy is None else PrivacyStatement.load(self.privacy),
                 canaries=None if self.canaries is None else load_finding(self.canaries),
                 subject_data="training" if stages is None else stages.subject,
+                quick=quick,
             )
             if service is not None and not (folder / ANSWERS).exists():  # refused before the directory is made
                 with closing(service.opened(outputs, None)) as fresh:
                     fresh.plan(len(asked.x), judged_by.patience)
-            make_folder(folder)
+            if not self.plan:
+                make_folder(folder)
             target = loaded.model
+            population, member = Population.of(asked.x, asked.y, asked.groups), asked.member
+            look = None
+            if quick:
+                look = QuickLook.of(population, member, judged_by, options, references, self.seed)
+                judged_by, options, references = look.policy, look.options, look.references
             if service is not None:
-                target = service.opened(outputs, folder)
-                plan = target.plan(len(asked.x), judged_by.patience)
-                if not (self.quiet or self.json_):
-                    typer.echo(f"{target.url} will be asked {plan}.", err=True)
-            population = Population.of(asked.x, asked.y, asked.groups)
+                kept_in = folder if not self.plan or (folder / ANSWERS).exists() else None
+                target = service.opened(outputs, kept_in)
+                asks_for = target.plan(len(population if look is None else look.asked), judged_by.patience)
+                if not (self.quiet or self.json_ or self.plan):
+                    typer.echo(f"{target.url} will be asked {asks_for}.", err=True)
             arguments = {
                 "model": target,
                 "population": population,
                 "recipe": trained,
-                "member": asked.member,
+                "member": member,
                 "explainer": methods[0] if len(methods) == 1 else methods,
                 "output": self.output,
                 "arguments": given,
@@ -194,10 +217,16 @@ class Question:
                 "device": place,
                 "progress": progress,
             }
-            if two is not None:
-                arguments["shadows"] = two.train(population, place, folder / "models", progress)
+            if look is not None:
+                arguments |= {"population": look.pool, "references": references}
+            if two is not None and self.plan:
+                arguments |= {"recipe": two.pretraining, "build": two.fresh, "then": two.how if references else None}
+            elif two is not None:
+                arguments["shadows"] = two.train(look.pool if look else population, place, folder / "models", progress)
                 if arguments["shadows"] is None:
                     arguments["recipe"] = None
+            if look is not None:
+                arguments = look.arguments(arguments, planned=self.plan)
             try:
                 yield Begun(folder, arguments, read.feature_names or ())
             except EndpointError as error:

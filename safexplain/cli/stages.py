@@ -124,7 +124,7 @@ class TwoStages:
             self._check_architecture()
 
     def _check_architecture(self) -> None:
-        fresh = self._new(self.seed)
+        fresh = self.fresh(self.seed)
         try:
             self.how.check(fresh)
         except InputError as error:
@@ -190,7 +190,7 @@ class TwoStages:
         pretrained = train_shadows(
             population,
             self.pretraining,
-            build=self._new,
+            build=self.fresh,
             models=self.references,
             seed=self.seed,
             device=device,
@@ -200,7 +200,7 @@ class TwoStages:
         told = named(progress, "fine-tuning reference models")
         return fine_tune(pretrained, self.how, seed=self.seed, device=device, cache=cache, progress=told)
 
-    def _new(self, seed: int) -> nn.Module:
+    def fresh(self, seed: int) -> nn.Module:
         """An untrained model with a head for the pool's classes."""
         assert self.loaded.fresh is not None
         fresh = self.loaded.fresh(seed)

@@ -18,10 +18,12 @@ from torch import nn
 
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import WORDS, Interrupted, result_table, show_files, show_verdict
+from safexplain.cli.planned import show_plan
 from safexplain.cli.question import Question, asks
 from safexplain.errors import InputError
 from safexplain.loading.data.load import load_records
 from safexplain.tune import Tuned, tune
+from safexplain.tune.cost import plan_tune
 from safexplain.tune.page import Row, as_python, chosen_words, table_rows
 from safexplain.tune.space import check_space
 from safexplain.verdict.release import in_words
@@ -49,6 +51,10 @@ def tune_command(
     """Search for the release that tells least and keeps most, and audit the one that is chosen."""
     check_space(space)
     with question.begun(KEPT) as run:
+        if question.plan:
+            return show_plan(
+                plan_tune(**run.arguments, space=space, trials=trials), run.folder, question.json_, question.quiet
+            )
         others = () if public is None else public_models(public, run.arguments)
         found = tune(**run.arguments, space=space, trials=trials, folder=run.folder, public_models=others)
         if found.examples is not None and run.features:

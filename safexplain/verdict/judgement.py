@@ -53,6 +53,9 @@ alone are released, `MAIN_OF_PREDICTIONS`, which joins the attacks on these."""
 
 MAIN_OF_PREDICTIONS = "PredictionPatience"
 
+QUICK = "this was a quick look, with few reference models and examples, by which nothing is certified"
+"""What is said of such a verdict."""
+
 
 def main_of(policy: Policy) -> str:
     """Which of the two."""
@@ -97,6 +100,7 @@ class Judgement:
         target: which model this is about, where there are several.
         targets: how many are judged, each on its own.
         others: judgements of the other targets; this one is the most exposed.
+        quick: whether it is of a quick look, with few references and examples, which certifies nothing.
     """
 
     policy: Policy
@@ -114,6 +118,7 @@ class Judgement:
     target: int | None = None
     targets: int = 1
     others: tuple[Judgement, ...] = ()
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if min(self.members, self.non_members) < 1:
@@ -284,7 +289,8 @@ class Judgement:
     @cached_property
     def obstacles(self) -> tuple[str, ...]:
         """Why nothing may be certified, whatever the bounds are."""
-        found = [f"the control “{c.name}” failed: {c.says}" for c in self.failed]
+        found = [QUICK] if self.quick else []
+        found += [f"the control “{c.name}” failed: {c.says}" for c in self.failed]
         if self.split != "certification":
             found.append(f"these are the examples of the {self.split} split, on which nothing is certified")
         if missing := self.missing:
@@ -465,6 +471,7 @@ class Judgement:
             "controls": [c.to_dict() for c in self.controls],
             "could_certify": self.could_certify,
             "others": [o.to_dict() for o in self.others],
+            **({"quick": True} if self.quick else {}),
         }
 
     def summary(self) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""How `--plan` is shown: time by stage, memory and disk against what this machine has, and the best verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from safexplain.audit.planning import Plan
+from safexplain.cli.console import result_table
+
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+"""Where a container is told how much memory it may have."""
+
+
+def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
+    """Print a plan; the exit code is 0.
+
+    Args:
+        plan: what to print.
+        folder: the run directory that would be made.
+        json_: as one JSON object.
+        quiet: the time alone.
+    """
+    memory, disk = machine_memory(), free_disk(folder)
+    warned = warnings_of(plan, memory, disk)
+    if json_:
+        machine = {"memory_bytes": memory, "free_disk_bytes": disk}
+        typer.echo(json.dumps({**plan.to_dict(), "machine": machine, "warnings": warned}, allow_nan=False))
+    elif quiet:
+        typer.echo(spoken(plan.seconds))
+    else:
+        console = Console()
+        console.print(plan_table(plan))
+        has = f" of {in_bytes(memory)}" if memory else ""
+        console.print(f"Memory: about {in_bytes(plan.memory_bytes)}{has}", highlight=False)
+        console.print(f"Disk: about {in_bytes(plan.disk_bytes)} of {in_bytes(disk)} that are free", highlight=False)
+        console.print(best_words(plan), highlight=False, markup=False)
+        for sentence in (*plan.obstacles, *plan.feasible):
+            console.print(f"  - {sentence}", highlight=False, markup=False)
+        for note in plan.notes:
+            console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
+        for warning in warned:
+            console.print(f"Warning: {warning}", style="bold yellow", highlight=False, markup=False)
+    return 0
+
+
+def plan_table(plan: Plan) -> Table:
+    """A line for each stage, and one for all."""
+    table = result_table("What this will take", ("stage", "what"), ("time", "share"))
+    for stage in plan.stages:
+        what = f"{stage.count:,} {stage.unit}" + (f" ({stage.says})" if stage.says else "")
+        table.add_row(stage.name, what, spoken(stage.seconds), f"{stage.seconds / max(plan.seconds, 1e-9):.0%}")
+    table.add_section()
+    table.add_row("all", "", f"[bold]{spoken(plan.seconds)}[/]", "")
+    table.caption = f"Measured in {spoken(plan.took)} on this machine, as busy as it is now. Nothing was written."
+    table.caption_justify = "left"
+    return table
+
+
+def best_words(plan: Plan) -> str:
+    """The best verdict in a sentence."""
+    if plan.claim == "epsilon":
+        return (
+            f"Best verdict: {plan.members:,} runs on D and {plan.non_members:,} on D' that are told apart without an"
+            f" error show an epsilon of at least {plan.best_certifiable:.2f}, beside a claim of {plan.limit:.2f}."
+        )
+    what = {"excess": "an excess over labels", "whole": "a share of members found"}.get(plan.claim, plan.claim)
+    reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
+    text = (
+        f"Best verdict: if nothing leaks, {plan.members:,} members and {plan.non_members:,} non-members that are scored"
+        f" probably certify {what} of {plan.best_certifiable:.1%}; the policy's {plan.limit:.1%} is {reach}."
+    )
+    return f"{text} But nothing would be certified:" if plan.obstacles else text
+
+
+def warnings_of(plan: Plan, memory: int | None, disk: int) -> list[str]:
+    """What does not fit."""
+    found = []
+    if memory is not None and plan.memory_bytes > memory:
+        found.append(
+            f"this machine has {in_bytes(memory)} of memory, and about {in_bytes(plan.memory_bytes)} are needed: give"
+            " fewer --references or fewer examples"
+        )
+    if plan.disk_bytes > disk:
+        found.append(
+            f"about {in_bytes(plan.disk_bytes)} will be written, and {in_bytes(disk)} are free: give a --run-dir"
+            " elsewhere"
+        )
+    return found
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine, or that this container may have; None: not known."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        return min(found, int(CGROUP.read_text()))
+    except (ValueError, OSError):
+        return found
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free where a folder is or would be made."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def in_bytes(number: float) -> str:
+    """In the unit that suits."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 1024:.0f} KiB"
+
+
+def spoken(seconds: float) -> str:
+    """In the unit that suits."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

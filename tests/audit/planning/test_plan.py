@@ -1,0 +1,201 @@
+"""A plan counts what the audit really does, and writes, asks and decides nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from safexplain import HardenedOcclusion, HardenedSaliency, Hardening, NormClip
+from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, audit, train_shadows
+from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.planning import Plan, measure, plan_audit
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.power import best_certifiable
+
+RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=3, batch_size=20)
+WHOLE = Policy(fpr=0.1, max_tpr=0.8, patience=(1, 3), uncounted=True)
+POLICY = replace(WHOLE, suite=("Threshold", "LikelihoodRatio"))
+TRAINING = "training reference models"
+N, REFERENCES = 90, 4
+
+pytestmark = pytest.mark.usefixtures("few_trees")
+
+
+def build(seed):
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def convolutional(seed):
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+
+
+@pytest.fixture(scope="module")
+def case():
+    rng = np.random.default_rng(0)
+    population = Population.of(rng.normal(size=(N, 6)), rng.integers(0, 3, N))
+    shadows = train_shadows(population, RECIPE, build=build, models=1, seed=5)
+    return population, shadows.models[0], shadows.membership[0]
+
+
+@pytest.fixture
+def arguments(case):
+    population, model, member = case
+    return {
+        "model": model,
+        "population": population,
+        "recipe": RECIPE,
+        "member": member,
+        "build": build,
+        "explainer": HardenedSaliency,
+        "hardening": Hardening(clip=NormClip(0.8)),
+        "references": REFERENCES,
+        "policy": POLICY,
+    }
+
+
+def planned(given, **changes) -> Plan:
+    return plan_audit(**{**given, "budget": 0.5, **changes})
+
+
+def done(given, **changes):
+    """Units of each stage that a real audit tells of, and its result."""
+    told: dict[str, float] = {}
+    result = audit(**{**given, **changes}, progress=lambda stage, done, total, note="": told.update({stage: total}))
+    return {stage.partition(" (pool")[0]: int(total) for stage, total in told.items()}, result
+
+
+@pytest.mark.parametrize("changes", [
+    {"policy": WHOLE},
+    {"references": 0},
+    {"options": AuditOptions(classes=(0, 1))},
+    {"hardening": Hardening.none(), "policy": replace(POLICY, patience=(1,))},
+    {"policy": replace(POLICY, release="prediction")},
+    {"output": "logit", "references": 5},
+], ids=["hardened", "no references", "classes", "native, once", "predictions", "logit"])  # fmt: skip
+def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
+    plan = planned(arguments, **changes)
+    real, result = done(arguments, **changes)
+    counted = {stage.name: stage.count for stage in plan.stages}
+    attacked = "attacking (native)"
+    assert abs(counted.pop(attacked) - real.pop(attacked)) <= 6  # attacks on what never differs are left out
+    real = {name: total for name, total in real.items() if not name.startswith("attacking")}
+    assert real.items() <= counted.items()
+    assert (plan.members, plan.non_members) == (result.result.members, result.result.non_members)
+    assert (plan.claim, plan.limit) == (result.result.claim, result.result.limit) or plan.claim == "excess"
+
+
+def test_steps_of_batched_groups_and_of_single_models_are_counted(case, monkeypatch) -> None:
+    population, _, _ = case
+    members = population.flip(3, seed=0)
+    taken: list[int] = []
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, *a, **k: (taken.append(1), step(self, *a, **k))[1])
+    for make, models_a_step in ((convolutional, 1), (build, None)):
+        clock = measure.Clock(torch.device("cpu"), 1.0)
+        found = measure.training(clock, population, RECIPE, members, build=make, seed=0, seconds=0.05)
+        taken.clear()
+        train_shadows(population, RECIPE, build=make, membership=members, seed=0)
+        expected = sum(RECIPE.steps_per_epoch(int(row.sum())) * RECIPE.epochs for row in members)
+        assert found.steps == expected
+        assert len(taken) == expected if models_a_step else len(taken) <= expected
+
+
+def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path) -> None:
+    cache = tmp_path / "models"
+    assert planned(arguments, cache=cache).stage(TRAINING).seconds > 0
+    assert not cache.exists()
+    train_shadows(arguments["population"], RECIPE, build=build, models=REFERENCES, seed=0, cache=cache)
+    kept = sorted(cache.iterdir())
+    before = {path: path.read_bytes() for path in kept}
+    kept[0].unlink()
+    half = planned(arguments, cache=cache).stage(TRAINING)
+    assert f"{REFERENCES - 1} are finished" in half.says
+    assert half.seconds > 0
+    assert sorted(cache.iterdir()) == kept[1:]
+    kept[0].write_bytes(before[kept[0]])
+    assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
+
+
+def test_estimators_are_planned_by_whole_fits(arguments) -> None:
+    population, member = arguments["population"], arguments["member"]
+    tree = DecisionTreeClassifier(max_depth=3)
+    fitted = tree.fit(population.x.numpy()[member], population.y.numpy()[member])
+    plan = planned(arguments, model=fitted, recipe=tree, build=None, explainer=HardenedOcclusion,
+                   hardening=Hardening.none(), arguments={"sliding_window_shapes": (2,)})  # fmt: skip
+    assert "one whole fit" in plan.stage(TRAINING).says
+    assert plan.seconds > 0
+
+
+def test_both_stages_of_a_fine_tuned_model_are_planned(arguments) -> None:
+    population = arguments["population"]
+    downstream = Population.of(population.x.numpy(), (population.y.numpy() + 1) % 3)
+    how = FineTune(downstream, RECIPE, "all")
+    plan = planned(arguments, then=how, options=AuditOptions(subject_data="pre-training"))
+    names = [stage.name for stage in plan.stages]
+    assert names[:2] == ["pre-training reference models", "fine-tuning reference models"]
+    assert "asking for labels" in names
+
+
+def test_an_endpoint_is_asked_nothing(arguments) -> None:
+    endpoint = Endpoint("http://127.0.0.1:9/nobody", "json", classes=3)
+    plan = planned(arguments, model=endpoint)
+    asks = plan.stage("asking the endpoint")
+    assert asks.count == endpoint.plan(N, POLICY.patience).questions
+    assert asks.seconds == endpoint.plan(N, POLICY.patience).seconds
+    alone = planned(arguments, model=endpoint, references=0, recipe=None, build=None)
+    assert "asking the endpoint" in [stage.name for stage in alone.stages]
+    assert any("Without reference models" in note for note in alone.notes)
+
+
+def test_the_best_verdict_is_that_of_the_examples_that_are_scored(arguments) -> None:
+    plan = planned(arguments)
+    assert plan.best_certifiable == best_certifiable(POLICY, plan.members, plan.non_members)
+    assert not plan.reachable  # four reference models stand behind the attacks
+    assert any("4 reference models" in obstacle for obstacle in plan.obstacles)
+    strict = planned(arguments, policy=replace(POLICY, max_tpr=0.11))
+    assert strict.best_certifiable > strict.limit
+    assert "smallest limit within reach" in strict.feasible[0]
+    groups = np.arange(N) // 3
+    grouped = planned(
+        arguments,
+        population=Population.of(arguments["population"].x.numpy(), arguments["population"].y.numpy(), groups),
+    )
+    assert grouped.members < plan.members
+
+
+def test_a_plan_is_json(arguments) -> None:
+    found = json.loads(json.dumps(planned(arguments, executor=object()).to_dict(), allow_nan=False))
+    assert {"seconds", "memory_bytes", "disk_bytes", "best_certifiable", "stages"} <= found.keys()
+    assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]), abs=0.05)
+    assert "executor" in found["notes"][0]
+
+
+@pytest.mark.parametrize(("changes", "error", "said"), [
+    ({"references": 2}, InputError, "at least 4"),
+    ({"member": np.zeros(N, dtype=bool)}, InputError, "both sides"),
+    ({"member": np.zeros(3, dtype=bool)}, InputError, "of shape"),
+    ({"build": None}, ConfigurationError, "build"),
+    ({"output": "sign"}, ConfigurationError, "probability or logit"),
+])  # fmt: skip
+def test_what_no_audit_takes_no_plan_takes(arguments, changes, error, said) -> None:
+    with pytest.raises(error, match=said):
+        planned(arguments, **changes)
+
+
+def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(measure, "now", lambda: now[0])
+
+    def work(amount: int) -> None:
+        now[0] += 5.0 + 0.25 * amount
+
+    clock = measure.Clock(torch.device("cpu"), 60.0)
+    assert measure.rate(clock, work, 1000, 100.0) == pytest.approx(0.25)
+    assert measure.rate(clock, work, 1, 100.0) == pytest.approx(5.25)  # nothing to compare with
+    assert measure.rate(clock, work, 1000, 1.0) == pytest.approx(5.25)  # a single one takes too long
