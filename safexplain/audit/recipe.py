@@ -216,7 +216,8 @@ class Recipe:
             with self.autocast(device):
                 return (of_full_batch if len(y) == self.batch_size else loss)(x, y)
 
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), compiler_errors():
+        fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with fork, compiler_errors() if self.compile else nullcontext():
             torch.manual_seed(generator.initial_seed())
             learner.train(parts is None)
             parameters: list[Tensor] = list(dict.fromkeys(p for part in training for p in part.train().parameters()))

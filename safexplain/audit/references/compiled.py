@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -134,13 +135,15 @@ def _compiled(loss: Loss, device: torch.device) -> Loss:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """A sentence that says what to do, for whatever torch.compile raises.
+    """A sentence that says what to do, for whatever torch.compile raises; its advice on TF32 is not said.
 
     Raises:
         ConfigurationError: compiling is impossible here, or that model cannot be compiled.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
+            yield
     except RuntimeError as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise

@@ -1,0 +1,284 @@
+"""Precision, memory format and compilation: what changes, what does not, and that one compilation serves all models."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from safexplain.audit import Recipe
+from safexplain.audit import recipe as recipe_module
+from safexplain.audit.references import batches, compiled, resume
+from safexplain.audit.references.training import train_models, train_one, train_together
+from safexplain.errors import ConfigurationError, InputError
+
+RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+X, Y = torch.randn(48, 2, 8, 8, generator=seeded(1)), torch.randint(0, 3, (48,), generator=seeded(2))
+MEMBERS = [torch.arange(0, 40), torch.arange(3, 46), torch.arange(8, 48)]  # last batches of 8, 11 and 8
+
+
+class Scaled(nn.Module):
+    """Not a parameter, and yet part of what a model is."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x * self.by
+
+
+def network(seed=0, width=6, by=1.0, dropout=0.0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(2, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), Scaled(by)),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(4 * width, 3)),
+    )
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(128, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def state(model):
+    return torch.cat([t.detach().flatten().float().cpu() for t in model.state_dict().values()])
+
+
+def trained(recipe, models, device="cpu", **options):
+    models = [model.to(device) for model in models]
+    train_models(recipe, models, X, Y, MEMBERS[: len(models)], [seeded(i) for i in range(len(models))], **options)
+    return models
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Compile by tracing only, which needs no compiler; gives the number of compilations so far."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    compiled.forget()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    compiled.forget()
+
+
+# ------------------------------------------------------------------------------------- precision and memory format
+
+
+def test_bfloat16_gives_nearly_the_same_float32_weights():
+    exact, coarse = trained(RECIPE, [network()])[0], trained(replace(RECIPE, precision="bf16"), [network()])[0]
+    assert {t.dtype for t in coarse.state_dict().values()} == {torch.float32, torch.int64}
+    far = (state(exact) - state(network())).abs().max()
+    assert 0 < (state(exact) - state(coarse)).abs().max() < 0.1 * far
+
+
+def test_the_forward_pass_and_the_loss_are_in_the_precision_of_the_recipe():
+    seen = []
+    model = network()
+    model[0].register_forward_hook(lambda module, given, output: seen.append(output.dtype))
+    train_one(replace(RECIPE, precision="bf16"), model, X, Y, seeded())
+    train_one(RECIPE, model, X, Y, seeded())
+    assert set(seen[:6]) == {torch.bfloat16}
+    assert set(seen[6:]) == {torch.float32}
+
+
+def test_models_that_train_together_do_so_in_bfloat16_too():
+    recipe = replace(RECIPE, augmentation="none")
+    half = replace(recipe, precision="bf16")
+    members = [torch.arange(0, 40), torch.arange(8, 48)]
+    exact, coarse = (train_together(r, [mlp(0), mlp(1)], X, Y, members, [seeded(0), seeded(1)]) for r in (recipe, half))
+    for i in range(2):
+        alone = train_one(half, mlp(i), X[members[i]], Y[members[i]], seeded(i))
+        far = (state(exact[i]) - state(mlp(i))).abs().max()
+        assert 0 < (state(exact[i]) - state(coarse[i])).abs().max() < 0.1 * far
+        assert (state(alone) - state(coarse[i])).abs().max() < 0.1 * far
+
+
+def test_channels_last_trains_the_same_model_and_leaves_it_laid_out_as_it_was_built():
+    one, other = network(), network()
+    addresses = [p.data_ptr() for p in other.parameters()]
+    trained(RECIPE, [one])
+    seen = []
+    handle = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, given: (
+            seen.append((given[0], module.weight)) if isinstance(module, nn.Conv2d) and module.training else None
+        )
+    )
+    try:
+        trained(replace(RECIPE, channels_last=True, augmentation="crop-flip"), [other])
+    finally:
+        handle.remove()
+    assert len(seen) == 6
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for pair in seen for t in pair)
+    assert torch.allclose(state(one), state(other), atol=1e-5)
+    assert all(p.is_contiguous() for p in other.parameters())
+    assert [p.data_ptr() for p in other.parameters()] == addresses
+
+
+def test_channels_last_is_for_images():
+    with pytest.raises(InputError, match=r"channels_last is for images .* got \(40, 128\)"):
+        train_one(
+            replace(RECIPE, channels_last=True, augmentation="none"), network(), X.flatten(1)[:40], Y[:40], seeded()
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ compilation
+
+
+def test_one_compilation_serves_all_models_and_all_sizes_of_the_last_batch(traced):
+    plain, fast = trained(RECIPE, [network(s) for s in range(3)]), [network(s) for s in range(3)]
+    counts = []
+    trained(replace(RECIPE, compile=True), fast, finished=lambda place: counts.append(traced()))
+    assert counts == [1, 1, 1]
+    for a, b in zip(plain, fast, strict=True):
+        assert torch.allclose(state(a), state(b), atol=1e-5)
+    again = trained(replace(RECIPE, compile=True), [network(3)])  # in another call, too
+    assert traced() == 1
+    assert torch.allclose(state(again[0]), state(trained(RECIPE, [network(3)])[0]), atol=1e-5)
+
+
+def test_another_architecture_is_compiled_anew_even_where_only_a_setting_differs(traced):
+    recipe = replace(RECIPE, compile=True)
+    for count, options in enumerate(({}, {"by": 2.0}, {"by": 2.0}, {"width": 5}), 1):
+        model = trained(recipe, [network(**options)])[0]
+        assert traced() == count - (count > 2)
+        assert torch.allclose(state(model), state(trained(RECIPE, [network(**options)])[0]), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_more_architectures_than_dynamo_keeps_of_one_function_are_all_compiled(traced):
+    for width in range(2, 14):
+        trained(replace(RECIPE, epochs=1, compile=True), [network(width=width)])
+    assert traced() == 12
+
+
+def test_what_is_frozen_and_what_trains_is_the_same_in_a_compiled_model(traced):
+    def tuned(recipe):
+        model = network()
+        for p in model[0].parameters():
+            p.requires_grad_(False)
+        train_one(recipe, model, X, Y, seeded(), parts=[model[1], model[7]])
+        return model
+
+    plain, fast = tuned(RECIPE), tuned(replace(RECIPE, compile=True))
+    assert traced() == 1
+    assert torch.allclose(state(plain), state(fast), atol=1e-5)
+    assert torch.equal(fast[0].weight, network()[0].weight)
+    assert [p.requires_grad for p in fast.parameters()] == [False, False, True, True, True, True]
+
+
+def test_a_compiled_training_is_resumed_where_it_stood(traced, monkeypatch, tmp_path):
+    recipe = replace(RECIPE, compile=True, schedule="cosine")
+    whole = state(train_one(recipe, network(dropout=0.3), X, Y, seeded()))
+    monkeypatch.setattr(resume, "SECONDS", 0.0)
+    monkeypatch.setattr(recipe_module, "TELL_SECONDS", 0.0)
+
+    def stop(share, note=""):
+        if share > 0.6:
+            raise KeyboardInterrupt
+
+    path, model = tmp_path / "model.partial.pt", network(dropout=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        train_one(recipe, model, X, Y, seeded(), stop, checkpoint=path)
+    assert torch.equal(state(model), state(network()))  # what is interrupted has not begun to change
+    found = train_one(recipe, network(dropout=0.3), X, Y, seeded(), checkpoint=path)
+    assert torch.equal(state(found), whole)
+
+
+def test_models_without_a_full_batch_are_not_compiled(traced):
+    trained(replace(RECIPE, batch_size=64, compile=True), [network()])
+    assert traced() == 0
+
+
+def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler found")
+
+    compiled.forget()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    model = network()
+    before = copy.deepcopy(model)
+    with pytest.raises(ConfigurationError, match=r"compile = true does not work here.*set compile = false"):
+        train_one(replace(RECIPE, compile=True), model, X, Y, seeded())
+    assert torch.equal(state(model), state(before))
+    compiled.forget()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # errors of the model stay what they are
+        train_one(RECIPE, nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), X, Y, seeded())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled.forget()
+    counters.clear()
+    plain, fast = trained(RECIPE, [network(0), network(1)]), [network(0), network(1)]
+    trained(replace(RECIPE, compile=True, channels_last=True), fast)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert list(tmp_path.iterdir())
+    for a, b in zip(plain, fast, strict=True):
+        assert torch.allclose(state(a), state(b), atol=1e-4)
+    compiled.forget()
+
+
+# ------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
+    fast = replace(RECIPE, precision="bf16", channels_last=True, compile=True)
+    counters.clear()
+    models = trained(fast, [network(s) for s in range(3)], "cuda")
+    assert counters["stats"]["unique_graphs"] == 1
+    for seed, model in enumerate(models):
+        exact = trained(RECIPE, [network(s) for s in range(3)], "cuda")[seed]
+        far = (state(exact) - state(network(seed))).abs().max()
+        assert bool(torch.isfinite(state(model)).all())
+        assert (state(exact) - state(model)).abs().max() < 0.2 * far
+        assert all(p.is_contiguous() and p.dtype == torch.float32 for p in model.parameters())
+    compiled.forget()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_on_a_gpu_a_training_is_resumed_where_it_stood(optimizer, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(resume, "SECONDS", 0.0)
+    monkeypatch.setattr(recipe_module, "TELL_SECONDS", 0.0)
+    recipe = replace(RECIPE, optimizer=optimizer, lr=0.01, schedule="cosine")
+    whole = state(train_one(recipe, network(dropout=0.3).cuda(), X, Y, seeded()))
+
+    def stop(share, note=""):
+        if share > 0.6:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "model.partial.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train_one(recipe, network(dropout=0.3).cuda(), X, Y, seeded(), stop, checkpoint=path)
+    torch.rand(3, device="cuda")
+    found = train_one(recipe, network(dropout=0.3).cuda(), X, Y, seeded(), checkpoint=path)
+    assert torch.allclose(state(found), whole, atol=1e-6)  # adaptive pooling adds up in any order on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("augmentation", ["none", "flip", "crop-flip"])
+def test_on_a_gpu_data_that_does_not_fit_is_copied_batch_by_batch(augmentation, monkeypatch):
+    recipe = replace(RECIPE, augmentation=augmentation)
+    near = trained(recipe, [network()], "cuda")[0]
+    monkeypatch.setattr(batches, "SHARE", 0.0)
+    assert not batches.fits(X, torch.device("cuda", 0))
+    far = trained(recipe, [network()], "cuda")[0]
+    assert torch.allclose(state(near), state(far), atol=1e-5)
+    on_cpu = trained(recipe, [network()])[0]
+    assert torch.allclose(state(near), state(on_cpu), atol=1e-3)
