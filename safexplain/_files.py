@@ -164,10 +164,10 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]], *, compressed: bool = True) -> None:
     """Write the .npz where it stands; the archive is closed on errors, as NumPy's own is not."""
     write: Callable[..., None] = np.lib.format.write_array
-    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+    with ZipFile(path, "w", ZIP_DEFLATED if compressed else ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 write(file, np.asanyarray(array), allow_pickle=False)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._digest import Undigestable, code_digest, digest, model_digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.queries import (
@@ -35,7 +37,9 @@ from safexplain.audit.queries import (
 )
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.errors import InputError
+from safexplain.audit.storage.maps import MapFiles, Records, StoredMaps, packed, record
+from safexplain.audit.storage.pieces import LARGEST_MAPS, Explained, ExplainedStore
+from safexplain.errors import InputError, RefusedError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
 
@@ -111,6 +115,8 @@ def collect_signals(
     own_class: bool = False,
     batch_size: int = 256,
     keep_attributions: bool = True,
+    largest_maps: float = LARGEST_MAPS,
+    store: ExplainedStore | str | Path | None = None,
     keep_inputs: bool = False,
     classes: Sequence[int] | None = None,
     targets: tuple[int, ...] | None = None,
@@ -160,6 +166,11 @@ def collect_signals(
         own_class: explain the class that is predicted for each query, and not for the plain one.
         batch_size: examples a call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
+        largest_maps: bytes of these that are kept in memory; more of them go to disk, as `audit.storage` says, 16 bits
+            a number. Attacks read them there.
+        store: a folder in which each finished model's answers are kept, so that an interrupted run explains no model
+            again, as far as the identity of models and explainers can be told; large maps stay there. None: nothing is
+            kept, and large maps lie in a temporary folder as long as anything refers to them.
         keep_inputs: also keep what was asked about.
         classes: indices of outputs that are explained for every query, beside the predicted one.
         targets: models that may be attacked; None: all trained ones, which then all answer all queries.
@@ -227,17 +238,26 @@ def collect_signals(
             own_class=own_class,
             batch_size=batch_size,
             keep_maps=keep_attributions,
+            largest=largest_maps / m,
         )
         for i, (once, quiet) in enumerate(zip(plainly, quietly, strict=True))
     ]
-    found = _Found(m, n)
+    pieces, found = ExplainedStore.of(store), _Found(m, n)
+    digest_of_all = about["population"] if pieces.folder else ""
     done, total = 0, sum(job.explanations for job in jobs)
     for i, job in enumerate(jobs):
 
         def tick(share: float, before: int = done, own: int = job.explanations) -> None:
             progress("explaining", before + round(share * own), total)
 
-        found.put(i, job(shadows.models[i], predictions.values["label"][i], tick))
+        seen = {name: a[i] for name, a in predictions.values.items()}
+        key = job.key(shadows.models[i], seen, digest_of_all) if pieces.folder else ""
+        if (piece := pieces.load(key)) is None:
+            answers = job(shadows.models[i], predictions.values["label"][i], tick)
+            piece = answers, pieces.save(key, answers)
+        else:
+            tick(1.0)
+        found.put(i, *piece)
         done += job.explanations
     if keep_inputs:
         beside["inputs"] = population.x.cpu().numpy()
@@ -245,25 +265,10 @@ def collect_signals(
         beside["examples"] = hash_examples(population.x.cpu().numpy())
     if found.shapes is not None and len(found.shapes) == 1:
         about["shape"] = list(found.shapes[0])
-    maps = dict(found.maps)
+    maps = found.maps(pieces)
     whole = maps.pop(WHOLE_MAP, None)
     kept = {name: predictions.values[name] for name in _names(levels) if name in predictions.values}
     return Signals(shadows.membership, {**found.summaries, **kept, **maps}, whole, about, **beside)
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """What one model released about each of n examples.
-
-    Args:
-        summaries: name, with its level -> (n, ...) float64.
-        maps: level -> (n, d) float32, those of several explainers side by side; empty where none are kept.
-        shapes: of the map of one example, one of each explainer.
-    """
-
-    summaries: dict[str, NDArray[np.float64]]
-    maps: dict[int, NDArray[np.float32]]
-    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +288,7 @@ class ExplainModel:
         own_class: see `collect_signals`.
         batch_size: examples a call.
         keep_maps: also keep the whole maps.
+        largest: bytes of these, of all levels, that are given as they are; more are given 16 bits a number.
     """
 
     name: str
@@ -296,11 +302,28 @@ class ExplainModel:
     own_class: bool
     batch_size: int
     keep_maps: bool
+    largest: float = math.inf
 
     @property
     def explanations(self) -> int:
         """How many examples are explained, each as often as it is asked about and once for each class."""
         return len(self.x) * (1 + len(self.classes)) * (1 + self.dithers)
+
+    def key(self, model: nn.Module, predicted: Mapping[str, NDArray[Any]], population: str) -> str:
+        """Digest of all that the answers of a model depend on, "" where that cannot be told.
+
+        Args:
+            model: that is explained.
+            predicted: what it predicts, which nearly tells by itself which model it is.
+            population: digest of the examples.
+        """
+        how = (self.levels, self.dithers, self.classes, self.own_class, self.batch_size, self.keep_maps, self.largest)
+        asked = (population, self.queries.dither.to_dict(), how, dict(predicted))
+        try:
+            code = code_digest(__name__, *_modules_of((self.explain, self.patiently)))
+            return digest(code, model_digest(model), asked, self.explain, self.patiently)
+        except (Undigestable, RefusedError):
+            return ""
 
     def __call__(
         self, model: nn.Module, labels: NDArray[Any], tick: Callable[[float], object] | None = None
@@ -317,6 +340,7 @@ class ExplainModel:
         """
         n = len(self.x)
         summaries, maps = Table(1, n), Table(1, n, np.float32)
+        large: dict[int, Records] = {}
         oracle = _Oracle(model, self.name, self.explanations, tick)
         explained = torch.from_numpy(np.asarray(labels)).long()
         place = device_of(model)
@@ -326,8 +350,12 @@ class ExplainModel:
 
             def keep(level: int, found: Tensor, part: range = part) -> None:
                 summaries.put(0, part, {at_level(s, level): v for s, v in oracle.summaries(found).items()})
-                if self.keep_maps:
+                if self.keep_maps and 4 * n * found.shape[2] * (1 + len(self.levels)) <= self.largest:
                     maps.put(0, part, {at_level(WHOLE_MAP, level): found[0]})
+                elif self.keep_maps:
+                    if level not in large:
+                        large[level] = np.zeros(n, record(found.shape[2]))
+                    large[level][part.start : part.stop] = packed(found[0].to(torch.float32).cpu().numpy())
 
             x = self.x[part.start : part.stop].to(place)
             average = _Average(oracle.ask(self.explain, x, wanted))
@@ -348,7 +376,7 @@ class ExplainModel:
         of_level = {level: maps.arrays.get(at_level(WHOLE_MAP, level)) for level in (1, *self.levels)}
         return Explained(
             {name: a[0] for name, a in summaries.arrays.items()},
-            {level: a[0] for level, a in of_level.items() if a is not None},
+            {**{level: a[0] for level, a in of_level.items() if a is not None}, **large},
             oracle.shapes or (),
         )
 
@@ -365,11 +393,12 @@ class _Found:
     m: int
     n: int
     summaries: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    maps: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    whole: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    files: dict[str, dict[int, Path]] = field(default_factory=dict)
     shapes: tuple[tuple[int, ...], ...] | None = None
 
-    def put(self, i: int, found: Explained) -> None:
-        """Of model i.
+    def put(self, i: int, found: Explained, files: Mapping[int, Path]) -> None:
+        """Of model i; its large maps are in these files, one a level.
 
         Raises:
             InputError: its maps have another shape than those of the models before.
@@ -383,9 +412,20 @@ class _Found:
             self.summaries[name][i] = a
         for level, maps in found.maps.items():
             name = at_level(WHOLE_MAP, level)
-            if name not in self.maps:
-                self.maps[name] = np.zeros((self.m, *maps.shape), np.float32)
-            self.maps[name][i] = maps
+            if level in files:
+                continue
+            if name not in self.whole:
+                self.whole[name] = np.zeros((self.m, *maps.shape), np.float32)
+            self.whole[name][i] = maps
+        for level, path in files.items():
+            self.files.setdefault(at_level(WHOLE_MAP, level), {})[i] = path
+
+    def maps(self, store: ExplainedStore) -> dict[str, Any]:
+        """Name -> (m, n, d) maps, in memory or on disk."""
+        d, found = sum(map(math.prod, self.shapes or ())), dict[str, Any](self.whole)
+        for name, files in self.files.items():
+            found[name] = StoredMaps((MapFiles(tuple(files[i] for i in range(self.m)), self.n, d, store),))
+        return found
 
 
 def _check_shapes(now: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
@@ -420,6 +460,14 @@ class _Average:
         if not isinstance(self.counted, Tensor):
             return torch.as_tensor(self.total / self.counted)
         return torch.where(self.counted > 0, self.total / self.counted, self.plain.double())
+
+
+def _modules_of(value: Any) -> set[str]:
+    """Modules of this package in which explainers are defined: what other code answered is not taken for theirs."""
+    inside = [*value] if isinstance(value, tuple) else [*vars(value).values()] if is_dataclass(value) else []
+    own = {str(getattr(each, "__module__", "")) for each in (value, type(value))}
+    found = {name for name in own if name.partition(".")[0] == "safexplain"}
+    return found.union(*map(_modules_of, inside))
 
 
 def _each(explain: Explain | Sequence[Explain], m: int) -> list[Explain]:

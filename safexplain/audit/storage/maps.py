@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import whole_file
 from safexplain.errors import InputError
 
 BLOCK = 1 << 25
@@ -44,10 +41,16 @@ def record(features: int) -> np.dtype[np.void]:
 
 
 def packed(maps: NDArray[np.float32]) -> Records:
-    """(p,) records of (p, d) finite maps."""
+    """(p,) records of (p, d) maps.
+
+    Raises:
+        InputError: they have NaN or infinite values.
+    """
     records = np.zeros(len(maps), record(maps.shape[1]))
     for part in parts(*maps.shape):
         scale = np.abs(maps[part]).max(1)
+        if not np.isfinite(scale).all():
+            raise InputError("attributions have NaN or infinite values in single precision")
         records["scale"][part] = scale
         shares = maps[part] / np.where(scale > 0, scale, np.float32(1))[:, None]
         records["numbers"][part] = np.divide(shares, UNIT, out=shares)
@@ -74,11 +77,13 @@ class MapFiles:
         paths: of the models, in order.
         examples: n.
         features: d.
+        keeper: whatever deletes them when nothing refers to it any more; None: they stay.
     """
 
     paths: tuple[Path, ...]
     examples: int
     features: int
+    keeper: object = None
 
     def delete_in_the_end(self) -> None:
         """Delete the files when nothing refers to this object any more, or Python ends."""
@@ -114,33 +119,19 @@ class MapFiles:
 
 
 def write_maps(path: Path, records: Records) -> None:
-    """Write the maps of one model, all or nothing.
+    """Write the maps of one model.
 
     Raises:
         OSError: it cannot be written.
     """
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with path.open("wb") as file:
         write: Any = np.lib.format.write_array
         write(file, records, allow_pickle=False)
-
-
-def temporary_folder() -> Path:
-    """For files that are deleted in the end; the folder goes with the last of them."""
-    return Path(tempfile.mkdtemp(prefix="safexplain-maps-"))
-
-
-def free_space(folder: Path) -> int:
-    """Bytes that fit into a folder, which may have to be made yet."""
-    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path.cwd())
-    return shutil.disk_usage(there).free
 
 
 def _delete(paths: Sequence[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
-    for folder in {path.parent for path in paths}:
-        if folder.name.startswith("safexplain-maps-") and folder.exists() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
