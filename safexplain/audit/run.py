@@ -10,6 +10,7 @@ of the package's own.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from safexplain.audit.root_cause import Ablation, root_cause, sample
 from safexplain.audit.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import Splits, refuse_copies
+from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
 from safexplain.audit.utility import Sample, utility_of
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
@@ -71,9 +73,6 @@ FEWEST_SPARE = 100
 
 SAMPLED = 256
 """Examples whose explanations are looked at before all others, for what cannot be right and for faithfulness."""
-
-LARGEST_MAPS = 2 << 30
-"""Bytes of attribution maps kept in memory for the whole-map attack; above it, that attack is left out."""
 
 
 class HardeningLike(Protocol):
@@ -128,6 +127,9 @@ class AuditOptions:
             "fine-tuning" data; the certificate says so. The labels of pre-training data are classes of another task
             than the model's, and never compared with what it predicts. "training": there was one stage.
         quick: a quick look: a leak that is found is proven, but nothing is certified, and no certificate is written.
+        store: folder where the answers of each explained model are kept until the audit has finished, so that an
+            interrupted one is taken up, and maps that do not fit in memory. None: in that of the reference models,
+            where they are kept; else nothing is taken up, and such maps lie among temporary files.
 
     Raises:
         ConfigurationError: `subject_data` is none of the three.
@@ -148,6 +150,7 @@ class AuditOptions:
     search: Mapping[str, Any] | None = None
     subject_data: SubjectData = "training"
     quick: bool = False
+    store: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.subject_data not in get_args(SubjectData):
@@ -340,6 +343,9 @@ def prepare(
         InputError, ConfigurationError: as `audit`.
     """
     options = options or AuditOptions()
+    if cache is not None and options.store is None:
+        models = cache.folder if isinstance(cache, ModelCache) else Path(cache)
+        options = replace(options, store=models / "explained")
     member = np.asarray(member)
     if member.dtype != np.bool_ or member.shape != (len(population),):
         raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
@@ -440,10 +446,21 @@ def audit_pools(
     methods = methods_of(explainer, arguments)
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
     notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
-    size = 4 * copies * population.x[0].numel() * len(methods) * sum(p.shadows.membership.size for p in pools)
-    keep = alone or size <= LARGEST_MAPS
+    features, store = population.x[0].numel() * len(methods), ExplainedStore.of(None if endpoint else options.store)
+    whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
+    way = replace(way, store=store, large=not alone and whole > LARGEST_MAPS)
+    size = bytes_on_disk(copies * sum(p.asked.membership.size for p in pools), features) / 2**30
+    keep = not way.large or size < (free := free_space(store.folder) / 2**30)
     if not keep:
-        notes.append(f"the whole-map attack was left out: the maps of all models would take {size / 2**30:.0f} GiB")
+        notes.append(
+            f"the whole-map attack was left out: the maps of all models would take {size:.3g} GiB on disk, where"
+            f" {free:.3g} GiB are free"
+        )
+    elif way.large:
+        notes.append(
+            f"The maps of all models were attacked on disk, {size:.3g} GiB of 16 bits a number; they are not in"
+            " signals.npz, so that attacks on whole maps cannot be repeated from it."
+        )
     dither, chosen = way.dither(pools, hardening)
     if endpoint:
         told = endpoint.ask(population, policy.patience, dither, progress)
@@ -478,7 +495,11 @@ def audit_pools(
         native = signals["native"]
         configurations = tuple(way.judge(n, s, native, inputs, hardening, looked) for n, s in signals.items())
         if not alone:
-            causes, cause = way.root_cause(pools, hardening.none(), native, keep)
+            causes, cause = way.root_cause(pools, hardening.none(), native, keep and not way.large)
+    store.finish()
+    for found in signals.values():
+        for maps in found.on_disk.values():
+            maps.delete_in_the_end()
     judged = configurations[-1]
     subject = options.subject or {
         endpoint.url if endpoint else f"target {i + 1}": _identity(p.shadows.models[0]) for i, p in enumerate(pools)
@@ -581,6 +602,32 @@ def methods_of(
 
 
 @dataclass(frozen=True, eq=False)
+class Release:
+    """What `collect_signals` asks: the released maps of a batch. It can be pickled where the explainers can.
+
+    Args:
+        methods: that explain, together.
+        hardening: of each.
+        softmax: the model returns logits, and its probability is explained.
+        compares: natively, numbers that are none count as they would be released, as zeros.
+    """
+
+    methods: tuple[Method, ...]
+    hardening: HardeningLike
+    softmax: bool
+    compares: bool
+
+    def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
+        if isinstance(model, Endpoint):  # which decides by itself what it explains, and how
+            return model.explain(x)
+        forward = Probability(model) if self.softmax else model
+        maps = [method(forward, self.hardening, x, target) for method in self.methods]
+        if self.hardening.is_none and self.compares:  # what is not released
+            maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
+        return maps[0] if len(maps) == 1 else maps
+
+
+@dataclass(frozen=True, eq=False)
 class _Way:
     """How models are asked and judged."""
 
@@ -593,6 +640,8 @@ class _Way:
     seed: int
     progress: Progress
     compares: bool
+    store: ExplainedStore = field(default_factory=lambda: ExplainedStore(None))
+    large: bool = False
 
     @property
     def method(self) -> str:
@@ -608,18 +657,8 @@ class _Way:
         return {name: {**arguments.get(name, {}), **made.get(name, {})} for name in {**arguments, **made}}
 
     def explain(self, hardening: HardeningLike) -> Explain:
-        """What `collect_signals` asks: the released maps of a batch."""
-
-        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
-            if isinstance(model, Endpoint):  # which decides by itself what it explains, and how
-                return model.explain(x)
-            forward = Probability(model) if self.softmax else model
-            maps = [method(forward, hardening, x, target) for method in self.methods]
-            if hardening.is_none and self.compares:  # what is not released: NaN counts as it would be released, as zero
-                maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
-            return maps[0] if len(maps) == 1 else maps
-
-        return explain
+        """What is released so hardened."""
+        return Release(self.methods, hardening, self.softmax, self.compares)
 
     def dither(self, pools: Sequence[Pool], hardening: HardeningLike) -> tuple[Dither, dict[str, Any]]:
         """How queries differ, and how that was chosen: on reference models, and examples that certify nothing."""
@@ -686,6 +725,8 @@ class _Way:
                     without_noise=None if alone else quiet,
                     batch_size=self.options.batch_size,
                     keep_attributions=keep,
+                    largest_maps=0 if self.large else math.inf,
+                    store=self.store,
                     targets=(0,),
                     null=pool.null,
                     classes=None if alone else self.options.classes or None,
@@ -765,7 +806,7 @@ class _Way:
             return Configuration("native", "the native explanation, as it is", result, None)
         maps = None
         if native.attributions is not None and signals.attributions is not None:
-            maps = native.attributions[0], signals.attributions[0]
+            maps = native.attributions, signals.attributions
         kept = utility_of(looked.samples, maps)
         plain = hardening.to_dict()
         return Configuration(name, as_written(plain), result, kept, in_words(plain))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
-from safexplain.audit.storage.maps import all_finite, joined
+from safexplain.audit.storage.maps import StoredMaps, all_finite, are_stored, joined
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -262,16 +262,32 @@ class Signals:
             raise InputError(f"meta[{key!r}] must name models 0 .. {len(self.membership) - 1}, got {list(models)}")
         return models
 
+    @property
+    def on_disk(self) -> dict[str, StoredMaps]:
+        """The maps that do not fit in memory, by name."""
+        found = {**self.values, **({} if self.attributions is None else {WHOLE_MAP: self.attributions})}
+        return {name: a for name, a in found.items() if are_stored(a)}
+
     def save(self, path: str | Path) -> None:
-        """Write the .npz, all or nothing.
+        """Write the .npz, all or nothing. Maps on disk are left out, and named in the meta data under "left_out".
 
         Raises:
             InputError: it cannot be written.
         """
-        meta = np.array(json.dumps(dict(self.meta)))
+        left_out = self.on_disk
+        about = dict(self.meta)
+        if left_out:
+            about["left_out"] = {name: list(a.shape) for name, a in left_out.items()}
         present = {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
         slices = {SLICE + name: s for name, s in self.slices.items()}
-        write_arrays(path, {**self.values, **slices, **present, "membership": self.membership, "meta": meta})
+        arrays = {
+            **self.values,
+            **slices,
+            **present,
+            "membership": self.membership,
+            "meta": np.array(json.dumps(about)),
+        }
+        write_arrays(path, {name: a for name, a in arrays.items() if name not in left_out})
 
     @classmethod
     def load(cls, path: str | Path) -> Signals:

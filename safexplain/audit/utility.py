@@ -7,7 +7,7 @@ features that a map names carry the prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from torch import Tensor, nn
 
+from safexplain.audit.storage.maps import parts
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 
 __all__ = ["Faithfulness", "Sample", "Utility", "faithfulness", "utility", "utility_of"]
+
+TOP_FRACTION = 0.1
+"""Share of the features that count as top where nothing else is said."""
 
 FEWEST_TOP = 4
 """Released numbers of each map whose signs `sign_errors_top` looks at, at least: the reasons on a notice."""
@@ -68,7 +72,7 @@ class Utility:
 
 
 def utility(
-    native: NDArray[np.floating[Any]], released: NDArray[np.floating[Any]], *, top_fraction: float = 0.1
+    native: NDArray[np.floating[Any]], released: NDArray[np.floating[Any]], *, top_fraction: float = TOP_FRACTION
 ) -> Utility:
     """Compare explanations of the same examples.
 
@@ -84,30 +88,50 @@ def utility(
     """
     if native.shape != released.shape or native.ndim < 2:
         raise InputError(f"expected two arrays of one shape (n, ...), got {native.shape} and {released.shape}")
-    a = np.asarray(native, dtype=np.float64).reshape(len(native), -1)
-    b = np.asarray(released, dtype=np.float64).reshape(len(released), -1)
-    some = a.any(1)
-    if not some.any():
+    a, b = (np.asarray(v).reshape(len(v), -1) for v in (native, released))
+    found = _agreement(((a[part], b[part]) for part in parts(*a.shape)), top_fraction)
+    if found is None:
         raise InputError("every native explanation is zero; there is nothing to compare with")
-    a, b = a[some], b[some]
-    d = a.shape[1]
-    k = max(1, round(top_fraction * d))
-    top_a, top_b = (np.argsort(-np.abs(v), axis=1, kind="stable")[:, :k] for v in (a, b))
-    chosen = np.zeros(a.shape, dtype=bool)
-    np.put_along_axis(chosen, top_b, True, axis=1)
-    overlap = np.take_along_axis(chosen, top_a, axis=1).mean()
-    signs = (np.sign(np.take_along_axis(a, top_a, 1)) == np.sign(np.take_along_axis(b, top_a, 1))).mean()
-    wrong = (b != 0) & (np.sign(a) != np.sign(b))
-    shown = np.argsort(-np.abs(b), axis=1, kind="stable")[:, : max(k, FEWEST_TOP)]
-    ranks = [distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b)]
+    return found
+
+
+def _agreement(
+    pairs: Iterable[tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]], top_fraction: float
+) -> Utility | None:
+    """Of native and released maps, (p, d) each, a few examples at a time; None where all native ones are zero."""
+    overlap = signs = top = wrong_ones = shown_ones = 0
+    ranks, cosines, any_wrong = list[NDArray[np.float64]](), list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
+    for native, released in pairs:
+        a, b = (np.asarray(v, dtype=np.float64) for v in (native, released))
+        some = a.any(1)
+        if not some.any():
+            continue
+        a, b = a[some], b[some]
+        d = a.shape[1]
+        k = max(1, round(top_fraction * d))
+        top_a, top_b = (np.argsort(-np.abs(v), axis=1, kind="stable")[:, :k] for v in (a, b))
+        chosen = np.zeros(a.shape, dtype=bool)
+        np.put_along_axis(chosen, top_b, True, axis=1)
+        overlap += int(np.take_along_axis(chosen, top_a, axis=1).sum())
+        signs += int((np.sign(np.take_along_axis(a, top_a, 1)) == np.sign(np.take_along_axis(b, top_a, 1))).sum())
+        top += top_a.size
+        wrong = (b != 0) & (np.sign(a) != np.sign(b))
+        shown = np.argsort(-np.abs(b), axis=1, kind="stable")[:, : max(k, FEWEST_TOP)]
+        wrong_ones, shown_ones = wrong_ones + int(wrong.sum()), shown_ones + np.count_nonzero(b)
+        any_wrong.append(np.take_along_axis(wrong, shown, axis=1).any(1))
+        one, other = (distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b))
+        ranks.append(_cosine(one, other))
+        cosines.append(_cosine(a, b))
+    if not ranks:
+        return None
     return Utility(
-        top_overlap=float(overlap),
+        top_overlap=overlap / top,
         top_fraction=top_fraction,
-        rank_correlation=float(_cosine(*ranks).mean()),
-        cosine=float(_cosine(a, b).mean()),
-        sign_agreement=float(signs),
-        sign_errors=float(wrong.sum() / max(1, np.count_nonzero(b))),
-        sign_errors_top=float(np.take_along_axis(wrong, shown, axis=1).any(1).mean()),
+        rank_correlation=float(np.concatenate(ranks).mean()),
+        cosine=float(np.concatenate(cosines).mean()),
+        sign_agreement=signs / top,
+        sign_errors=wrong_ones / max(1, shown_ones),
+        sign_errors_top=float(np.concatenate(any_wrong).mean()),
     )
 
 
@@ -169,27 +193,25 @@ class Sample:
         return nn.functional.interpolate(maps, self.x.shape[2:], mode="bilinear")
 
 
-def utility_of(
-    samples: Sequence[Sample], maps: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]] | None = None
-) -> Utility | None:
-    """Utility of a release by all maps where they were kept, else by samples; faithfulness by samples.
+def utility_of(samples: Sequence[Sample], maps: tuple[Any, Any] | None = None) -> Utility | None:
+    """Utility of a release by all maps of one model where they were kept, else by samples; faithfulness by samples.
 
     Args:
         samples: of one or several models, with maps.
-        maps: native and released, (n, ...).
+        maps: native and released, (m, n, d) in memory or on disk, of which those of model 0 are looked at.
 
     Returns:
         None where every native map is zero, so that there is nothing to compare with.
     """
     if maps is None:
         native, released = (
-            np.concatenate([torch.cat([m.flatten(1).cpu() for m in each], 1).numpy() for each in side])
+            np.concatenate([torch.cat([m.flatten(1).cpu() for m in each], 1).numpy() for each in side])[None]
             for side in ([s.native for s in samples], [s.released for s in samples])
         )
         maps = native, released
-    if not np.any(maps[0]):
+    found = _agreement(((maps[0][0, p], maps[1][0, p]) for p in parts(*maps[0].shape[1:])), TOP_FRACTION)
+    if found is None:
         return None
-    found = utility(*maps)
     own = [f for s in samples for f in s.faithfulness(s.released)]
     theirs = [f for s in samples for f in s.faithfulness(s.native)]
     return found.with_faithfulness(_together(own), _together(theirs)) if own else found

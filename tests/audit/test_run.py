@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
+from safexplain.audit.collect import ExplainModel
 from safexplain.audit.run import Pool, audit_pools, prepare
 from safexplain.cli import _run
 from safexplain.errors import CertificateError, ConfigurationError, InputError
@@ -192,7 +194,65 @@ def test_a_release_is_measured_on_the_model_and_said_in_words(run):
 def test_utility_is_measured_on_a_sample_where_maps_are_not_kept(run, monkeypatch):
     kept = run().utility
     monkeypatch.setattr("safexplain.audit.run.LARGEST_MAPS", 0)
-    assert run().utility.to_dict() == pytest.approx(kept.to_dict())  # the sample is all of these few examples
+    monkeypatch.setattr("safexplain.audit.run.free_space", lambda folder: 0)
+    found = run()
+    assert found.utility.to_dict() == pytest.approx(kept.to_dict())  # the sample is all of these few examples
+    assert any("whole-map attack was left out" in note and "0 GiB are free" in note for note in found.notes)
+    assert not any(r.signal.startswith("attributions") for r in found.result.attacks)
+
+
+@pytest.mark.parametrize("hardening", [HARDENING, Hardening.none()], ids=["hardened", "native"])
+def test_an_audit_of_maps_that_do_not_fit_in_memory_finds_the_same(hardening, run, tmp_path, monkeypatch):
+    options = AuditOptions(dither=Dither(), store=tmp_path / "kept")
+    policy = Policy(fpr=0.1, max_tpr=0.8, suite=("Threshold", "LikelihoodRatio", "Learned"), patience=(1, 3))
+    given = {"hardening": hardening, "policy": policy, "options": options, "explainer": HardenedIG}
+    here = run(**given)
+    monkeypatch.setattr("safexplain.audit.run.LARGEST_MAPS", 0)
+    there = run(**given)
+    assert here.signals[here.judged.name].on_disk == {}
+    assert sorted(there.signals[there.judged.name].on_disk) == ["attributions", "attributions@3"]
+    assert there.verdict == here.verdict
+    assert [a.title for a in there.result.attacks] == [a.title for a in here.result.attacks]
+    for one, other in zip(here.result.attacks, there.result.attacks, strict=True):
+        assert other.curve.auc == pytest.approx(one.curve.auc, abs=0.02 if "attributions" in one.signal else 0)
+    if here.utility:
+        assert there.utility.to_dict() == pytest.approx(here.utility.to_dict(), abs=0.01)
+    assert [note for note in there.notes if note not in here.notes] == [
+        note for note in there.notes if "attacked on disk" in note and "not in signals.npz" in note
+    ]
+    there.save(tmp_path / "run")
+    assert Signals.load(tmp_path / "run" / "signals.npz").attributions is None
+    assert any((tmp_path / "kept").iterdir())
+    del there
+    gc.collect()
+    assert not any((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("largest", [2**30, pytest.param(0, marks=pytest.mark.slow)])
+def test_an_interrupted_audit_explains_no_model_again(largest, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("safexplain.audit.run.LARGEST_MAPS", largest)
+    given = {"hardening": NOISY, "explainer": (HardenedIG, HardenedSaliency), "cache": tmp_path}
+    expected, whole, calls = run(**{**given, "cache": None}), ExplainModel.__call__, []
+
+    def counted(self, *args, **kwargs):
+        if calls[:1] == ["model 0"] and len(calls) == 7:
+            raise KeyboardInterrupt
+        found = whole(self, *args, **kwargs)
+        calls.append(self.name)
+        return found
+
+    monkeypatch.setattr(ExplainModel, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(**given)
+    assert calls == [f"model {i}" for i in (0, 1, 2, 3, 4, 0, 1)]
+    calls.clear()
+    found = run(**given)
+    missing = ["model 2", "model 3", "model 4"]  # of what is released; the native ones were done
+    assert calls == [*missing, *(f"model {i}" for i in range(5))]  # and the other output
+    assert found.to_dict() == expected.to_dict()
+    del found
+    gc.collect()
+    assert not any((tmp_path / "explained").iterdir())
 
 
 class Broken(OwnExplainer):

@@ -281,15 +281,18 @@ def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
         maps: (models, examples, features).
         member: (models, examples).
     """
-    one = member[..., None]
     n1, n0 = member.sum(0), (~member).sum(0)
-    sum1, sum0 = np.where(one, maps, 0).sum(0, dtype=np.float64), np.where(one, 0, maps).sum(0, dtype=np.float64)
+    sum1, sum0 = np.zeros(maps.shape[1:]), np.zeros(maps.shape[1:])
+    for inside, a in zip(member[..., None], maps, strict=True):
+        sum1 += np.where(inside, a, 0)
+        sum0 += np.where(inside, 0, a)
     square = np.einsum("mnd,mnd->nd", maps, maps, dtype=np.float64)
     both = sum1**2 / np.maximum(n1, 1)[:, None] + sum0**2 / np.maximum(n0, 1)[:, None]
     variance = np.maximum((square - both) / max(len(maps) - 2, 1), 0)
     variance += 1e-3 * variance.mean(1, keepdims=True) + 1e-30
     ratios = np.zeros(member.shape)
-    for m, a in enumerate(maps.astype(np.float64)):
+    for m, one in enumerate(maps):
+        a = one.astype(np.float64)
         inside = member[m][:, None]
         mean1 = (sum1 - np.where(inside, a, 0)) / np.maximum(n1[:, None] - inside, 1)
         mean0 = (sum0 - np.where(inside, 0, a)) / np.maximum(n0[:, None] - ~inside, 1)

@@ -49,7 +49,6 @@ from safexplain.audit.references.shadows import Build, Shadows, train_shadows
 from safexplain.audit.run import (
     FEWEST_REFERENCES,
     FEWEST_SPARE,
-    LARGEST_MAPS,
     LOOKED_AT,
     SAMPLED,
     AuditOptions,
@@ -60,6 +59,7 @@ from safexplain.audit.run import (
     methods_of,
 )
 from safexplain.audit.splits import Splits, copies_together
+from safexplain.audit.storage.pieces import LARGEST_MAPS
 from safexplain.audit.utility import Sample, utility, utility_of
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import Probability, as_module

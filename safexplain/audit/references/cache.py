@@ -34,6 +34,11 @@ class ModelCache:
     def __init__(self, folder: str | Path) -> None:
         self._store = PieceStore(folder, "a trained model")
 
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._store.folder
+
     def load(self, key: str, model: nn.Module) -> bool:
         """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
 

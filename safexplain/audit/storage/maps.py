@@ -174,6 +174,11 @@ class StoredMaps:
         m, n, d = self.shape
         return m * n * record(d).itemsize
 
+    def delete_in_the_end(self) -> None:
+        """Delete the files when nothing refers to them any more, or Python ends."""
+        for side in self.sides:
+            side.delete_in_the_end()
+
     def __len__(self) -> int:
         return self.shape[0]
 

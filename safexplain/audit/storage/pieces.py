@@ -149,9 +149,9 @@ def free_space(folder: Path | None) -> int:
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
-def bytes_on_disk(models: int, examples: int, features: int, levels: int = 1) -> int:
-    """What large maps of all models take there."""
-    return models * examples * levels * record(features).itemsize
+def bytes_on_disk(maps: int, features: int) -> int:
+    """What so many maps of so many features take there."""
+    return maps * record(features).itemsize
 
 
 def _writing(records: Records) -> Callable[[Path], None]:

@@ -1,0 +1,213 @@
+"""Pieces: a model that was explained is not explained again, and what is taken up is what would have been found."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
+from safexplain.audit.collect import ExplainModel
+from safexplain.audit.storage.maps import StoredMaps
+from safexplain.audit.storage.pieces import Explained, ExplainedStore
+from safexplain.errors import InputError
+
+MEMBER = np.random.default_rng(0).random((4, 30)) < 0.5
+POOL = Population(torch.randn(30, 2, 3, generator=torch.Generator().manual_seed(9)), torch.arange(30) % 3)
+
+
+class Linear(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+SHADOWS = Shadows(tuple(Linear(s) for s in range(4)), MEMBER)
+ASKED = []
+
+
+def explain(model, x, target):
+    log = globals()["ASKED"]  # read so, it is no part of what the function depends on
+    log.append(model)
+    return x * model.weight.T[target].reshape(x.shape)
+
+
+def collect(store, function=explain, shadows=SHADOWS, pool=POOL, **options):
+    """Signals, and which models were explained for them."""
+    ASKED.clear()
+    given = {"patience": (1, 3), "dither": Dither(), "largest_maps": 0, "store": store, **options}
+    found = collect_signals(shadows, pool, function, **given)
+    return found, {shadows.models.index(model) for model in ASKED}
+
+
+def interrupted(store, models, monkeypatch, **options):
+    """Collecting that ends after so many models."""
+    whole, calls = ExplainModel.__call__, []
+
+    def dying(self, *args, **kwargs):
+        if len(calls) == models:
+            raise KeyboardInterrupt
+        calls.append(self.name)
+        return whole(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ExplainModel, "__call__", dying)
+        with pytest.raises(KeyboardInterrupt):
+            collect(store, **options)
+
+
+def assert_equal(one, other):
+    assert one.values.keys() == other.values.keys()
+    assert dict(one.meta) == dict(other.meta)
+    assert all(np.array_equal(one.values[name], other.values[name]) for name in one.values)
+    assert np.array_equal(one.attributions, other.attributions)
+    assert type(one.attributions) is type(other.attributions)
+
+
+@pytest.mark.parametrize("largest", [0, 2**30])
+def test_an_interrupted_run_explains_only_what_is_missing_and_finds_the_same(largest, tmp_path, monkeypatch):
+    expected, asked = collect(None, largest_maps=largest)
+    assert asked == {0, 1, 2, 3}
+    interrupted(tmp_path, 2, monkeypatch, largest_maps=largest)
+    told = []
+    found, asked = collect(tmp_path, largest_maps=largest, progress=lambda *call: told.append(call))
+    assert asked == {2, 3}
+    assert_equal(found, expected)
+    told = [done for stage, done, total, *_ in told if stage == "explaining"]
+    assert told == sorted(told)
+    assert collect(tmp_path, largest_maps=largest)[1] == set()
+
+
+def test_maps_that_are_too_large_go_to_disk_and_say_the_same_in_16_bits():
+    here, _ = collect(None, largest_maps=2**30)
+    there, _ = collect(None, largest_maps=4 * 4 * 30 * 6 * 2 - 1)
+    least, _ = collect(None, largest_maps=4 * 4 * 30 * 6 * 2)
+    assert isinstance(here.attributions, np.ndarray)
+    assert isinstance(least.attributions, np.ndarray)
+    for name, maps in there.on_disk.items():
+        own = here.attributions if name == "attributions" else here.values[name]
+        assert np.allclose(maps, own, rtol=2**-11, atol=0)
+    assert sorted(there.on_disk) == ["attributions", "attributions@3"]
+    summaries = [name for name in here.values if name not in there.on_disk]
+    assert all(np.array_equal(here.values[name], there.values[name]) for name in summaries)
+    assert here.meta == there.meta
+
+
+def test_without_a_folder_large_maps_are_deleted_with_the_signals(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found, _ = collect(None)
+    assert len(list(tmp_path.rglob("*.npy"))) == 8
+    del found
+    gc.collect()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"shadows": Shadows((*SHADOWS.models[:3], Linear(99)), MEMBER)},
+        {"pool": Population(POOL.x + 1e-3, POOL.y)},
+        {"dither": Dither(seed=1)},
+        {"patience": (1, 4)},
+        {"classes": (1,)},
+        {"own_class": True},
+        {"function": lambda model, x, target: 2 * explain(model, x, target)},
+        {"without_noise": lambda model, x, target: explain(model, x, target) / 2, "targets": (0,)},
+    ],
+    ids=lambda other: "+".join(other),
+)
+def test_what_was_made_otherwise_is_not_taken_up(other, tmp_path):
+    collect(tmp_path)
+    expected, _ = collect(None, **other)
+    found, asked = collect(tmp_path, **other)
+    changed = {3} if "shadows" in other else {1, 2, 3} if "targets" in other else {0, 1, 2, 3}
+    assert asked == changed
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".1.npy", ".3.npy"])
+@pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
+def test_a_damaged_piece_is_made_again(suffix, harm, tmp_path):
+    expected, _ = collect(tmp_path)
+    path = sorted(p for p in tmp_path.iterdir() if p.name.endswith(suffix))[1]
+    raw = bytearray(path.read_bytes())
+    raw[200] ^= 1
+    path.unlink() if harm == "gone" else path.write_bytes(raw if harm == "changed" else raw[:-7])
+    found, asked = collect(tmp_path)
+    assert len(asked) == 1
+    assert_equal(found, expected)
+
+
+def test_what_cannot_be_told_is_explained_each_time_and_leaves_nothing(tmp_path):
+    lock = threading.Lock()
+
+    def unknown(model, x, target):
+        with lock:
+            return explain(model, x, target)
+
+    for _ in range(2):
+        found, asked = collect(tmp_path, unknown)
+        assert asked == {0, 1, 2, 3}
+        assert isinstance(found.attributions, StoredMaps)
+    del found
+    gc.collect()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_finished_audit_leaves_no_pieces(tmp_path):
+    store = ExplainedStore(tmp_path)
+    found, _ = collect(store)
+    assert len(list(tmp_path.iterdir())) == 12
+    store.finish()
+    for maps in found.on_disk.values():
+        maps.delete_in_the_end()
+    assert len(list(tmp_path.iterdir())) == 8
+    del found, maps
+    gc.collect()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_said_and_keeps_what_was_there(tmp_path, monkeypatch):
+    collect(tmp_path, shadows=Shadows(SHADOWS.models[:2], MEMBER[:2]))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safexplain.audit.storage.pieces.write_maps", full)
+    with pytest.raises(InputError, match="free some space and resume"):
+        collect(tmp_path)
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+def test_not_finite_maps_are_refused_before_they_are_packed():
+    with pytest.raises(InputError, match=r"must be finite"):
+        collect(None, lambda model, x, target: x / 0)
+    with pytest.raises(InputError, match=r"NaN or infinite"):
+        collect(None, lambda model, x, target: x.double() * 1e300)
+
+
+def test_saved_signals_leave_large_maps_out_and_say_so(tmp_path):
+    found, _ = collect(None)
+    found.save(tmp_path / "signals.npz")
+    again = Signals.load(tmp_path / "signals.npz")
+    assert again.attributions is None
+    assert again.meta["left_out"] == {"attributions": [4, 30, 6], "attributions@3": [4, 30, 6]}
+    assert again.values.keys() == found.values.keys() - {"attributions@3"}
+
+
+def test_a_piece_is_what_was_released(tmp_path):
+    store = ExplainedStore(tmp_path / "new")
+    maps = np.arange(6, dtype=np.float32).reshape(2, 3)
+    store.save("key", Explained({"l1": np.ones(2), "class_l1": np.ones((2, 2))}, {1: maps}, ((1, 3),)))
+    found, files = store.load("key")
+    assert (found.shapes, files, list(found.summaries)) == (((1, 3),), {}, ["l1", "class_l1"])
+    assert np.array_equal(found.maps[1], maps)
+    assert store.load("other") is None
