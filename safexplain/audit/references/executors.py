@@ -30,9 +30,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
+from safexplain._digest import code_digest
 from safexplain._progress import Progress
 from safexplain.audit.recipe import Tick
+from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.training import TOGETHER
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
 
 LARGE = 1 << 20
@@ -40,6 +44,9 @@ LARGE = 1 << 20
 
 BEAT_SECONDS = 1.0
 """A worker says how far it is this often, at most."""
+
+ALONE = 8
+"""Most models in a group of those that train one after the other."""
 
 NEW_POOLS = 2
 """How often a pool of processes that broke is replaced, before the rest is done in this process."""
@@ -136,6 +143,120 @@ def run_groups(
         run.leave()
         shutil.rmtree(session, ignore_errors=True)
         _here.pop(str(session), None)
+
+
+def train_elsewhere(
+    executor: Executor,
+    work: Work,
+    starts: Sequence[nn.Module | None],
+    keys: Sequence[str],
+    store: ModelCache | None,
+    groups: Callable[[list[int]], list[list[int]]],
+    *,
+    stage: str,
+    progress: Progress,
+) -> list[nn.Module]:
+    """`load_or_train` where others train: what is not in the store yet is sent to an executor, group by group.
+
+    Args:
+        executor: see `Executor`.
+        work: called with (places, their keys); gives for each its weights as bytes, or None where it stored them under
+            its key, or the whole model.
+        starts: models that take the weights; None where whole models come back.
+        keys: "" where a model is not stored.
+        store: None: nothing is stored.
+        groups: places of missing models -> groups of them.
+        stage: what progress is told.
+        progress: told about all of them together.
+
+    Returns:
+        The models on the CPU, in eval mode.
+
+    Raises:
+        InputError: a worker stored a model, and it is not found here; otherwise as `run_groups`.
+    """
+    models = list(starts)
+    missing = [i for i, start in enumerate(starts) if not (start and store and keys[i] and store.load(keys[i], start))]
+    parts = [part for part in groups(missing) if part]
+
+    def took(g: int, found: list[Any]) -> None:
+        for i, one in zip(parts[g], found, strict=True):
+            start = models[i]
+            if isinstance(one, nn.Module):
+                models[i] = one
+            elif isinstance(one, bytes) and start is not None:
+                start.load_state_dict(torch.load(io.BytesIO(one), map_location="cpu", weights_only=True))
+            elif not (store and start is not None and _arrives(store, keys[i], start)):
+                raise InputError(f"a worker stored model {keys[i][:16]} in the cache, and it cannot be read here")
+            if one is not None and store and keys[i]:
+                store.save(keys[i], models[i])  # type: ignore[arg-type]
+
+    if parts:
+        run_groups(
+            executor,
+            work,
+            [(part, [keys[i] for i in part]) for part in parts],
+            took,
+            sizes=[len(part) for part in parts],
+            stage=stage,
+            progress=progress,
+            before=len(models) - len(missing),
+            folder=store.folder if store else None,
+        )
+    progress(stage, len(models), len(models))
+    return [model.eval() for model in models if model is not None]
+
+
+def parted(places: Sequence[int], executor: object, *, together: bool = False) -> list[list[int]]:
+    """Groups of models: a few for each worker, so that all are busy to the end and one that dies loses little.
+
+    Args:
+        places: of models, in the order in which they are put together.
+        executor: that trains them.
+        together: whether a group trains as one computation, which hardly takes longer for 4 of them than for one.
+    """
+    each, least, most = (2, 4, TOGETHER) if together else (4, 1, ALONE)
+    size = min(max(-(-len(places) // (each * workers_of(executor))), least), most)
+    return [list(places[first : first + size]) for first in range(0, len(places), size)]
+
+
+def weights_as_bytes(model: nn.Module) -> bytes:
+    """All that a model of this architecture needs to become this one."""
+    file = io.BytesIO()
+    torch.save({name: t.detach().cpu() for name, t in model.state_dict().items()}, file)
+    return file.getvalue()
+
+
+def check_code(expected: str, *modules: str) -> None:
+    """In a worker: raise ConfigurationError where its package or its torch is another than that of who sent the work.
+
+    Args:
+        expected: `code_digest(*modules)` there.
+        modules: by name.
+    """
+    if expected != code_digest(*modules):
+        raise ConfigurationError(
+            f"a worker has another version of safexplain or of torch ({torch.__version__} in the worker): its models"
+            " would be others under the same names; install the same versions everywhere"
+        )
+
+
+def present(device: str | torch.device) -> torch.device:
+    """The device where this process has it, else the CPU: whoever sends work to workers with GPUs may have none."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return torch.device("cpu")
+    return torch.device(device)
+
+
+def _arrives(store: ModelCache, key: str, model: nn.Module) -> bool:
+    """Load what another machine stored; shared file systems show a new file some seconds later."""
+    for wait in (0.0, 0.1, 1.0, 3.0, 10.0):
+        time.sleep(wait)
+        if store.load(key, model):
+            return True
+    return False
 
 
 @dataclass(eq=False)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick, Train
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.training import fit_estimator, train_models
+from safexplain.audit.references.executors import (
+    Executor,
+    check_code,
+    check_executor,
+    parted,
+    present,
+    train_elsewhere,
+    weights_as_bytes,
+)
+from safexplain.audit.references.training import fit_estimator, is_batchable, train_models
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
@@ -69,10 +78,12 @@ def train_shadows(
     *,
     build: Build | None = None,
     models: int = 16,
+    only: Iterable[int] | None = None,
     membership: NDArray[np.bool_] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Train reference models, each on the members that its own coin flips chose.
@@ -82,6 +93,14 @@ def train_shadows(
     resumes, a changed one does not reuse. Models that are not built by `build` (a callable without it, scikit-learn
     estimators) would need pickles and are not stored.
 
+    Everything random about a model follows from `seed` and its own number: a part of the models, and more of them, are
+    bit for bit those of the whole (networks that train as batched computations: see `training.train_together`).
+
+    With `executor`, groups of models are trained wherever that sends them. They are bit for bit those of one process
+    where torch computes in as many threads on the same kind of processor, and else the same within rounding, which
+    grows with training. Workers that see the cache store what they finish, so that a worker that dies loses one group
+    at most, and that is sent again. See docs/scale.md.
+
     Args:
         population: the pool.
         train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`, called with the global generator
@@ -89,123 +108,212 @@ def train_shadows(
             `random_state`, and fitted.
         build: makes an untrained model from a seed.
         models: how many.
-        membership: (models, n) bool to use instead of coin flips.
+        only: numbers of the models that are trained, a part of 0 .. models - 1; None: all.
+        membership: (models, n) bool to use instead of coin flips; also with `only` it has a row for every model.
         seed: of the coin flips, the initial weights and the order of the batches.
         device: where networks train.
         cache: a `ModelCache` or a folder.
-        progress: told after each model.
+        executor: anything with `submit(fn, *args)` whose result has `.result()`: pools of `concurrent.futures`, loky,
+            `dask.distributed.Client.get_executor()`, submitit's executors, `ray_executor()`. None: this process.
+        progress: told after each model, and within.
 
     Returns:
-        The models, on `device`, and their membership.
+        The models, on `device` (with an executor: on the CPU where this process has no such device), their membership
+        and their numbers.
 
     Raises:
-        ConfigurationError: a Recipe without `build`, or something that cannot train.
-        InputError: a model would have members of fewer than two classes, or training diverged.
+        ConfigurationError: a Recipe without `build`, or something that cannot train, or cannot be sent to workers.
+        InputError: a model would have members of fewer than two classes, training diverged, or `only` names a model
+            twice, none, or one that there is not.
     """
+    check_executor(executor)
     member = population.flip(models, seed=seed) if membership is None else np.asarray(membership, dtype=bool)
     if member.ndim != 2 or member.shape[1] != len(population) or len(member) < 1:
         raise InputError(f"expected membership (models, {len(population)}), got {member.shape}")
+    numbers = _numbers(only, len(member))
+    member = member[list(numbers)]
     labels = population.y.numpy()
-    for i, row in enumerate(member):
+    for i, row in zip(numbers, member, strict=True):
         if len(np.unique(labels[row])) < 2:
             raise InputError(
                 f"model {i} would train on {int(row.sum())} examples of fewer than two classes; use more data"
             )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
-    job = _Job(population, member, seed, torch.device(device), store, progress)
-    if isinstance(train, Recipe):
-        if build is None:
-            raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
-        return Shadows(tuple(job.by_recipe(train, build)), member)
-    if hasattr(train, "fit") and hasattr(train, "get_params"):
-        return Shadows(tuple(job.by_estimator(train)), member)
-    if callable(train):
-        return Shadows(tuple(job.by_callable(train, build)), member)
-    raise ConfigurationTypeError(
-        f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
+    if isinstance(train, Recipe) and build is None:
+        raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
+    estimator = hasattr(train, "fit") and hasattr(train, "get_params")
+    if not (estimator or callable(train) or isinstance(train, Recipe)):
+        raise ConfigurationTypeError(
+            f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
+        )
+    job = _Job(
+        train=train,
+        build=None if estimator else build,
+        train_key=_train_key(train) if store and not estimator else "",
+        x=population.x,
+        y=population.y,
+        classes=population.classes,
+        data_key=population.digest() if store else "",
+        member=member,
+        numbers=numbers,
+        seed=seed,
+        device=torch.device(device),
+        folder=store.folder if store else None,
+        code=code_digest(__name__) if executor is not None else "",
     )
+    starts = [job.start(place) for place in range(len(member))]
+    keys = ["" if start is None else job.key(place, start) for place, start in enumerate(starts)]
+    if executor is None:
+        return Shadows(tuple(job.fit(range(len(member)), starts, keys, store, progress)), member, numbers)
+
+    def groups(missing: list[int]) -> list[list[int]]:
+        if not (isinstance(train, Recipe) and starts[0] is not None and is_batchable(starts[0], train)):
+            return parted(missing, executor)
+        steps = {place: train.steps_per_epoch(int(member[place].sum())) for place in missing}
+        return parted(sorted(missing, key=steps.__getitem__), executor, together=True)
+
+    made = train_elsewhere(executor, job, starts, keys, store, groups, stage="training", progress=progress)
+    return Shadows(tuple(model.to(present(device)) for model in made), member, numbers)
+
+
+def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
+    if only is None:
+        return tuple(range(models))
+    try:
+        numbers = tuple(operator.index(i) for i in only)
+    except TypeError:
+        raise ConfigurationTypeError(
+            f"only: expected the numbers of models, such as [3, 4], got {only!r:.60}"
+        ) from None
+    if wrong := [i for i in numbers if not 0 <= i < models]:
+        raise InputError(f"only: there are models 0 .. {models - 1}, got {', '.join(map(str, wrong))}")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise InputError(f"only: expected the numbers of models, each once, got {list(numbers)}")
+    return numbers
+
+
+def _train_key(train: Any) -> str:
+    """Of what trains; "" where its identity across runs cannot be told."""
+    try:
+        return digest(train.to_toml() if isinstance(train, Recipe) else train)
+    except Undigestable:
+        return ""
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    population: Population
+    """Trains some of the models, here or in a worker; places count among those that were asked for."""
+
+    train: Any
+    build: Build | None
+    train_key: str
+    x: Tensor
+    y: Tensor
+    classes: int
+    data_key: str
     member: NDArray[np.bool_]
+    numbers: tuple[int, ...]
     seed: int
     device: torch.device
-    store: ModelCache | None
-    progress: Progress
+    folder: Path | None
+    code: str
 
-    def by_recipe(self, recipe: Recipe, build: Build) -> list[nn.Module]:
-        recipe_key = digest(recipe.to_toml())
-        initial = [self._new(build, recipe.seed, i) for i in range(len(self.member))]
-        keys = [
-            "" if self.store is None else self._key(recipe_key, self.member[i], m, i) for i, m in enumerate(initial)
+    @property
+    def base(self) -> int:
+        return self.train.seed if isinstance(self.train, Recipe) else 0
+
+    def start(self, place: int) -> nn.Module | None:
+        """Untrained; None where none is needed, because the function makes its own and nothing is stored."""
+        if self.build is None or not (isinstance(self.train, Recipe) or self.train_key):
+            return None
+        with torch.random.fork_rng([]):
+            seed = mixed_seed(self.seed, self.base, self.numbers[place])
+            torch.manual_seed(seed)
+            return self.build(seed % 2**31)
+
+    def key(self, place: int, start: nn.Module) -> str:
+        """Of everything that makes a model; "" where that cannot be told."""
+        if not self.train_key:
+            return ""
+        number = self.numbers[place]
+        parts = (self.train_key, self.data_key, self.member[place], start, self.seed, number, code_digest(__name__))
+        return digest(*parts)
+
+    def fit(
+        self,
+        places: Sequence[int],
+        starts: Sequence[nn.Module | None],
+        keys: Sequence[str],
+        store: ModelCache | None,
+        progress: Progress,
+    ) -> list[nn.Module]:
+        """The trained models of these places, from the store or trained and stored."""
+        if isinstance(self.train, Recipe):
+            return self._by_recipe(self.train, places, [start for start in starts if start is not None], keys, store,
+                                   progress)  # fmt: skip
+        found = []
+        for done, (place, start, key) in enumerate(zip(places, starts, keys, strict=True)):
+            if start is not None and store and key and store.load(key, start):
+                found.append(start)
+            else:
+                found.append(self._by_estimator(place) if self.build is None and hasattr(self.train, "fit")
+                             else self._by_callable(place))  # fmt: skip
+                if store and key:
+                    store.save(key, found[-1])
+            found[-1] = found[-1].to(self.device).eval()
+            progress("training", done + 1, len(places))
+        return found
+
+    def __call__(self, group: tuple[list[int], list[str]], tick: Tick, seen: bool) -> list[Any]:
+        """In a worker: of each model its weights as bytes, or None where they are in the store, or itself."""
+        check_code(self.code, __name__)
+        places, keys = group
+        store = ModelCache(self.folder) if seen and self.folder else None
+        starts = [self.start(place) for place in places]
+        models = self.fit(places, starts, keys, store, lambda _, done, total, note="": tick(done / total, note))
+        return [
+            None if store and key else weights_as_bytes(model) if start is not None else model.cpu()
+            for model, start, key in zip(models, starts, keys, strict=True)
         ]
-        models = [model.to(self.device) for model in initial]
-        x, y = self.population.x, self.population.y
+
+    def _by_recipe(
+        self,
+        recipe: Recipe,
+        places: Sequence[int],
+        starts: Sequence[nn.Module],
+        keys: Sequence[str],
+        store: ModelCache | None,
+        progress: Progress,
+    ) -> list[nn.Module]:
+        models = [model.to(self.device) for model in starts]
 
         def train(
             group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
         ) -> None:
-            index = [torch.from_numpy(np.flatnonzero(self.member[i])) for i in group]
-            generators = [self._generator(recipe.seed, i) for i in group]
+            index = [torch.from_numpy(np.flatnonzero(self.member[places[i]])) for i in group]
+            own = [self._generator(places[i]) for i in group]
             chosen = [models[i] for i in group]
-            train_models(recipe, chosen, x, y, index, generators, tick, finished=finished, checkpoints=checkpoints)
+            train_models(recipe, chosen, self.x, self.y, index, own, tick, finished=finished, checkpoints=checkpoints)
 
-        return load_or_train(
-            models, keys, self.store, lambda missing: [missing], train, stage="training", progress=self.progress
-        )
+        return load_or_train(models, keys, store, lambda missing: [missing], train, stage="training", progress=progress)
 
-    def by_callable(self, train: Train, build: Build | None) -> list[nn.Module]:
-        try:
-            train_key = digest(train)
-        except Undigestable:
-            train_key = ""
-        models = []
-        for i, row in enumerate(self.member):
-            model = self._new(build, 0, i) if build and self.store and train_key else None
-            key = self._key(train_key, row, model, i) if model else ""
-            if not (model and self.store and self.store.load(key, model)):
-                index = torch.from_numpy(np.flatnonzero(row))
-                generator = self._generator(0, i)
-                with torch.random.fork_rng([]):
-                    torch.manual_seed(generator.initial_seed())
-                    model = train(self.population.x[index], self.population.y[index], generator)
-                if not isinstance(model, nn.Module):
-                    raise ConfigurationTypeError(
-                        f"train(x, y, generator) must return a module, got {type(model).__name__}"
-                    )
-                if key and self.store:
-                    self.store.save(key, model)
-            models.append(model.to(self.device).eval())
-            self.progress("training", i + 1, len(self.member))
-        return models
-
-    def by_estimator(self, estimator: Any) -> list[nn.Module]:
-        models: list[nn.Module] = []
-        x, y = self.population.x.flatten(1).numpy(), self.population.y.numpy()
-        for i, row in enumerate(self.member):
-            seed = mixed_seed(self.seed, 0, i) % 2**31
-            models.append(fit_estimator(estimator, x[row], y[row], classes=self.population.classes, seed=seed))
-            self.progress("training", i + 1, len(self.member))
-        return models
-
-    def _new(self, build: Build, base: int, i: int) -> nn.Module:
+    def _by_callable(self, place: int) -> nn.Module:
+        index = torch.from_numpy(np.flatnonzero(self.member[place]))
+        generator = self._generator(place)
         with torch.random.fork_rng([]):
-            seed = mixed_seed(self.seed, base, i)
-            torch.manual_seed(seed)
-            return build(seed % 2**31)
+            torch.manual_seed(generator.initial_seed())
+            model: Any = self.train(self.x[index], self.y[index], generator)
+        if not isinstance(model, nn.Module):
+            raise ConfigurationTypeError(f"train(x, y, generator) must return a module, got {type(model).__name__}")
+        return model
 
-    def _generator(self, base: int, i: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mixed_seed(self.seed, base + 1, i))
+    def _by_estimator(self, place: int) -> nn.Module:
+        rows, seed = self.member[place], mixed_seed(self.seed, 0, self.numbers[place]) % 2**31
+        x, y = self.x.flatten(1).numpy(), self.y.numpy()
+        return fit_estimator(self.train, x[rows], y[rows], classes=self.classes, seed=seed)
 
-    def _key(self, train_key: str, row: NDArray[np.bool_], initial: nn.Module, i: int) -> str:
-        parts = (train_key, self._data_key, row, initial, self.seed, i, self.device.type, code_digest(__name__))
-        return digest(*parts)
-
-    @cached_property
-    def _data_key(self) -> str:
-        return self.population.digest()
+    def _generator(self, place: int) -> torch.Generator:
+        return torch.Generator().manual_seed(mixed_seed(self.seed, self.base + 1, self.numbers[place]))
 
 
 def mixed_seed(*parts: int) -> int:
