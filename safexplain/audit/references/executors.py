@@ -155,19 +155,21 @@ def train_elsewhere(
     *,
     stage: str,
     progress: Progress,
+    sent: Callable[[list[int]], Any] | None = None,
 ) -> list[nn.Module]:
     """`load_or_train` where others train: what is not in the store yet is sent to an executor, group by group.
 
     Args:
         executor: see `Executor`.
-        work: called with (places, their keys); gives for each its weights as bytes, or None where it stored them under
-            its key, or the whole model.
+        work: called with (places, their keys), or with what `sent` makes of the places; gives for each its weights as
+            bytes, or None where it stored them under its key, or the whole model.
         starts: models that take the weights; None where whole models come back.
         keys: "" where a model is not stored.
         store: None: nothing is stored.
         groups: places of missing models -> groups of them.
         stage: what progress is told.
         progress: told about all of them together.
+        sent: places of a group -> what is sent of it.
 
     Returns:
         The models on the CPU, in eval mode.
@@ -195,7 +197,7 @@ def train_elsewhere(
         run_groups(
             executor,
             work,
-            [(part, [keys[i] for i in part]) for part in parts],
+            [sent(part) if sent else (part, [keys[i] for i in part]) for part in parts],
             took,
             sizes=[len(part) for part in parts],
             stage=stage,

@@ -28,6 +28,15 @@ from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick
 from safexplain.audit.references.cache import ModelCache, load_or_train
+from safexplain.audit.references.executors import (
+    Executor,
+    check_code,
+    check_executor,
+    parted,
+    present,
+    train_elsewhere,
+    weights_as_bytes,
+)
 from safexplain.audit.references.shadows import Shadows, mixed_seed
 from safexplain.audit.references.training import groups_by_steps, train_models, train_one
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
@@ -176,6 +185,7 @@ def fine_tune(
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Shadows:
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
@@ -191,15 +201,19 @@ def fine_tune(
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
         cache: a `ModelCache` or a folder; that of the pre-training may be used.
+        executor: sends groups of models elsewhere, see `train_shadows`. None: this process.
         progress: told after each model.
 
     Returns:
-        The fine-tuned models, on `device`, and the membership of the pre-training, unchanged.
+        The fine-tuned models, on `device` (with an executor: on the CPU where this process has no such device), and the
+        membership and numbers of the pre-training, unchanged. A model is seeded by its number.
 
     Raises:
+        ConfigurationError: what is to be sent to workers cannot be.
         InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
             train, a share with fewer than two classes, or a training that diverged.
     """
+    check_executor(executor)
     if not isinstance(pretrained, Shadows):
         raise ConfigurationTypeError(
             f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
@@ -210,32 +224,51 @@ def fine_tune(
             f"overlap: row {int(rows.max())} is beyond the pool of {pretrained.membership.shape[1]} examples"
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
-    job = _Job(pretrained, how, seed, torch.device(device))
+    job = _Job(pretrained, how, seed, torch.device(device if executor is None else present(device)))
     for i in range(len(pretrained.models)):
         job.check_data(i)
-    models = [job.start(i) for i in range(len(pretrained.models))]
+    models = job.starts()
     keys = [job.key(i, model) if store else "" for i, model in enumerate(models)]
-    for i, model in enumerate(models):
-        models[i] = model.to(job.device)
-        job.check(models[i])
-        if how.dp is not None and how.trainable != "head":
-            models[i] = job.dp_architecture(i, models[i])
+    models = job.ready(models)
+    if executor is None:
+        return Shadows(tuple(job.fit(models, keys, store, progress)), pretrained.membership, pretrained.numbers)
 
     def groups(missing: list[int]) -> list[list[int]]:
-        return job.groups(models, missing)
+        heads = [i for i in missing if job.on_features(models[i])]
+        others = [i for i in missing if i not in heads]
+        return parted(heads, executor, together=True) + parted(others, executor)
 
-    def train(group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]) -> None:
-        if len(group) > 1 or job.on_features(models[group[0]]):
-            job.train_heads(models, group, tick, finished, checkpoints)
-            return
-        if how.dp is not None:
-            job.train_with_dp(models[group[0]], group[0], tick)
-        else:
-            job.train_alone(models[group[0]], group[0], tick, checkpoints[0])
-        finished(0)
+    def sent(places: list[int]) -> tuple[Shadows, list[str]]:
+        own = tuple(copy.deepcopy(pretrained.models[i]).cpu() for i in places)
+        part = Shadows(own, pretrained.membership[places], tuple(pretrained.numbers[i] for i in places))
+        return part, [keys[i] for i in places]
 
-    tuned = load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
-    return Shadows(tuple(tuned), pretrained.membership)
+    work = _Elsewhere(how, seed, torch.device(device), store.folder if store else None, code_digest(__name__))
+    made = train_elsewhere(
+        executor, work, models, keys, store, groups, stage="fine-tuning", progress=progress, sent=sent
+    )
+    return Shadows(tuple(model.to(job.device) for model in made), pretrained.membership, pretrained.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Elsewhere:
+    """Fine-tunes in a worker."""
+
+    how: FineTune
+    seed: int
+    device: torch.device
+    folder: Path | None
+    code: str
+
+    def __call__(self, group: tuple[Shadows, list[str]], tick: Tick, seen: bool) -> list[bytes | None]:
+        """Of each model its weights, or None where it is in the store."""
+        check_code(self.code, __name__)
+        pretrained, keys = group
+        store = ModelCache(self.folder) if seen and self.folder else None
+        job = _Job(pretrained, self.how, self.seed, self.device)
+        models = job.ready(job.starts())
+        tuned = job.fit(models, keys, store, lambda _, done, total, note="": tick(done / total, note))
+        return [None if store and key else weights_as_bytes(model) for model, key in zip(tuned, keys, strict=True)]
 
 
 def replace_head(model: nn.Module, classes: int, *, seed: int) -> nn.Module:
@@ -295,18 +328,55 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------- what each model is
 
+    def starts(self) -> list[nn.Module]:
+        """All models with their new heads."""
+        return [self.start(i) for i in range(len(self.pretrained.models))]
+
+    def ready(self, models: list[nn.Module]) -> list[nn.Module]:
+        """They, as they train: on the device, and without BatchNorm where that cannot train with DP."""
+        for i, model in enumerate(models):
+            models[i] = model.to(self.device)
+            self.check(models[i])
+            if self.how.dp is not None and self.how.trainable != "head":
+                models[i] = self.dp_architecture(i, models[i])
+        return models
+
+    def fit(
+        self, models: list[nn.Module], keys: Sequence[str], store: ModelCache | None, progress: Progress
+    ) -> list[nn.Module]:
+        """The fine-tuned models, from the store or trained and stored."""
+
+        def train(
+            group: list[int], tick: Tick, finished: Callable[[int], None], checkpoints: list[Path | None]
+        ) -> None:
+            if len(group) > 1 or self.on_features(models[group[0]]):
+                self.train_heads(models, group, tick, finished, checkpoints)
+                return
+            if self.how.dp is not None:
+                self.train_with_dp(models[group[0]], group[0], tick)
+            else:
+                self.train_alone(models[group[0]], group[0], tick, checkpoints[0])
+            finished(0)
+
+        groups = lambda missing: self.groups(models, missing)  # noqa: E731
+        return load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
+
+    def number(self, i: int) -> int:
+        """By which model i is seeded; that of a target is below 0."""
+        return self.pretrained.numbers[i] % 2**32
+
     def start(self, i: int) -> nn.Module:
         """Model i with its new head."""
         return replace_head(self.pretrained.models[i], self.how.classes, seed=self._mixed(i, 0))
 
     def key(self, i: int, initial: nn.Module) -> str:
         """Of everything that makes model i; "" where that has no stable identity."""
-        how, parts = self.how, [self._data_key, *self._rows(i)]
+        how, number, parts = self.how, self.number(i), [self._data_key, *self._rows(i)]
         if how.overlap:
             parts += [self._overlap_key, how.overlap[1]]
         try:
             tuning = digest(how.recipe.to_toml(), how.trainable, how.dp)
-            return digest("fine-tuning", tuning, parts, initial, self.seed, i, self.device.type, code_digest(__name__))
+            return digest("fine-tuning", tuning, parts, initial, self.seed, number, code_digest(__name__))
         except Undigestable:
             return ""
 
@@ -333,13 +403,13 @@ class _Job:
         """Rows of the downstream data, and of the overlap."""
         n = len(self.how.downstream)
         count = min(max(round(self.how.sample * n), 1), n)
-        rng = np.random.default_rng([self.seed, i, _STREAM])
+        rng = np.random.default_rng([self.seed, self.number(i), _STREAM])
         rows = np.sort(rng.choice(n, count, replace=False))
         pool_rows = self.how.overlap[1] if self.how.overlap else np.zeros(0, dtype=np.int64)
         return rows, np.flatnonzero(self.pretrained.membership[i, pool_rows])
 
     def _mixed(self, i: int, what: int) -> int:
-        return mixed_seed(self.seed, self.how.recipe.seed, i, _STREAM + what)
+        return mixed_seed(self.seed, self.how.recipe.seed, self.number(i), _STREAM + what)
 
     def _generator(self, i: int) -> torch.Generator:
         return torch.Generator().manual_seed(self._mixed(i, 1))
@@ -350,8 +420,8 @@ class _Job:
         """Raise InputError where model i would see fewer than two classes."""
         if len(torch.unique(y := self._labels(i))) < 2:
             raise InputError(
-                f"model {i} would be fine-tuned on {len(y)} examples of fewer than two classes: raise sample, or use"
-                " more downstream data"
+                f"model {self.pretrained.numbers[i]} would be fine-tuned on {len(y)} examples of fewer than two"
+                " classes: raise sample, or use more downstream data"
             )
 
     def check(self, model: nn.Module) -> None:
