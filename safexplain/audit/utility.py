@@ -26,6 +26,9 @@ __all__ = ["Faithfulness", "Sample", "Utility", "faithfulness", "utility", "util
 TOP_FRACTION = 0.1
 """Share of the features that count as top where nothing else is said."""
 
+PART = 1 << 20
+"""Numbers of maps that are compared at a time; each is held a dozen times."""
+
 FEWEST_TOP = 4
 """Released numbers of each map whose signs `sign_errors_top` looks at, at least: the reasons on a notice."""
 
@@ -89,7 +92,8 @@ def utility(
     if native.shape != released.shape or native.ndim < 2:
         raise InputError(f"expected two arrays of one shape (n, ...), got {native.shape} and {released.shape}")
     a, b = (np.asarray(v).reshape(len(v), -1) for v in (native, released))
-    found = _agreement(((a[part], b[part]) for part in parts(*a.shape)), top_fraction)
+    cut = parts(len(a), a.shape[1], PART)
+    found = _agreement(((a[part], b[part]) for part in cut), top_fraction)
     if found is None:
         raise InputError("every native explanation is zero; there is nothing to compare with")
     return found
@@ -209,7 +213,8 @@ def utility_of(samples: Sequence[Sample], maps: tuple[Any, Any] | None = None) -
             for side in ([s.native for s in samples], [s.released for s in samples])
         )
         maps = native, released
-    found = _agreement(((maps[0][0, p], maps[1][0, p]) for p in parts(*maps[0].shape[1:])), TOP_FRACTION)
+    _, n, d = maps[0].shape
+    found = _agreement(((maps[0][0, part], maps[1][0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
     if found is None:
         return None
     own = [f for s in samples for f in s.faithfulness(s.released)]

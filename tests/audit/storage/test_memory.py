@@ -1,0 +1,195 @@
+"""Memory: no step of an audit holds all maps, of however many models and examples they are."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safexplain.audit import Policy, Signals
+from safexplain.audit.attacks import LikelihoodRatio
+from safexplain.audit.attacks.learned.attack import Learned
+from safexplain.audit.attacks.likelihood import leave_one_out
+from safexplain.audit.attacks.likelihood.leave_one_out import likelihood_ratios
+from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.suite import VIEWS, fitting
+from safexplain.audit.controls import strength
+from safexplain.audit.holdout_uses import _values_digest
+from safexplain.audit.root_cause import root_cause
+from safexplain.audit.signals import side_by_side
+from safexplain.audit.splits import Splits, copies_together
+from safexplain.audit.storage import maps as storage
+from safexplain.audit.storage.maps import MapFiles, StoredMaps, packed, record, write_maps
+from safexplain.audit.utility import utility_of
+
+POLICY = Policy(patience=(1,), uncounted=True, suite=("LikelihoodRatio",))
+
+
+def made(folder, m, n, d):
+    """(m, n, d) maps, written a model at a time."""
+    rng, paths = np.random.default_rng(0), tuple(folder / f"{i}.npy" for i in range(m))
+    base = rng.standard_normal((n, d), np.float32)
+    for path in paths:
+        write_maps(path, packed(base + rng.standard_normal((n, d), np.float32)))
+    return StoredMaps((MapFiles(paths, n, d),))
+
+
+def everything(maps, member):
+    """What an audit does with whole maps, but for the choice of its suite."""
+    m, n, _ = maps.shape
+    values = {"label": np.zeros((m, n)), "l1": np.arange(m * n, dtype=float).reshape(m, n) % 7}
+    examples = np.random.default_rng(1).integers(0, 2**60, n, dtype=np.uint64)
+    signals = Signals(member, values, maps, {"targets": [0]}, examples=examples)
+    signals = side_by_side([copies_together(signals)[0]])
+    rows = [row for row in fitting(signals, POLICY) if row.signal in ("attributions", "attributions:sign")]
+    assert len(rows) == 2
+    splits = Splits.of(signals, POLICY, trains=False)
+    scorer = Scorer(signals, rows, target=0, training=splits.training)
+    scores = scorer.scores(1)
+    strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
+    _values_digest(signals)
+    utility_of((), (maps, maps))
+    return scores
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Parts of 2 MiB instead of 128 MiB."""
+    monkeypatch.setattr(storage.windows, "__defaults__", (1 << 19,))
+    monkeypatch.setattr(storage.blocks, "__defaults__", (1 << 19,))
+    monkeypatch.setattr(storage.parts, "__defaults__", (1 << 18,))
+    monkeypatch.setattr(leave_one_out, "CHUNK", 1 << 18)
+    monkeypatch.setattr(strength, "MOST_NUMBERS", 1 << 19)
+    monkeypatch.setitem(utility_of.__globals__, "PART", 1 << 16)
+
+
+def whole(maps, models, step, most=0):
+    """As `windows`, by somebody who reads all first."""
+    read = np.stack([maps[int(i)] for i in models])
+    for start in range(0, maps.shape[1], step):
+        yield start, read[:, start : start + step]
+
+
+def most_memory(work):
+    """Bytes of arrays held at most during a piece of work, beyond those held before."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+SHAPE = (18, 1600, 512)
+ALL = 4 * 18 * 1600 * 512
+
+
+def test_an_audit_holds_a_small_part_of_maps_on_disk_at_a_time(tmp_path, small):
+    maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
+    assert most_memory(lambda: everything(maps, member)) < ALL / 3
+
+
+def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatch):
+    maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
+    monkeypatch.setattr(leave_one_out, "windows", whole)
+    assert most_memory(lambda: everything(maps, member)) > ALL
+
+
+def anonymous():
+    """Bytes of memory that no file lies behind."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+class Watched:
+    """The most anonymous memory of this process while it works, beyond that before, looked at every few ms."""
+
+    def __enter__(self):
+        self.before = self.most = anonymous()
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self):
+        while not self.done.wait(0.005):
+            self.most = max(self.most, anonymous())
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        self.gib = (self.most - self.before) / 2**30
+
+
+MODELS, EXAMPLES, FEATURES, SIDES = 257, 50_000, 3_072, 100
+
+
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory):
+    """Maps of 257 models, 50,000 examples and 3,072 features, 79 GB on disk of which nearly all are holes: those of the
+    first 100 of every 500 examples are real in the first set, all others are zeros."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("memory is read from /proc")
+    folder, rng, n = tmp_path_factory.mktemp("huge"), np.random.default_rng(0), EXAMPLES // SIDES
+    base, sides = rng.standard_normal((100, FEATURES), np.float32), []
+    for side in range(SIDES):
+        paths = tuple(folder / f"{side}-{i}.npy" for i in range(MODELS))
+        files = MapFiles(paths, n, FEATURES)
+        for path in paths:
+            with path.open("wb") as file:
+                file.write(files._head)
+                if side == 0:
+                    packed(base + rng.standard_normal(base.shape, np.float32)).tofile(file)
+                file.truncate(len(files._head) + n * record(FEATURES).itemsize)
+        sides.append(files)
+    on_disk = 512 * sum(path.stat().st_blocks for path in folder.iterdir())
+    if on_disk > 2**31:
+        pytest.skip("this file system keeps no holes")
+    return StoredMaps(tuple(sides))
+
+
+@pytest.mark.slow
+def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memory(huge, tmp_path):
+    """Everything is looked at at full size but the likelihood ratios, whose time is that of 39 billion numbers read
+    twice: those are computed of one hundredth of the examples."""
+    m, n, _ = huge.shape
+    assert (huge.shape, huge.size * 4 // 2**30) == ((MODELS, EXAMPLES, FEATURES), 147)
+    rng = np.random.default_rng(3)
+    member = rng.random((m, n)) < 0.5
+    values = {"label": np.zeros((m, n)), "l1": rng.random((m, n))}
+    beside = {"examples": rng.integers(0, 2**60, n, dtype=np.uint64)}
+    started = time.process_time()
+    with Watched() as memory:
+        signals = side_by_side([Signals(member, values, huge, {"targets": [0]}, **beside)])
+        assert {row.signal for row in fitting(signals, POLICY)} >= {f"attributions:{view}" for view in VIEWS}
+        splits = Splits.of(signals, POLICY, trains=True)
+        strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
+        root_cause(signals, rows=np.arange(n) < 400)
+        utility_of((), (maps := StoredMaps(huge.sides[:4]), maps))
+        signals.save(tmp_path / "signals.npz")
+        few = StoredMaps(huge.sides[:1])
+        references, reads = np.arange(1, m), [0, *range(1, 9)]
+        for view in (None, "sign"):
+            scores = likelihood_ratios(
+                LikelihoodRatio(), few, member[:, : few.shape[1]], references, reads, VIEWS.get(view)
+            )
+            assert scores[:, :100].all()
+            assert not scores[:, 100:].any()
+        places = np.arange(1, m), np.flatnonzero(np.arange(n) < 100)
+        fitted = Learned(epochs=1).fitted(huge, member[np.ix_(*places)], None, None, places)
+        fitted.scores(huge[0, :1000])
+    assert memory.gib < 3, f"{memory.gib:.2f} GiB after {time.process_time() - started:.0f} s"
+
+
+@pytest.mark.slow
+def test_the_watch_sees_what_reads_more(huge):
+    with Watched() as memory:
+        read = np.stack([huge[i, :500] for i in range(MODELS)] * 2)
+        assert read.any()
+    assert memory.gib > 2.9
