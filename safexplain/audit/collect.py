@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest, model_digest
+from safexplain._files import made_folder
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.queries import (
@@ -34,6 +35,18 @@ from safexplain.audit.queries import (
     device_of,
     levels_of,
     predict,
+)
+from safexplain.audit.recipe import Tick
+from safexplain.audit.references.executors import (
+    Executor,
+    Sent,
+    arrived,
+    check_code,
+    check_executor,
+    grouped,
+    received,
+    run_groups,
+    sendable,
 )
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
@@ -117,6 +130,7 @@ def collect_signals(
     keep_attributions: bool = True,
     largest_maps: float = LARGEST_MAPS,
     store: ExplainedStore | str | Path | None = None,
+    executor: Executor | None = None,
     keep_inputs: bool = False,
     classes: Sequence[int] | None = None,
     targets: tuple[int, ...] | None = None,
@@ -178,6 +192,8 @@ def collect_signals(
         out_of_distribution: (n,) bool, examples from another source that no model was trained on.
         slices: name -> (n,), parts of the data by which results are shown.
         meta: kept in the file; `shape` (of one map), `population` (its digest) and `dither` are added.
+        executor: sends groups of models elsewhere, see `train_shadows`; what cannot be sent, such as an endpoint, is
+            asked from here. What comes back is the same. None: this process.
         progress: told after each explanation of a batch, of all queries.
 
     Raises:
@@ -187,6 +203,7 @@ def collect_signals(
         ConfigurationError: a level is no whole number of at least 1, or `labels` is neither of the two.
     """
     check_labels(labels)
+    check_executor(executor)
     (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
         raise InputError(f"membership is over {n} examples, the population has {len(population)}")
@@ -217,6 +234,7 @@ def collect_signals(
             dither=dither,
             labels=labels,
             batch_size=batch_size,
+            executor=executor,
             progress=progress,
         )
     _check_predictions(predictions, (m, n), levels, dither, labels)
@@ -244,21 +262,53 @@ def collect_signals(
     ]
     pieces, found = ExplainedStore.of(store), _Found(m, n)
     digest_of_all = about["population"] if pieces.folder else ""
-    done, total = 0, sum(job.explanations for job in jobs)
+    done, total, keys, missing = 0, sum(job.explanations for job in jobs), list[str](), list[int]()
     for i, job in enumerate(jobs):
+        seen = {name: a[i] for name, a in predictions.values.items()}
+        keys.append(job.key(shadows.models[i], seen, digest_of_all) if pieces.folder else "")
+        if (piece := pieces.load(keys[i])) is None:
+            missing.append(i)
+        else:
+            found.put(i, *piece)
+            done += job.explanations
+            progress("explaining", done, total)
+    sent = {} if executor is None else sendable(shadows.models, missing)
+    for i in missing:
+        if i in sent:
+            continue
 
-        def tick(share: float, before: int = done, own: int = job.explanations) -> None:
+        def tick(share: float, before: int = done, own: int = jobs[i].explanations) -> None:
             progress("explaining", before + round(share * own), total)
 
-        seen = {name: a[i] for name, a in predictions.values.items()}
-        key = job.key(shadows.models[i], seen, digest_of_all) if pieces.folder else ""
-        if (piece := pieces.load(key)) is None:
-            answers = job(shadows.models[i], predictions.values["label"][i], tick)
-            piece = answers, pieces.save(key, answers)
-        else:
-            tick(1.0)
-        found.put(i, *piece)
-        done += job.explanations
+        answers = jobs[i](shadows.models[i], predictions.values["label"][i], tick)
+        found.put(i, answers, pieces.save(keys[i], answers))
+        done += jobs[i].explanations
+    if sent and executor is not None:
+        groups = [
+            [(i, sent[i], predictions.values["label"][i], keys[i]) for i in group]
+            for group in grouped({i: jobs[i].explanations for i in sent}, executor)
+        ]
+
+        def took(g: int, answers: list[Explained | None]) -> None:
+            for (i, *_, key), one in zip(groups[g], answers, strict=True):
+                piece = arrived(lambda: pieces.load(key)) if one is None else (one, pieces.save(key, one))  # noqa: B023
+                if piece is None:
+                    raise InputError(f"a worker stored what model {i} released, and it cannot be read here")
+                found.put(i, *piece)
+
+        run_groups(
+            executor,
+            _ExplainElsewhere(tuple(jobs), pieces.folder, code_digest(__name__)),
+            groups,
+            took,
+            sizes=[sum(jobs[i].explanations for i, *_ in group) for group in groups],
+            models=[len(group) for group in groups],
+            stage="explaining",
+            progress=progress,
+            before=done,
+            models_before=m - len(sent),
+            folder=None if pieces.folder is None else made_folder(pieces.folder),
+        )
     if keep_inputs:
         beside["inputs"] = population.x.cpu().numpy()
     else:
@@ -379,6 +429,39 @@ class ExplainModel:
             {**{level: a[0] for level, a in of_level.items() if a is not None}, **large},
             oracle.shapes or (),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _ExplainElsewhere:
+    """Explains groups of models in a worker: (number, the model as it was sent, its labels, its key) each."""
+
+    jobs: tuple[ExplainModel, ...]
+    folder: Path | None
+    code: str
+
+    def __call__(
+        self, group: list[tuple[int, Sent, NDArray[Any], str]], tick: Tick, seen: bool
+    ) -> list[Explained | None]:
+        """What each released, or None where it is in the store."""
+        check_code(self.code, __name__)
+        store = ExplainedStore.of(self.folder if seen else None)
+        total, done, found = sum(self.jobs[i].explanations for i, *_ in group), 0, list[Explained | None]()
+        for place, (i, sent, labels, key) in enumerate(group):
+            own, which = self.jobs[i].explanations, f"model {place + 1} of {len(group)}"
+            piece = store.load(key)
+            if piece is None:
+
+                def told(share: float, done: int = done, own: int = own, which: str = which) -> None:
+                    tick((done + share * own) / total, which)
+
+                answers = self.jobs[i](received(sent), labels, told)
+                if key and store.folder is not None:
+                    store.save(key, answers)
+                found.append(None if key and store.folder is not None else answers)
+            else:
+                found.append(None)
+            done += own
+        return found
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ fine-tuned: then no label is compared with the outputs, and the prediction of ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,11 +20,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from safexplain._digest import code_digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole, keep_number
 from safexplain.audit.attacks.likelihood.ratio import LikelihoodRatio
 from safexplain.audit.population import Population
+from safexplain.audit.recipe import Tick
 from safexplain.audit.references.batches import padding, shift_and_flip
+from safexplain.audit.references.executors import (
+    Executor,
+    Sent,
+    check_code,
+    check_executor,
+    grouped,
+    received,
+    run_groups,
+    sendable,
+)
 from safexplain.audit.references.shadows import Shadows
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
@@ -253,6 +265,7 @@ def predict(
     dither: Dither | None = None,
     labels: Labels = "own",
     batch_size: int = 256,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Predictions:
     """Ask every model for its prediction of every example, plainly and by the dithered queries of every level.
@@ -278,6 +291,7 @@ def predict(
         labels: "own": the population's labels are outputs of the models; "foreign": they are of another task, and not
             looked at.
         batch_size: queries in one call of a model, at most.
+        executor: sends groups of models elsewhere, see `collect_signals`. None: this process.
         progress: told after each call, of all queries.
 
     Raises:
@@ -286,7 +300,11 @@ def predict(
         ConfigurationError: `labels` is neither.
     """
     check_labels(labels)
+    check_executor(executor)
     dither, levels = dither or Dither(), levels_of(patience)
+    if executor is not None:
+        work = _PredictElsewhere(population, (1, *levels), dither, labels, batch_size, code_digest(__name__))
+        return _predicted_by(executor, work, shadows, progress)
     queries, (m, n) = Queries.of(population, dither), shadows.membership.shape
     total, done = m * n * (1 + max(levels, default=0)), 0
     table, classes = Table(m, n), 0
@@ -314,6 +332,75 @@ def predict(
             done += len(x) * m
             progress("labels", done, total)
     return Predictions(table.arrays, levels, dither, classes, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class _PredictElsewhere:
+    """Asks groups of models for their predictions, in a worker or here."""
+
+    population: Population
+    patience: tuple[int, ...]
+    dither: Dither
+    labels: Labels
+    batch_size: int
+    code: str
+
+    def __call__(self, group: list[Sent], tick: Tick, seen: bool) -> Predictions:
+        """Of models as they were sent."""
+        check_code(self.code, __name__)
+        return self.ask([received(sent) for sent in group], lambda _, done, total, note="": tick(done / total, note))
+
+    def ask(self, models: Sequence[nn.Module], progress: Progress) -> Predictions:
+        """Of these models."""
+        nobody = np.zeros((len(models), len(self.population)), dtype=bool)
+        return predict(
+            Shadows(tuple(models), nobody),
+            self.population,
+            patience=self.patience,
+            dither=self.dither,
+            labels=self.labels,
+            batch_size=self.batch_size,
+            progress=progress,
+        )
+
+
+def _predicted_by(executor: Executor, work: _PredictElsewhere, shadows: Shadows, progress: Progress) -> Predictions:
+    """`predict` by an executor; models that cannot be sent are asked from here."""
+    m = len(shadows.models)
+    sent = sendable(shadows.models, range(m))
+    here = [i for i in range(m) if i not in sent]
+    parts: dict[int, tuple[Predictions, int]] = {}
+    if here:
+        found = work.ask(
+            [shadows.models[i] for i in here],
+            lambda stage, done, total, note="": progress(stage, done / total * len(here), m, note),
+        )
+        parts |= {i: (found, row) for row, i in enumerate(here)}
+    groups = grouped(dict.fromkeys(sent, 1), executor)
+
+    def took(g: int, found: Predictions) -> None:
+        parts.update({i: (found, row) for row, i in enumerate(groups[g])})
+
+    if groups:
+        run_groups(
+            executor,
+            work,
+            [[sent[i] for i in group] for group in groups],
+            took,
+            sizes=[len(group) for group in groups],
+            stage="labels",
+            progress=progress,
+            before=len(here),
+        )
+    of_each = [parts[i] for i in range(m)]
+    if len({one.classes for one, _ in of_each}) > 1:
+        raise InputError(
+            f"expected models of one task, got {', '.join(str(one.classes) for one, _ in of_each)} classes; fine-tune"
+            " reference models to the target's task"
+        )
+    first = of_each[0][0]
+    values = {name: np.stack([one.values[name][row] for one, row in of_each]) for name in first.values}
+    return replace(first, values=values)
 
 
 def check_labels(labels: Labels) -> None:

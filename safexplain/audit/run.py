@@ -33,6 +33,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, Predictions, References, choose_dither, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.executors import Executor, check_executor, present
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import ENDPOINT, Configuration
@@ -220,6 +221,7 @@ def audit(
     seed: int = 0,
     cache: ModelCache | str | Path | None = None,
     device: str | torch.device | None = None,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> AuditRun:
     """Train reference models, attack a model's explanations natively and hardened, and judge what is released.
@@ -262,6 +264,8 @@ def audit(
         seed: of everything random, noise keys included.
         cache: where finished reference models are kept, so that an interrupted audit can be taken up.
         device: where models are trained and asked; the target is moved there. None: where it is.
+        executor: sends groups of models elsewhere to be trained, asked and explained, see `train_shadows`; an endpoint
+            is asked from here. The result is the same. None: this process.
         progress: told about the long stages.
 
     Raises:
@@ -288,6 +292,7 @@ def audit(
         seed=seed,
         cache=cache,
         device=device,
+        executor=executor,
         progress=progress,
     )
     return audit_pools(
@@ -300,6 +305,7 @@ def audit(
         options=options,
         recipe=recipe,
         seed=seed,
+        executor=executor,
         progress=progress,
     )
 
@@ -317,6 +323,7 @@ def prepare(
     seed: int = 0,
     cache: ModelCache | str | Path | None = None,
     device: str | torch.device | None = None,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> tuple[Pool, AuditOptions]:
     """What `audit` does before anything is explained: the reference models, and what is to be said of all models.
@@ -333,6 +340,7 @@ def prepare(
         seed: likewise.
         cache: likewise.
         device: likewise.
+        executor: likewise.
         progress: likewise.
 
     Returns:
@@ -342,6 +350,7 @@ def prepare(
     Raises:
         InputError, ConfigurationError: as `audit`.
     """
+    check_executor(executor)
     options = options or AuditOptions()
     if cache is not None and options.store is None:
         models = cache.folder if isinstance(cache, ModelCache) else Path(cache)
@@ -355,7 +364,7 @@ def prepare(
     model = as_module(model, population.classes)
     if model.training:
         raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
-    target = model if device is None else model.to(device)
+    target = model if device is None else model.to(device if executor is None else present(device))
     place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
     _check_privacy(options, target)
     notes = [*options.notes, *_fit_notes(target, population, member, options)]
@@ -373,8 +382,9 @@ def prepare(
             build=build,
             models=references,
             seed=seed,
-            device=place,
+            device=place if device is None or executor is None else device,
             cache=cache,
+            executor=executor,
             progress=named(progress, "training reference models"),
         )
     number = 0 if shadows is None else len(shadows.models)
@@ -411,6 +421,7 @@ def audit_pools(
     options: AuditOptions | None = None,
     recipe: Recipe | Train | Any = None,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> AuditRun:
     """`audit` where all models are trained: several targets, each with its own pool, are judged together.
@@ -425,12 +436,14 @@ def audit_pools(
         options: likewise.
         recipe: how the models were trained, for the certificate.
         seed: of noise keys, attacks and controls.
+        executor: see `audit`.
         progress: told about the long stages.
 
     Raises:
         InputError: an explanation fails, or the pools have different numbers of models, or several an endpoint.
         ConfigurationError: an unknown output.
     """
+    check_executor(executor)
     options, policy = options or AuditOptions(), policy or Policy()
     alone = policy.release == "prediction"
     if alone:  # no explanation is released that could be hardened
@@ -448,7 +461,7 @@ def audit_pools(
     notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
     features, store = population.x[0].numel() * len(methods), ExplainedStore.of(None if endpoint else options.store)
     whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
-    way = replace(way, store=store, large=not alone and whole > LARGEST_MAPS)
+    way = replace(way, store=store, executor=executor, large=not alone and whole > LARGEST_MAPS)
     size = bytes_on_disk(copies * sum(p.asked.membership.size for p in pools), features) / 2**30
     keep = not way.large or size < (free := free_space(store.folder) / 2**30)
     if not keep:
@@ -473,6 +486,7 @@ def audit_pools(
             dither=dither,
             labels=options.labels,
             batch_size=options.batch_size,
+            executor=executor,
             progress=named(progress, f"asking for labels{_numbered(i, pools)}"),
         )
         for i, pool in enumerate(pools)
@@ -641,6 +655,7 @@ class _Way:
     progress: Progress
     compares: bool
     store: ExplainedStore = field(default_factory=lambda: ExplainedStore(None))
+    executor: Executor | None = None
     large: bool = False
 
     @property
@@ -727,6 +742,7 @@ class _Way:
                     keep_attributions=keep,
                     largest_maps=0 if self.large else math.inf,
                     store=self.store,
+                    executor=self.executor,
                     targets=(0,),
                     null=pool.null,
                     classes=None if alone else self.options.classes or None,
@@ -841,7 +857,14 @@ class _Way:
             way = replace(self, output=output, softmax=output == "probability")
             options = self.options
             plainly = [
-                predict(p.asked, p.population, patience=(1,), labels=options.labels, batch_size=options.batch_size)
+                predict(
+                    p.asked,
+                    p.population,
+                    patience=(1,),
+                    labels=options.labels,
+                    batch_size=options.batch_size,
+                    executor=self.executor,
+                )
                 for p in pools
             ]
             other = way.ask(pools, "native", none, keep, plainly, {}, f"explaining the {output}")

@@ -4,4 +4,4 @@ shadows (who trains on what, what is missing) -> training (by recipe or estimato
                                               -> executors (on many machines, by engines that exist)
 """
 
-from safexplain.audit.references.executors import ray_executor as ray_executor
+from safexplain.audit.references.by_ray import ray_executor as ray_executor

@@ -11,6 +11,7 @@ worker was lost: its group is sent again.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
@@ -21,12 +22,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from safexplain._progress import Progress
 from safexplain.audit.recipe import Tick
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.training import TOGETHER
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 LARGE = 1 << 20
 """Bytes from which an array goes through the folder of the run, and not with every group."""
@@ -53,6 +55,8 @@ NEW_POOLS = 2
 
 UNKNOWN_WORKERS = 8
 """Workers that an executor is taken to have where it does not say."""
+
+Loaded = TypeVar("Loaded")
 
 _log = logging.getLogger(__name__)
 _here: dict[str, int] = {}
@@ -105,6 +109,8 @@ def run_groups(
     stage: str,
     progress: Progress,
     before: int = 0,
+    models: Sequence[int] | None = None,
+    models_before: int = 0,
     folder: str | Path | None = None,
 ) -> None:
     """Do all groups, each by one call of `executor.submit`, and take their results in this process.
@@ -118,10 +124,12 @@ def run_groups(
         work: see `Work`; large tensors and arrays in it are not pickled but written to the folder of the run.
         groups: what `work` is called with.
         took: called with the number of each group and its result, in the order in which they come.
-        sizes: models in each group.
+        sizes: how much each group is, in any unit.
         stage: what progress is told.
-        progress: told about all groups together.
-        before: models that were finished before.
+        progress: told about all groups together, with a note such as "4 groups running, 37 of 256 models finished".
+        before: how much was finished before.
+        models: in each group. None: as `sizes`.
+        models_before: that were finished before. With `models` alone.
         folder: where the folder of the run is made: one that workers see. None: among the temporary files, which
             workers on this machine see.
 
@@ -135,7 +143,8 @@ def run_groups(
         session = Path(tempfile.mkdtemp(prefix=".run-", dir=folder))
     except OSError as error:
         raise InputError(f"cannot write to {folder or 'the temporary files'}: {error.strerror or error}") from None
-    run = _Run(executor, work, list(groups), took, list(sizes), stage, progress, before, session)
+    counts, counted = (list(sizes), before) if models is None else (list(models), models_before)
+    run = _Run(executor, work, list(groups), took, list(sizes), stage, progress, before, counts, counted, session)
     _here[str(session)] = os.getpid()
     try:
         run.all()
@@ -188,7 +197,7 @@ def train_elsewhere(
                 models[i] = one
             elif isinstance(one, bytes) and start is not None:
                 start.load_state_dict(torch.load(io.BytesIO(one), map_location="cpu", weights_only=True))
-            elif not (store and start is not None and _arrives(store, keys[i], start)):
+            elif not (store and start is not None and arrived(partial(store.load, keys[i], start))):
                 raise InputError(f"a worker stored model {keys[i][:16]} in the cache, and it cannot be read here")
             if one is not None and store and keys[i]:
                 store.save(keys[i], models[i])  # type: ignore[arg-type]
@@ -252,13 +261,64 @@ def present(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def _arrives(store: ModelCache, key: str, model: nn.Module) -> bool:
-    """Load what another machine stored; shared file systems show a new file some seconds later."""
-    for wait in (0.0, 0.1, 1.0, 3.0, 10.0):
+def arrived(load: Callable[[], Loaded]) -> Loaded:
+    """What another machine stored, as `load` gives it: shared file systems show a new file some seconds later."""
+    found = load()
+    for wait in (0.1, 1.0, 3.0, 10.0):
+        if found:
+            break
         time.sleep(wait)
-        if store.load(key, model):
-            return True
-    return False
+        found = load()
+    return found
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A trained model as workers get it.
+
+    Args:
+        raw: pickled, on the CPU.
+        device: where it is asked.
+    """
+
+    raw: bytes
+    device: str
+
+
+def sendable(models: Sequence[nn.Module], places: Sequence[int]) -> dict[int, Sent]:
+    """Place -> the model to send; without those that cannot be pickled, which are asked where they are."""
+    found = {}
+    for i in places:
+        device = next((p.device for p in models[i].parameters()), torch.device("cpu"))
+        model = models[i] if device.type == "cpu" else copy.deepcopy(models[i]).cpu()
+        try:
+            found[i] = Sent(packed(model, None), str(device))
+        except ConfigurationError as error:
+            _log.info("model %d is asked in this process, because it cannot be sent: %s", i, error)
+    return found
+
+
+def received(sent: Sent) -> nn.Module:
+    """The model, where it is asked."""
+    model: nn.Module = unpacked(sent.raw)
+    return model.to(sent.device)
+
+
+def grouped(sizes: Mapping[int, int], executor: object) -> list[list[int]]:
+    """Groups of models of different sizes, the largest first, a few for each worker.
+
+    Args:
+        sizes: place -> how much is to be done.
+        executor: that does it.
+    """
+    share, groups, room = sum(sizes.values()) / (4 * workers_of(executor)), list[list[int]](), 0.0
+    for place in sorted(sizes, key=lambda place: -sizes[place]):
+        if not groups or room < sizes[place] or len(groups[-1]) == ALONE:
+            groups.append([])
+            room = share
+        groups[-1].append(place)
+        room -= sizes[place]
+    return groups
 
 
 @dataclass(eq=False)
@@ -271,6 +331,8 @@ class _Run:
     stage: str
     progress: Progress
     finished: int
+    models: list[int]
+    models_finished: int
     session: Path
     pending: dict[int, Any] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
@@ -284,6 +346,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.total = self.finished + sum(self.sizes)
+        self.all_models = self.models_finished + sum(self.models)
 
     def all(self) -> None:
         """Send, wait, take; then what is left for this process; then what went wrong."""
@@ -352,6 +415,7 @@ class _Run:
         elif kind == "done":
             self.took(i, unpacked(value))
             self.finished += self.sizes[i]
+            self.models_finished += self.models[i]
         else:
             self.fail(i, unpacked(value))
         (self.session / _beat(i)).unlink(missing_ok=True)
@@ -387,6 +451,7 @@ class _Run:
         try:
             self.took(i, self.work(self.groups[i], tick, True))
             self.finished += self.sizes[i]
+            self.models_finished += self.models[i]
         except Exception as error:
             self.fail(i, error)
 
@@ -398,7 +463,7 @@ class _Run:
                 done += json.loads((self.session / _beat(i)).read_text())["share"] * self.sizes[i]
                 running += 1
         self.told = max(self.told, done)  # a group that was lost begins again
-        note = f"{self.finished} of {self.total} models finished"
+        note = f"{self.models_finished} of {self.all_models} models finished"
         if running:
             note = f"{running} group{'s' * (running > 1)} running, {note}"
         self.progress(self.stage, self.told, self.total, note)
@@ -541,7 +606,7 @@ def packed(value: Any, session: Path | None) -> bytes:
     file = io.BytesIO()
     try:
         Shared(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"cannot send this to other processes: {_culprit(value)}{error}. Define functions and classes at the top"
             " of a module, or install cloudpickle (as loky, Dask and Ray do), which sends lambdas and local functions"
@@ -587,63 +652,3 @@ def _culprit(value: Any) -> str:
         except Exception:
             names.append(f"{name} ({part!r:.80})")
     return f"{', '.join(names)}: " if names else ""
-
-
-# ------------------------------------------------------------------------------------------------------------- Ray
-
-
-def ray_executor(**options: Any) -> Executor:
-    """An executor by the Ray cluster that this process is connected to (`ray.init()`), or by one on this machine.
-
-        train_shadows(population, recipe, build=build, executor=ray_executor(num_gpus=1))
-
-    Args:
-        options: of `ray.remote`, for each group: num_cpus, num_gpus, memory, max_retries, runtime_env and others.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError('ray_executor needs Ray: pip install "safexplain[ray]"') from error
-    if not ray.is_initialized():
-        ray.init()
-    return _Ray(ray, options)
-
-
-class _Ray:
-    """Groups as tasks of Ray; what is the same in all of them is put in its object store once."""
-
-    def __init__(self, ray: Any, options: dict[str, Any]) -> None:
-        self._ray = ray
-        self._task = ray.remote(**options)(_call) if options else ray.remote(_call)
-        cpus = ray.cluster_resources().get("CPU", 1) / max(options.get("num_cpus", 1), 0.01)
-        gpus = options.get("num_gpus") and ray.cluster_resources().get("GPU", 0) / options["num_gpus"]
-        self._max_workers = max(1, int(cpus if not gpus else min(cpus, gpus)))
-        self._put: tuple[Any, Any] = None, None
-
-    def submit(self, fn: Callable[..., Any], /, first: Any = None, *args: Any) -> _RayFuture:
-        if self._put[0] is not first:
-            self._put = first, self._ray.put(first)
-        return _RayFuture(self._ray, self._task.remote(fn, self._put[1], *args))
-
-
-def _call(fn: Callable[..., Any], *args: Any) -> Any:
-    return fn(*args)
-
-
-@dataclass(frozen=True, eq=False)
-class _RayFuture:
-    ray: Any
-    reference: Any
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self.ray.get(self.reference, timeout=timeout)
-
-    def done(self) -> bool:
-        ready, _ = self.ray.wait([self.reference], timeout=0)
-        return bool(ready)
-
-    def cancel(self) -> None:
-        self.ray.cancel(self.reference)
