@@ -25,16 +25,19 @@ from safexplain.audit.signals import Signals
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import Control, baseline_name, is_judged, title
+from safexplain.verdict.feasible import Bound
 from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc, tpr_at_fpr
 from safexplain.verdict.stats.paired import count_pairs, difference_bounds, rank_at
+from safexplain.verdict.stats.paired_auc import Ties, area_bounds, compare_areas
 from safexplain.verdict.thresholds import (
     by_score,
     found_above,
     lower_bound,
     lower_bound_rank,
     units_of,
+    upper_bound,
     upper_bound_rank,
     weights_of,
 )
@@ -161,7 +164,6 @@ class _Judge:
         targets, everyone = len(signals.targets), signals.membership[target]
         member = everyone[scored]
         groups = None if signals.groups is None else signals.groups[scored]
-        weights = None if groups is None else weights_of(member, groups)
         about = f"model {target}, " if targets > 1 else ""
 
         def told(stage: str, done: float, total: float, note: str = "") -> None:
@@ -171,20 +173,24 @@ class _Judge:
         scores = [s[scored] for s in scorer.scores(target)]
         orders = [by_score(s, self.seed) for s in scores]
         references = signals.references(target)
-        result = conclude(rows, scores, orders, member, policy, weights=weights, targets=targets)
+        result = conclude(rows, scores, orders, member, policy, groups=groups, targets=targets)
         judged = [result.is_judged(e) for e in result.evidence]
         of_null, kind = self._null(scorer, target, judged)
         judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
-        base = {} if result.claim == "whole" else _baselines(rows, policy)
+        base = _baselines(rows, policy) if result.compared else {}
         bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]
         compared_with = [None if b is None else orders[b] for b in bases]
+        judged_scores = [s for s, j in zip(scores, judged, strict=True) if j]
+        alarm = (
+            _alarm_by_area(result, judged_scores, [None if b is None else scores[b] for b in bases], policy, groups)
+            if result.claim == "auc"
+            else _alarm(result, judged_orders, compared_with, policy, groups)
+        )
         names = [r.signal for r, j in zip(rows, judged, strict=True) if j]
         found = (
             blind_baseline(signals.inputs, everyone, self.splits.training, scored, policy, self.seed, signals.groups),
             null_model(of_null, member, policy, kind, self.seed, groups),
-            shuffled_membership(
-                _alarm(result, judged_orders, compared_with, policy, groups), member, policy, self.seed, groups
-            ),
+            shuffled_membership(alarm, member, policy, self.seed, groups),
             reference_coverage(signals, references, scored),
             recipe_fit(signals, target, references, scored, names),
             *other_source(signals.out_of_distribution, signals.inputs, self.splits.training, self.seed),
@@ -232,7 +238,7 @@ def conclude(
     member: NDArray[np.bool_],
     policy: Policy,
     *,
-    weights: NDArray[np.float64] | None = None,
+    groups: NDArray[np.integer[Any]] | None = None,
     targets: int = 1,
 ) -> AuditResult:
     """Count what each attack found, alone and beside the baseline of its level.
@@ -243,13 +249,14 @@ def conclude(
         orders: (s,) of each, `by_score` with one seed for all, so that equal scores are in one order.
         member: (s,) bool.
         policy: what counts as a leak.
-        weights: (s,) of each example, `weights_of`; None: each is a unit of its own.
+        groups: (s,) of examples that belong together; None: each is a unit of its own.
         targets: models that are judged, each on its own.
 
     Returns:
         A result that knows of no references, no controls and no uses yet.
     """
     base = _baselines(rows, policy)
+    weights = None if groups is None else weights_of(member, groups)
     claim = policy.claim if base else "whole"
     judged = [is_judged(r.role, policy, claim) and r.level in policy.patience for r in rows]
     w = np.ones(len(member)) if weights is None else weights
@@ -258,7 +265,9 @@ def conclude(
     risks, spare = iter(shared), policy.risk / targets / (sum(judged) + 1)
     fprs = sorted({*SHOWN_FPRS, policy.fpr})
     upper = upper_bound_rank(others, policy.fpr, policy.risk / 2)
-    results, ordered = [], []
+    ties = [Ties.of(s) for s in scores]
+    results, ordered, areas = [], [], []
+    wider: dict[float, list[Bound]] = {f: [] for f in SHOWN_FPRS if f > policy.fpr and claim != "auc"}
     for i, (row, s, order) in enumerate(zip(rows, scores, orders, strict=True)):
         risk = next(risks) if judged[i] else spare
         by_rank, heavy = member[order], None if weights is None else weights[order]
@@ -267,6 +276,11 @@ def conclude(
         pair = None
         if row.level in base and base[row.level] != i:
             pair = count_pairs(order, orders[base[row.level]], member, policy.fpr, weights)
+        area, of_auc = None, is_judged(row.role, policy, "auc" if base else "whole") and row.level in policy.patience
+        if (policy.claim == "auc" or of_auc) and base.get(row.level) != i and (not base or row.level in base):
+            area = compare_areas(ties[i], ties[base[row.level]] if base else None, member, groups, weights)
+            if of_auc:
+                areas.append(area)
         curve = roc(s, member)
         results.append(
             AttackResult(
@@ -278,12 +292,16 @@ def conclude(
                 max(high, low),
                 low,
                 pair,
+                area if policy.claim == "auc" else None,
                 curve=curve,
                 rates=tuple(tpr_at_fpr(curve, fpr=f, confidence=policy.confidence) for f in fprs),
             )
         )
         if judged[i]:
             ordered.append(by_rank)
+            beside = orders[base[row.level]] if claim != "whole" and row.level in base else None
+            for fpr in wider:
+                wider[fpr].append(_bound_at(fpr, order, beside, member, weights, policy.risk))
     return AuditResult(
         policy,
         tuple(results),
@@ -293,8 +311,29 @@ def conclude(
         grouped=None if weights is None else len(member),
         targets=targets,
         orders=tuple(ordered),
+        areas=tuple(areas),
+        elsewhere={fpr: tuple(bounds) for fpr, bounds in wider.items()},
         sizes={"certification": len(member)},
     )
+
+
+def _bound_at(
+    fpr: float,
+    order: NDArray[np.int64],
+    base: NDArray[np.int64] | None,
+    member: NDArray[np.bool_],
+    weights: NDArray[np.float64] | None,
+    risk: float,
+) -> Bound:
+    """What a judged attack finds, or adds to the baseline, at another false-positive rate, and its upper bound."""
+    w = np.ones(len(member)) if weights is None else weights
+    units, others = (units_of(w[side]) for side in (member, ~member))
+    if base is not None:
+        pair = count_pairs(order, base, member, fpr, weights)
+        return Bound((pair.only - pair.missed) / units, difference_bounds(pair, units, others, fpr, risk, risk)[1])
+    found, rank = found_above(member[order], rank_at(others, fpr), w[order]), upper_bound_rank(others, fpr, risk / 2)
+    most = found_above(member[order], rank, w[order])
+    return Bound(found / units, 1.0 if rank is None else upper_bound(min(most, units), units, risk / 2))
 
 
 def _baselines(rows: Sequence[SuiteRow], policy: Policy) -> dict[int, int]:
@@ -341,6 +380,37 @@ def _alarm(
                 found = found_above(member[order], rank, weights[order], strict=True)
                 low, chance = lower_bound(found, inside, risk / 2) * share, policy.fpr
             if low > chance:
+                return True
+        return False
+
+    return alarm
+
+
+def _alarm_by_area(
+    result: AuditResult,
+    scores: Sequence[NDArray[np.float64]],
+    bases: Sequence[NDArray[np.float64] | None],
+    policy: Policy,
+    groups: NDArray[np.integer[Any]] | None,
+) -> Callable[[NDArray[np.bool_]], bool] | None:
+    """`_alarm` under the claim "auc"; arguments are its own, but scores in place of orders."""
+    if not scores:
+        return None
+    risks = [result.lower_risk(e) for e in result.judged]
+    known = {id(b): Ties.of(b) for b in bases if b is not None}
+    rows = [
+        (Ties.of(s), None if b is None else known[id(b)], risk)
+        for s, b, risk in zip(scores, bases, risks, strict=True)
+        if b is None or not np.array_equal(s, b)
+    ]
+    weights = weights_of(np.zeros(len(scores[0]), dtype=bool), groups)
+
+    def alarm(member: NDArray[np.bool_]) -> bool:
+        sizes = units_of(weights[member]), units_of(weights[~member])
+        heavy = None if groups is None else weights
+        for attack, base, risk in rows:
+            found = compare_areas(attack, base, member, groups, heavy)
+            if found.difference > 0 and area_bounds(found, *sizes, risk, policy.risk)[0] > 0:
                 return True
         return False
 

@@ -142,13 +142,20 @@ def show_verdict(console: Console, result: AuditResult) -> None:
     console.print(level_table(result))
     console.print()
     console.print(result.sentence, highlight=False, markup=False)
+    if result.feasible:
+        console.print("\nWhat would decide:", highlight=False, markup=False)
+        for option in result.feasible:
+            console.print(f"  - {option.says}", highlight=False, markup=False)
+        rules = dict.fromkeys(option.rule for option in result.feasible)
+        console.print(" ".join(rules), style="dim", highlight=False, markup=False)
     console.print(controls_line(result), style="dim", highlight=False, markup=False)
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     """A line for each released configuration: its verdict, its strongest attack, and what the verdict is asked of."""
     policy, excess = configurations[-1].result.policy, any(c.result.claim == "excess" for c in configurations)
-    numbers = ("adds, in\npoints",) if excess else ("AUC", "found")
+    area = any(c.result.claim == "auc" for c in configurations)
+    numbers = ("AUC\nabove",) if area else ("adds, in\npoints",) if excess else ("AUC", "found")
     title = f"Members found at a false-positive rate of at most {_percent(policy.fpr)}"
     table = result_table(title, ("released", "verdict", "strongest judged attack"), (*numbers, "top 10%\nkept"))
     for c in configurations:
@@ -157,7 +164,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
         whole = (f"{best.auc:.3f}", f"{best.found / r.members:.1%}\n[dim]{low:.1%}-{high:.1%}[/]")
         kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
         name = "predictions" if r.policy.release == "prediction" else c.name
-        table.add_row(name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess else whole), kept)
+        table.add_row(name, _badge(r.verdict), _lines(best), *((_added(r, best),) if excess or area else whole), kept)
     return table
 
 
@@ -179,7 +186,10 @@ def level_table(result: AuditResult) -> Table:
         found = "nothing judged" if whole is None else f"{whole['low']:.1%}-{whole['high']:.1%}"
         table.add_row(asks(line["patience"]), *(() if alone else cells), found)
     allowed = (
-        f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
+        f"Judged is the AUC, an average: the policy allows {result.limit:.3g} more than"
+        f" {f'the {anyway} have' if result.compared else 'guessing'}."
+        if result.claim == "auc"
+        else f"The policy allows the explanations to add {_points(result.limit)} percentage points to the {anyway}."
         if excess
         else f"The policy allows {_percent(result.limit)} to be found{'' if alone else ' by all together'}."
     )
@@ -189,9 +199,10 @@ def level_table(result: AuditResult) -> Table:
 
 def target_table(result: AuditResult) -> Table:
     """A line for each target, judged on its own."""
-    excess = result.claim == "excess"
+    excess = result.claim != "whole"
+    column = {"whole": "found", "excess": "adds", "auc": "AUC above"}[result.claim]
     title = f"{result.targets} models, each judged on its own"
-    table = result_table(title, ("model", "verdict", "strongest judged attack"), ("adds" if excess else "found",))
+    table = result_table(title, ("model", "verdict", "strongest judged attack"), (column,))
     for r in sorted((result, *result.others), key=lambda one: -1 if one.target is None else one.target):
         best = r.strongest
         low, high = r.bounds(best)
@@ -258,7 +269,10 @@ def _badge(verdict: Verdict) -> str:
 
 
 def _added(result: Judgement, e: Evidence) -> str:
-    """How much more than the baseline an attack finds, and the bounds of that."""
+    """How much more than the baseline an attack finds, or how far its AUC is above, and the bounds of that."""
+    if result.claim == "auc":
+        area = result.area(e)
+        return "" if area is None else f"{result.estimate(e):+.3f}\n[dim]{area[0]:+.3f} to {area[1]:+.3f}[/]"
     bounds = result.added(e)
     if bounds is None or e.pair is None:
         return ""

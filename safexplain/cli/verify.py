@@ -151,24 +151,28 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         raise CertificateError(f"hardening: {error}") from None
     options = "".join(f", {name}={value!r}" for name, value in certificate.options.items())
     anyway = judgement.anyway
-    measure = (
-        f"more of the members than the {anyway} of the same queries"
-        if judgement.claim == "excess"
-        else "of the members"
-    )
+    than = f"that of the {anyway} of the same queries" if judgement.compared else "the 0.5 of guessing"
+    measure = {
+        "whole": "of the members",
+        "excess": f"more of the members than the {anyway} of the same queries",
+        "auc": f"of AUC above {than}, an average over all members",
+    }[judgement.claim]
     most = max(policy.patience)
     asked = "once" if most == 1 else f"up to {most} times (judged: {', '.join(map(str, policy.patience))})"
     not_run = [f"{c.name}: {c.says}" for c in judgement.controls if c.failed is None]
     if not judgement.controls:
         not_run = ["no control was run"]
     uses = judgement.uses
-    sign = "+" if judgement.claim == "excess" else ""
-    policy_limit = f"{judgement.limit:{sign}.1%}"
+    form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[judgement.claim]
+    policy_limit = f"at most {judgement.limit:{form}} {measure}"
+    if judgement.claim != "auc":
+        policy_limit += f" found at a false-positive rate of {policy.fpr:.1%}"
     alone = policy.release == "prediction"
     grouped = "" if judgement.grouped is None else f" (groups of {judgement.grouped:,} examples)"
     return {
         "kind": BY_AUDIT,
         "verdict": judgement.verdict,
+        **({"claim": AVERAGE} if judgement.claim == "auc" else {}),
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),
         **(
@@ -184,9 +188,8 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
         "about": "the service as it answered" if certificate.endpoint else _about(judgement),
         **({"subject_data": f"{named}: {SUBJECT_DATA[named]}"} if (named := certificate.subject_data) else {}),
         "attacker": f"asks {asked} about each example; released: {policy.release}",
-        "policy": f"at most {policy_limit} {measure} found at a false-positive rate of {policy.fpr:.1%},"
-        f" {policy.confidence:.0%} confidence{f'; {policy.reason}' if policy.reason else ''}",
-        "bound": f"{judgement.bound:{sign}.1%} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
+        "policy": f"{policy_limit}, {policy.confidence:.0%} confidence{f'; {policy.reason}' if policy.reason else ''}",
+        "bound": f"{judgement.bound:{form}} {measure}, from {judgement.members:,} members, {judgement.non_members:,}"
         f" non-members{grouped} and {judgement.references} reference models",
         "levels": [_level(line, anyway) for line in judgement.levels],
         "native": certificate.native["sentence"]
@@ -261,6 +264,10 @@ def _about(judgement: Judgement) -> str:
     return f"each of {judgement.targets} models" if judgement.targets > 1 else "one model"
 
 
+AVERAGE = "the average alone (AUC); nothing is said of the members that are found most surely"
+"""What a certificate under the claim "auc" is about."""
+
+
 def _level(line: Mapping[str, Any], anyway: str) -> str:
     """What an attacker of one level of patience finds."""
     labels, added, whole = line["labels"], line["added"], line["whole"]
@@ -272,6 +279,10 @@ def _level(line: Mapping[str, Any], anyway: str) -> str:
         if whole is None
         else f"{'together' if labels or added else 'all that is released'} {whole['low']:.1%} to {whole['high']:.1%}",
     ]
+    if (area := line.get("auc")) is not None:
+        parts.append(
+            f"AUC of the {anyway} {area['labels']:.3f}, of all {area['low']:+.3f} to {area['high']:+.3f} above"
+        )
     return f"{often}: {', '.join(filter(None, parts)) or 'nothing was judged'}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from safexplain.errors import InputError
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.stats.paired import PairedCounts
+from safexplain.verdict.stats.paired_auc import PairedAuc
 
 Verdict = Literal["certified", "leak", "inconclusive"]
 Role = Literal["explanation", "label", "loss", "explanation+label", "explanation+loss"]
@@ -36,6 +37,7 @@ class Evidence:
         upper_bound_count: members above the threshold of the upper bound (see `thresholds`).
         lower_bound_count: members above that of the lower bound, which is higher.
         pair: counted on the same examples against the baseline; None: this is the baseline, or there is none.
+        areas: under both curves, for the claim "auc"; None: another claim, or this is the baseline.
     """
 
     attack: str
@@ -46,6 +48,7 @@ class Evidence:
     upper_bound_count: float
     lower_bound_count: float
     pair: PairedCounts | None = None
+    areas: PairedAuc | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -53,9 +56,10 @@ class Evidence:
         return self.attack in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        written = {f.name: getattr(self, f.name) for f in fields(Evidence)}
-        return {**written, "pair": None if self.pair is None else self.pair.to_dict()}
+        """Plain JSON types; `areas` only where there are some."""
+        written = {f.name: getattr(self, f.name) for f in fields(Evidence) if f.name != "areas"}
+        written["pair"] = None if self.pair is None else self.pair.to_dict()
+        return written if self.areas is None else {**written, "areas": self.areas.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Evidence:
@@ -75,6 +79,7 @@ class Evidence:
             count_in(content, "upper_bound_count"),
             count_in(content, "lower_bound_count"),
             None if pair is None else PairedCounts.from_dict(pair),
+            PairedAuc.from_dict(content["areas"]) if content.get("areas") is not None else None,
         )
 
 
@@ -161,7 +166,7 @@ def count_in(content: Mapping[str, Any], key: str) -> float:
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
     """Whether the verdict rests on attacks that read this: whatever the stated attacker can run.
 
-    Under the claim "excess" these are the attacks on the explanation together with what is released anyway.
+    Under the claims "excess" and "auc" these are the attacks on the explanation together with what is released anyway.
 
     Args:
         role: what an attack reads.
@@ -171,7 +176,7 @@ def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
     if policy.release == "prediction":
         return role in ("label", "loss")
     predictions = policy.release == "explanation+prediction"
-    if (claim or policy.claim) == "excess":
+    if (claim or policy.claim) != "whole":
         return role == ("explanation+loss" if predictions else "explanation+label")
     return predictions or role in ("explanation", "label", "explanation+label")
 

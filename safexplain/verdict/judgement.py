@@ -5,7 +5,9 @@
     inconclusive  otherwise, and whenever a control failed
 
 Bounds are those of the rate of members found (the claim "whole"), or of how much more are found than by the labels of
-the same queries alone ("excess"). Where there are no labels, there is nothing to compare with: the whole is judged.
+the same queries alone ("excess"), or of how much larger the area under the curve is than theirs ("auc"), an average
+that says nothing of the members found most surely. Where there are no labels, there is nothing to compare with: the
+whole is judged, its area by how much it is above the 0.5 of guessing.
 
 All lower bounds of one target share its risk of 1 - confidence (Bonferroni), because one of them is enough to call a
 leak: half of it goes to the attacks called `MAIN`, which are expected to be the strongest, the rest to all others;
@@ -40,10 +42,12 @@ from safexplain.verdict.evidence import (
     title,
     whole_in,
 )
+from safexplain.verdict.feasible import Bound, Option, Undecided, advice, feasible
 from safexplain.verdict.policy import Claim, Policy
-from safexplain.verdict.power import Needed, Seen, could_certify, needed, seen_power
+from safexplain.verdict.power import Needed, Seen, could_certify, needed, needed_area, needed_excess, seen_power
 from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.paired import difference_bounds
+from safexplain.verdict.stats.paired_auc import PairedAuc, area_bounds
 from safexplain.verdict.stats.roc import RateAtFpr
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -55,6 +59,14 @@ MAIN_OF_PREDICTIONS = "PredictionPatience"
 
 QUICK = "this was a quick look, with few reference models and examples, by which nothing is certified"
 """What is said of such a verdict."""
+
+
+AVERAGE: dict[Verdict, str] = {
+    "certified": " on average only (by AUC, which says nothing of the members found most surely)",
+    "leak": " (by AUC)",
+    "inconclusive": " (by AUC, an average that says nothing of the members found most surely)",
+}
+"""What the sentence says first under the claim "auc", after the verdict."""
 
 
 def main_of(policy: Policy) -> str:
@@ -134,6 +146,8 @@ class Judgement:
                 e.pair.check(self.members, self.non_members, self.policy.fpr)
                 if e.pair.only + e.pair.missed > room:
                     raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
+            if e.areas is not None:
+                e.areas.check()
         if len({code(e) for e in self.evidence}) < len(self.evidence):
             raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
         if self.mixture < 1 or (self.others and self.targets != len(self.others) + 1):
@@ -157,18 +171,23 @@ class Judgement:
 
     @cached_property
     def claim(self) -> Claim:
-        """What is claimed: that of the policy, or "whole" where no level has anything to compare with."""
-        compared = any(e.attack == self.baseline_name for e in self.evidence)
-        return self.policy.claim if compared else "whole"
+        """What is claimed: that of the policy, or "whole" for "excess" where nothing can be compared with."""
+        return "whole" if self.policy.claim == "excess" and not self.compared else self.policy.claim
+
+    @cached_property
+    def compared(self) -> bool:
+        """Whether what is judged is compared with labels (or predictions) of the same queries."""
+        return self.policy.claim != "whole" and any(e.attack == self.baseline_name for e in self.evidence)
 
     @property
     def limit(self) -> float:
         """What bounds are compared with."""
-        return self.policy.max_tpr if self.claim == "whole" else self.policy.tolerated_excess
+        return self.policy.max_tpr if self.claim == "whole" else self.policy.limit
 
     def is_judged(self, e: Evidence) -> bool:
         """Whether the verdict rests on this attack."""
-        return is_judged(e.role, self.policy, self.claim) and e.level in self.policy.patience
+        claim = self.policy.claim if self.compared else "whole"
+        return is_judged(e.role, self.policy, claim) and e.level in self.policy.patience
 
     @cached_property
     def judged(self) -> tuple[Evidence, ...]:
@@ -216,13 +235,35 @@ class Judgement:
         compared = [(e, e.pair) for e in self.evidence if e.pair is not None]
         return {code(e): difference_bounds(pair, *n, fpr, self.lower_risk(e), high) for e, pair in compared}
 
+    def area(self, e: Evidence) -> tuple[float, float] | None:
+        """Lower and upper bound of how much larger its area is than the baseline's; None under other claims."""
+        if e.areas is None:
+            return None
+        return area_bounds(e.areas, self.members, self.non_members, self.lower_risk(e), self.policy.risk)
+
+    def claimed(self, e: Evidence) -> tuple[float, float] | None:
+        """Bounds of what the claim is about: of the rate, of the excess, or of the area's."""
+        match self.claim:
+            case "whole":
+                return self.bounds(e)
+            case "excess":
+                return self.added(e)
+            case "auc":
+                return self.area(e)
+
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
-        """Bounds that the limit is compared with, by judged attack: of the rate, or of the excess."""
-        if self.claim == "whole":
-            return {code(e): self.bounds(e) for e in self.judged}
-        compared = {code(e): self.added(e) for e in self.judged}
+        """Bounds that the limit is compared with, by judged attack."""
+        compared = {code(e): self.claimed(e) for e in self.judged}
         return {name: bounds for name, bounds in compared.items() if bounds is not None}
+
+    def estimate(self, e: Evidence) -> float:
+        """What was found of a judged attack, in the unit of the limit: the rate, the excess, or that of the area."""
+        if self.claim == "auc":
+            return 0.0 if e.areas is None else e.areas.difference
+        if self.claim == "excess":
+            return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
+        return e.found / self.members
 
     def proven(self, e: Evidence) -> bool:
         """Whether this attack alone proves a leak."""
@@ -234,7 +275,7 @@ class Judgement:
         """Attacks that were run and not judged, whose lower bound is above the limit; the clearest first."""
         found: list[tuple[float, int, Evidence]] = []
         for e in self.evidence:
-            bounds = None if self.is_judged(e) else (self.bounds(e) if self.claim == "whole" else self.added(e))
+            bounds = None if self.is_judged(e) else self.claimed(e)
             if bounds is not None and bounds[0] > self.limit:
                 found.append((-bounds[0], len(found), e))
         return tuple(e for *_, e in sorted(found))
@@ -371,7 +412,12 @@ class Judgement:
         low, high = self.decisive[code(best)]
         attack = f"the strongest judged attack ({title(best.attack, best.signal)})"
         at = f"at a false-positive rate of at most {p.fpr:.1%}"
-        if self.claim == "whole":
+        if self.claim == "auc":
+            above = f"that of the {self.anyway} of the same queries alone" if self.compared else "the 0.5 of guessing"
+            found = f"{attack} has an AUC {low:+.3f} to {high:+.3f} above {above}"
+            allowed = f"the policy allows {self.limit:+.3g}"
+            all_below = f"no judged attack's is more than {self.bound:+.3f} above it"
+        elif self.claim == "whole":
             found = f"{attack} finds between {low:.1%} and {high:.1%} of the members {at}"
             allowed = f"the policy allows {self.limit:.1%}"
             all_below = f"no judged attack finds more than {self.bound:.1%}"
@@ -383,6 +429,8 @@ class Judgement:
             allowed = f"the policy allows {self.limit:+.1%}"
             all_below = f"no judged attack adds more than {self.bound:+.1%}"
         sees = " and sees predictions alone" if p.release == "prediction" else ""
+        if self.claim == "auc":
+            word += AVERAGE[self.verdict]
         text = f"{word}{self.subject}, against an attacker who asks {times} about each example{sees}: {found}"
         match self.verdict:
             case "leak":
@@ -396,7 +444,7 @@ class Judgement:
     def _caveats(self) -> list[str]:
         """What a reader of the sentence would otherwise not know."""
         found = []
-        if self.policy.claim != self.claim:
+        if self.policy.claim != "whole" and not self.compared and self.policy.release != "prediction":
             what = self.anyway
             why = f"There are no {what} to compare with"
             if self.baseline_name in self.omitted:
@@ -408,12 +456,20 @@ class Judgement:
         if among:
             one = among[0]
             e, less = one.beyond[0], len(one.beyond) - 1
-            bounds = one.bounds(e) if one.claim == "whole" else one.added(e)
+            bounds = one.claimed(e)
             assert bounds is not None
-            what = f"at least {bounds[0]:.1%}" if one.claim == "whole" else f"at least {bounds[0]:+.1%} more"
+            low = bounds[0]
+            finds = {
+                "whole": f"finds at least {low:.1%}",
+                "excess": f"finds at least {low:+.1%} more",
+                "auc": f"has an AUC at least {low:+.3f} above",
+            }
             of = "" if one.target in (None, self.target) else f" of model {one.target}"
-            rest = f", and so {'does 1 other' if less == 1 else f'do {less} others'}" if less else ""
-            found.append(f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)} finds {what}{of}{rest}.")
+            do = ("has", "have") if one.claim == "auc" else ("does", "do")
+            rest = f", and so {f'{do[0]} 1 other' if less == 1 else f'{do[1]} {less} others'}" if less else ""
+            found.append(
+                f"Not judged, because it {one.beside(e)}: {title(e.attack, e.signal)} {finds[one.claim]}{of}{rest}."
+            )
         if self.verdict == "certified" and self.uses is None:
             found.append("How many configurations were judged on these examples was not counted.")
         return found
@@ -424,6 +480,8 @@ class Judgement:
 
         `labels` (or `predictions`, under that name too): the baseline's rate and its bounds; `added`: bounds of the
         judged attack that adds most; `whole`: bounds of the judged attack that finds most. None where there is nothing.
+        Under the claim "auc" these rates are reported, and `auc` is what is judged: the area of the labels, and bounds
+        of how much larger that of the judged attack that adds most is.
         """
         return [self._level(level) for level in self.policy.patience]
 
@@ -443,7 +501,12 @@ class Judgement:
         if base is not None:
             low, high = self.bounds(base)
             labels = {"tpr": base.found / self.members, "low": low, "high": high}
-        return {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
+        found = {"patience": level, "labels": labels, "added": worst(added), "whole": worst(whole)}
+        if self.claim == "auc":
+            areas = [(b, code(e)) for e in rows if (b := self.area(e)) is not None]
+            bases = [e.areas.base_auc for e in rows if e.areas is not None]
+            found["auc"] = {"labels": bases[0], **(worst(areas) or {})} if areas else None
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads the counts and computes everything else again."""
@@ -551,7 +614,7 @@ class AttackResult(Evidence):
     """What one attack found: its counts, which the verdict uses, and what is shown beside them.
 
     Args:
-        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair: see `Evidence`.
+        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair, areas: see `Evidence`.
         curve: its ROC over the scored examples.
         rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
     """
@@ -604,6 +667,8 @@ class AuditResult(Judgement):
     Args:
         evidence: the attacks, in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
+        areas: under the curves of the attacks that the claim "auc" would judge, beside those of their baselines.
+        elsewhere: higher false-positive rate -> bounds of the judged attacks there, in the unit of the limit.
         sizes: examples in each split.
         slices: what the strongest attack finds in parts of the members, such as the classes.
         exposed: the members that it finds most surely; empty unless asked for.
@@ -611,6 +676,8 @@ class AuditResult(Judgement):
 
     evidence: tuple[AttackResult, ...]
     orders: tuple[NDArray[np.bool_], ...] = field(kw_only=True)
+    areas: tuple[PairedAuc, ...] = field(default=(), kw_only=True)
+    elsewhere: Mapping[float, tuple[Bound, ...]] = field(default_factory=dict, kw_only=True)
     sizes: dict[str, int] = field(kw_only=True)
     slices: tuple[Any, ...] = field(default=(), kw_only=True)
     exposed: tuple[Any, ...] = field(default=(), kw_only=True)
@@ -647,23 +714,62 @@ class AuditResult(Judgement):
     @cached_property
     def needed(self) -> Needed | None:
         """A sample that would probably decide; None if the verdict is there, or none would, or it is not known."""
-        if self.verdict != "inconclusive" or self.failed or self.claim == "excess" or not self.orders:
+        if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
             return None
-        return needed(self.policy, list(self.orders))
+        sizes = self.members, self.non_members
+        if self.claim == "whole":
+            return needed(self.policy, list(self.orders)) if self.orders else None
+        if self.claim == "excess":
+            pairs = [(a.pair, self.lower_risk(a)) for a in self.judged if a.pair is not None]
+            return needed_excess(self.policy, pairs, *sizes)
+        areas = [(e.areas, self.lower_risk(e)) for e in self.judged if e.areas is not None]
+        return needed_area(self.policy, areas, *sizes)
+
+    @cached_property
+    def undecided(self) -> Undecided | None:
+        """What `feasible` looks at: this target and all others about which nothing is decided; None where that is moot.
+
+        It is moot where there is a verdict, a control failed, nothing could be judged, or the split decides nothing.
+        """
+        if self.verdict != "inconclusive" or self.split != "certification":
+            return None
+        among = [r for r in (self, *self.others) if isinstance(r, AuditResult) and r.own_verdict == "inconclusive"]
+        if not among or any(r.failed or not r.decisive for r in among):
+            return None
+        wide = [r for r in among if any(high > r.limit for _, high in r.decisive.values())]
+        sizes = [r.needed for r in wide]
+        found = [n for n in sizes if n is not None]
+        scored = self.grouped or self.members + self.non_members
+        return Undecided(
+            self.policy,
+            self.claim,
+            self.members,
+            self.non_members,
+            self.sizes.get("training", 0) / scored,
+            min(r.references for r in among),
+            bool(wide),
+            tuple(
+                Bound(r.estimate(e), r.decisive[code(e)][1]) for r in wide for e in r.judged if code(e) in r.decisive
+            ),
+            {fpr: tuple(b for r in wide for b in r.elsewhere.get(fpr, ())) for fpr in self.elsewhere},
+            tuple(
+                Bound(a.difference, area_bounds(a, r.members, r.non_members, r.policy.risk, r.policy.risk)[1])
+                for r in wide
+                for a in r.areas
+            ),
+            max(found, key=lambda n: n.members) if len(found) == len(sizes) and found else None,
+        )
+
+    @cached_property
+    def feasible(self) -> tuple[Option, ...]:
+        """What would probably decide with these data, or about as many; empty where there is a verdict."""
+        return () if self.undecided is None else feasible(self.undecided)
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words, and what a larger sample would decide."""
+        """The verdict in plain words, and what would decide where nothing is."""
         text = super().sentence
-        if self.verdict != "inconclusive" or self.failed or self.split != "certification":
-            return text
-        if self.needed is not None and self.references >= self.policy.references:
-            n = self.needed
-            what = "certify" if n.verdict == "certified" else "prove a leak"
-            text += f" About {n.members:,} members and {n.non_members:,} non-members would probably {what}."
-        if self.claim == "whole":
-            text += f" This sample could at best have certified {self.could_certify:.1%}."
-        return text
+        return text if self.undecided is None else " ".join(filter(None, [text, advice(self.undecided, self.feasible)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -672,6 +778,7 @@ class AuditResult(Judgement):
             **super().to_dict(),
             "attacks": [a.shown() for a in self.attacks],
             "needed": None if n is None else {"members": n.members, "non_members": n.non_members, "verdict": n.verdict},
+            "feasible": [option.to_dict() for option in self.feasible],
             "seen_power": [
                 {"patience": level, "attack": code(a), "proves": seen.proves, "certifies": seen.certifies}
                 for level, a, seen in self.seen

@@ -11,7 +11,7 @@ from safexplain._validate import check_number, check_whole, from_table, from_tom
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 Release = Literal["explanation", "explanation+prediction", "prediction"]
-Claim = Literal["whole", "excess"]
+Claim = Literal["whole", "excess", "auc"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,13 @@ class Policy:
         claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
             released anyway, by a paired comparison; "whole" judges what all that is released tells together. Where the
             prediction alone is released there is nothing that it could be added to: the claim is then "whole", whatever
-            is given.
+            is given. "auc" judges the same attacks as "excess" by how much larger the area under their ROC curve is
+            than that of the labels (or predictions) alone; with nothing to compare with, than the 0.5 of guessing. It
+            takes far fewer examples and is a weaker claim of another kind: an average over all members, which says
+            nothing of those that are found most surely (Carlini et al., arXiv 2112.03570, section III). Rates at `fpr`
+            are then reported, not judged.
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
+        max_auc_excess: for "auc": largest tolerated difference of the two areas.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
         training: share of the examples on which attacks that learn are trained (on what reference models released
@@ -55,6 +60,7 @@ class Policy:
     release: Release = "explanation"
     claim: Claim = "excess"
     max_excess: float | None = None
+    max_auc_excess: float = 0.05
     suite: tuple[str, ...] = ()
     selection: float = 0.0
     training: float = 0.25
@@ -64,7 +70,7 @@ class Policy:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("fpr", "max_tpr", "confidence", "max_excess", "selection", "training"):
+        for name in ("fpr", "max_tpr", "confidence", "max_excess", "max_auc_excess", "selection", "training"):
             if (value := getattr(self, name)) is not None or name != "max_excess":
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name in ("fpr", "max_tpr", "confidence"):
@@ -78,10 +84,15 @@ class Policy:
         for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        if self.release == "prediction":
+        if self.release == "prediction" and self.claim == "excess":
             object.__setattr__(self, "claim", "whole")
         if self.max_excess is not None and not 0 < self.max_excess < 1:
             raise ConfigurationError(f"policy: max_excess lies in (0, 1), got {self.max_excess!r}")
+        if not 0 < self.max_auc_excess < 0.5:
+            raise ConfigurationError(
+                "policy: max_auc_excess is how much higher than that of the labels an area under the curve may be, in"
+                f" (0, 0.5), got {self.max_auc_excess!r}"
+            )
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
                 "policy: an excess is judged against max_excess > 0; give it, or max_tpr above fpr"
@@ -116,12 +127,15 @@ class Policy:
 
     @property
     def limit(self) -> float:
-        """What bounds are compared with: `max_tpr`, or the tolerated excess."""
-        return self.max_tpr if self.claim == "whole" else self.tolerated_excess
+        """What bounds are compared with: `max_tpr`, the tolerated excess, or that of the area under the curve."""
+        return {"whole": self.max_tpr, "excess": self.tolerated_excess, "auc": self.max_auc_excess}[self.claim]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
+        """Plain JSON types; what only the claim "auc" looks at is left out under others, unless it was chosen."""
+        written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
+        if self.claim != "auc" and self.max_auc_excess == Policy.max_auc_excess:
+            del written["max_auc_excess"]
+        return written
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:

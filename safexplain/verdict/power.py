@@ -9,15 +9,18 @@ examples would decide (`needed`).
 
 For the claim "excess", whose bounds are those of `stats.paired`: the counts that are expected of two attacks with
 binormal curves (`expected_pairs`) give the distances of the bounds from the difference found, which is about normal;
-hence the probability of each verdict (`excess_power`), and what an audit that was run would have decided
-(`seen_power`).
+hence the probability of each verdict (`excess_power`), what an audit that was run would have decided (`seen_power`),
+and how many more examples would decide (`needed_excess`; `needed_area` for the claim "auc").
+
+`best_certifiable` is the best certificate under each claim, before anything is run.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -28,6 +31,7 @@ from scipy.optimize import brentq
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats.paired import PairedCounts, difference_bounds, rank_at, window_ranks
+from safexplain.verdict.stats.paired_auc import PairedAuc, area_bounds
 from safexplain.verdict.thresholds import lower_bound, ranks_of, upper_bound
 
 Floats = NDArray[np.float64]
@@ -66,7 +70,9 @@ def power(policy: Policy, members: int, non_members: int, attacks: int, tpr: Arr
         InputError: a size below 1, or a tpr outside of (0, 1).
     """
     if policy.claim != "whole":
-        raise ConfigurationError('power: expected a policy with the claim "whole", got "excess"; replace the claim')
+        raise ConfigurationError(
+            f'power: expected a policy with the claim "whole", got "{policy.claim}"; replace the claim'
+        )
     if min(members, non_members, attacks) < 1:
         raise InputError(f"power needs members, non-members and attacks, got {members}, {non_members}, {attacks}")
     rates = np.asarray(tpr, dtype=np.float64)
@@ -152,11 +158,13 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
     """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
 
     What a sample of this size can reach at best, before anything is measured: `max_tpr` under the claim "whole",
-    `max_excess` under "excess". The policy's own limit does not matter; a limit below this is out of reach.
+    `max_excess` under "excess", `max_auc_excess` under "auc". The policy's own limit does not matter; a limit below
+    this is out of reach.
 
-    Under "whole" all attacks guess, and this is exact for one of them. Under "excess" nothing is known yet of the
+    Under "whole" all attacks guess, and this is exact for one of them. Under the others nothing is known yet of the
     labels: they are taken to find twice as many members as guessing does (`TYPICAL_BASE`), and attack and labels to
-    disagree about half as many examples as independent attacks would (`TYPICAL_DISCORDANCE`).
+    disagree about half as much as independent attacks would (`TYPICAL_DISCORDANCE`): about so many examples, or with
+    half of the variance.
 
     Args:
         policy: its claim, false-positive rate and confidence.
@@ -180,13 +188,18 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
         rank = ranks_of(policy, non_members, 1).upper_bound_rank
         if rank is None:
             return 1.0
-        found = distributions.betabinom.ppf(likely, members, rank, non_members - rank + 1)
-        return upper_bound(int(found), members, policy.risk / 2)
+        most = distributions.betabinom.ppf(likely, members, rank, non_members - rank + 1)
+        return upper_bound(int(most), members, policy.risk / 2)
+    certainly = float(1 + distributions.norm.ppf(likely) / distributions.norm.isf(policy.risk))
+    if policy.claim == "auc":
+        variance = TYPICAL_DISCORDANCE * 2 / 12  # that of two uniform places, but for what they share
+        found = PairedAuc(0.5, 0.5, variance, variance)
+        return min(area_bounds(found, members, non_members, policy.risk, policy.risk)[1] * certainly, 1.0)
     base = min(TYPICAL_BASE * policy.fpr, 0.5)
     discordant = TYPICAL_DISCORDANCE * 2 * base * (1 - base)
     counts = expected_pairs(members, non_members, policy.fpr, base, base, discordant)
     up = WIDER * difference_bounds(counts, members, non_members, policy.fpr, policy.risk, policy.risk)[1]
-    return min(up * float(1 + distributions.norm.ppf(likely) / distributions.norm.isf(policy.risk)), 1.0)
+    return min(up * certainly, 1.0)
 
 
 TYPICAL_BASE = 2.0
@@ -249,6 +262,94 @@ class _Curve:
 
 
 # ------------------------------------------------------------------------------------------- the claim "excess"
+
+
+def needed_excess(
+    policy: Policy, pairs: Sequence[tuple[PairedCounts, float]], members: int, non_members: int
+) -> Needed | None:
+    """`needed` for the claim "excess": the smallest sample that would decide if what was found is what is true.
+
+    What an attack finds less than the baseline is taken as nothing added: nobody is to count on it.
+
+    Args:
+        policy: with the claim "excess".
+        pairs: of each judged attack the counts, and the risk of its lower bound.
+        members: units that were scored.
+        non_members: units that were scored.
+
+    Returns:
+        None if no sample of up to 1,000 times the present size would.
+    """
+    fpr, least = policy.fpr, 0.5 / members
+    rates = []
+    for counts, risk in pairs:
+        base = min(max(_base(counts, non_members, fpr) / members, least), 1 - 2 * least)
+        tpr = min(base + max((counts.only - counts.missed) / members, 0.0), 1 - least)
+        apart = (counts.only + counts.missed) / members
+        apart = min(max(apart, tpr - base), tpr + base - 2 * tpr * base)
+        rates.append((tpr, base, apart, risk))
+
+    def bounds(n1: int, n0: int) -> Iterator[tuple[float, float, float, float]]:
+        for tpr, base, apart, risk in rates:
+            counts = expected_pairs(n1, n0, fpr, tpr, base, apart)
+            low, high = difference_bounds(counts, n1, n0, fpr, risk, policy.risk)
+            excess = tpr - base
+            yield excess, excess - WIDER * (excess - low), excess + WIDER * (high - excess), risk
+
+    return _smallest(policy, bounds, members, non_members)
+
+
+def needed_area(
+    policy: Policy, areas: Sequence[tuple[PairedAuc, float]], members: int, non_members: int
+) -> Needed | None:
+    """`needed` for the claim "auc".
+
+    Args:
+        policy: with the claim "auc".
+        areas: of each judged attack, and the risk of its lower bound.
+        members: units that were scored.
+        non_members: units that were scored.
+    """
+
+    def bounds(n1: int, n0: int) -> Iterator[tuple[float, float, float, float]]:
+        for found, risk in areas:
+            yield found.difference, *area_bounds(found, n1, n0, risk, policy.risk), risk
+
+    return _smallest(policy, bounds, members, non_members)
+
+
+def _smallest(
+    policy: Policy,
+    bounds: Callable[[int, int], Iterator[tuple[float, float, float, float]]],
+    members: int,
+    non_members: int,
+) -> Needed | None:
+    """The smallest sample in which one attack proves a leak, or all stay below the limit, with a probability of 90 %.
+
+    Args:
+        policy: whose limit counts.
+        bounds: sizes -> of each attack what is found, its bounds, and the risk of the lower one.
+        members: of the present sample.
+        non_members: of the present sample.
+    """
+    sizes = [(round(members * f), round(non_members * f)) for f in np.geomspace(1.0, LARGEST, 139)]
+
+    def outcome(n1: int, n0: int) -> Literal["certified", "leak"] | None:
+        fails = 0.0
+        for found, low, high, risk in bounds(n1, n0):
+            down = max(found - low, 1e-12) / distributions.norm.isf(risk)
+            up = max(high - found, 1e-12) / distributions.norm.isf(policy.risk)
+            if distributions.norm.sf((policy.limit - low) / down) >= POWER:
+                return "leak"
+            fails += float(distributions.norm.sf((policy.limit - high) / up))
+        return "certified" if fails <= 1 - POWER else None
+
+    at = bisect_left(sizes, True, key=lambda size: outcome(*size) is not None)
+    if at == len(sizes):
+        return None
+    verdict = outcome(*sizes[at])
+    assert verdict is not None
+    return Needed(*sizes[at], verdict)
 
 
 @dataclass(frozen=True)
@@ -348,15 +449,22 @@ def expected_pairs(
             f"expected a discordance between {abs(tpr - base_tpr):.3g} (one attack finds all that the other does) and"
             f" {tpr + base_tpr - 2 * tpr * base_tpr:.3g} (independent attacks), got {discordant:.3g}"
         )
+    apart = _apart(fpr, tpr, base_tpr, both) * non_members
+    windows = [_binormal_window(members, non_members, fpr, rate) for rate in (tpr, base_tpr)]
+    only, missed = max(tpr - both, 0.0), max(base_tpr - both, 0.0)
+    return PairedCounts(members * only, members * missed, apart, apart, windows[0], windows[1])
+
+
+@lru_cache(maxsize=4096)
+def _apart(fpr: float, tpr: float, base_tpr: float, both: float) -> float:
+    """Share of the non-members above one threshold and not the other, where both find this share of the members."""
     found = [_both_above(r, tpr, base_tpr) - both for r in (0.0, CORRELATED)]
     r = 0.0 if found[0] >= 0 else CORRELATED
     if found[0] < 0 < found[1]:
         r = float(brentq(lambda x: _both_above(x, tpr, base_tpr) - both, 0.0, CORRELATED))
-    apart = max(fpr - _both_above(r, fpr, fpr), 0.0) * non_members
     if both >= min(tpr, base_tpr) - 1e-12 and found[1] <= 0:
-        apart = 0.0
-    windows = [_binormal_window(members, non_members, fpr, rate) for rate in (tpr, base_tpr)]
-    return PairedCounts(members * (tpr - both), members * (base_tpr - both), apart, apart, windows[0], windows[1])
+        return 0.0
+    return max(fpr - _both_above(r, fpr, fpr), 0.0)
 
 
 WIDER = 1.15

@@ -13,7 +13,7 @@ from safexplain.audit.exposure import by_slice, most_exposed
 from safexplain.verdict.evidence import Control, Role, at_level
 from safexplain.verdict.judgement import AuditResult
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.thresholds import by_score, weights_of
+from safexplain.verdict.thresholds import by_score
 
 POLICY = Policy(fpr=0.1, max_tpr=0.4, max_excess=0.2, patience=(1, 5, 200), references=8)
 WHOLE = replace(POLICY, claim="whole")
@@ -101,9 +101,9 @@ def audited(
         for name, signal, role, s in found[:few]:
             rows.append(Row(name, signal, role, level))
             scores.append(np.asarray(s, dtype=np.float64))
-    weights = weights_of(member, groups) if group > 1 else None
+    together = groups if group > 1 else None
     orders = [by_score(s, 0) for s in scores]
-    result = conclude(rows, scores, orders, member, policy, weights=weights, targets=targets)  # type: ignore[arg-type]
+    result = conclude(rows, scores, orders, member, policy, groups=together, targets=targets)  # type: ignore[arg-type]
     if parts:
         classes = {"class": np.arange(examples) % parts}
         found_by = scores[next(i for i, a in enumerate(result.attacks) if a is result.strongest)]

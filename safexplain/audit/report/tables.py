@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, floor
 from typing import Literal
@@ -32,7 +32,7 @@ TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 LETTER = 6.2
 """Width of a letter of the axis' text, about."""
 
-Unit = Literal["rate", "difference", "auc"]
+Unit = Literal["rate", "difference", "auc", "area"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scale:
 
     Args:
         unit: "rate" from 0 on a square-root scale, which still separates 1 % from 3 %; "difference" of rates and "auc"
-            on a straight one.
+            on a straight one, as is "area", a difference of areas under the curve.
         low, high: its ends.
         chance: what guessing reaches.
         limit: what the policy allows; None where it is not what these numbers are compared with.
@@ -66,6 +66,14 @@ class Scale:
         return cls("difference", max(ends[0], -1.0), min(ends[1], 1.0), 0.0, limit)
 
     @classmethod
+    def of_claim(cls, result: Judgement, lowest: float, highest: float) -> Scale:
+        """The axis of what the claim is about, with the limit."""
+        if result.claim == "whole":
+            return cls.rates(highest, result.policy.fpr, result.limit)
+        scale = cls.differences(lowest, highest, result.limit)
+        return replace(scale, unit="area") if result.claim == "auc" else scale
+
+    @classmethod
     def aucs(cls, lowest: float, highest: float) -> Scale:
         """An axis in steps of 0.05 that shows both ends and one half."""
         return cls(
@@ -81,6 +89,8 @@ class Scale:
         """A number in the unit of the axis."""
         if self.unit == "auc":
             return f"{value:.2f}"
+        if self.unit == "area":
+            return words.area(value)
         return points(value, digits) if self.unit == "difference" else percent(value, digits)
 
     def axis(self) -> Markup:
@@ -191,6 +201,10 @@ def tile(result: Judgement) -> Tile:
     """What the attack finds that decides, under the claim of the verdict."""
     best = result.strongest
     low, high = result.decisive.get(code(best)) or result.bounds(best)
+    if result.claim == "auc" and code(best) in result.decisive:
+        than = f"that of the {result.anyway} of the same queries" if result.compared else "the 0.5 of guessing"
+        interval = f"between {words.area(low)} and {words.area(high)}"
+        return Tile(words.area(result.estimate(best)), f"is how far its AUC is above {than}", interval)
     if result.claim == "excess" and code(best) in result.decisive:
         says = f"points of the members more than by the {result.anyway} of the same queries"
         return Tile(points(adds(result, best)), says, f"between {points(low)} and {points(high)}")
@@ -207,17 +221,22 @@ class LevelRow:
     labels: Cell | None
     added: Cell | None
     whole: Cell | None
+    area: Cell | None = None
 
 
 @dataclass(frozen=True)
 class LevelTable:
-    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience."""
+    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience.
+
+    `areas` is the axis of the areas that are judged under the claim "auc"; None under others.
+    """
 
     anyway: str
     fpr: str
     rates: Markup
     differences: Markup
     rows: tuple[LevelRow, ...]
+    areas: Markup | None = None
 
 
 def level_table(result: Judgement) -> LevelTable:
@@ -225,11 +244,14 @@ def level_table(result: Judgement) -> LevelTable:
     levels = result.levels
     excess, chance = result.claim == "excess", result.policy.fpr
     rates = [line[part]["high"] for line in levels for part in ("labels", "whole") if line[part] is not None]
-    rate = Scale.rates(max(rates, default=chance), chance, None if excess else result.limit)
+    whole = result.claim == "whole"
+    rate = Scale.rates(max(rates, default=chance), chance, result.limit if whole else None)
     added = [line["added"] for line in levels if line["added"] is not None]
     lowest, highest = min((a["low"] for a in added), default=0.0), max((a["high"] for a in added), default=0.0)
     difference = Scale.differences(lowest, highest, result.limit if excess else None)
-    rows = []
+    rows, areas = [], [line["auc"] for line in levels if line.get("auc")]
+    ends = min((a["low"] for a in areas), default=0.0), max((a["high"] for a in areas), default=0.0)
+    area = Scale.of_claim(result, *ends)
     for line in levels:
         judged = [e for e in result.judged if e.level == line["patience"]]
         most = max((adds(result, e) for e in judged if e.pair is not None), default=0.0)
@@ -241,11 +263,13 @@ def level_table(result: Judgement) -> LevelTable:
                 words.asks(line["patience"]),
                 None if labels is None else _cell(labels["tpr"], labels, rate, "baseline"),
                 _bounded(most, line["added"], difference, result.limit if excess else None),
-                _bounded(found, line["whole"], rate, None if excess else result.limit),
+                _bounded(found, line["whole"], rate, result.limit if whole else None),
+                _bounded(max(map(result.estimate, judged), default=0.0), line.get("auc"), area, result.limit),
             )
         )
     anyway = result.anyway
-    return LevelTable(anyway, percent(chance, 3), rate.axis(), difference.axis(), tuple(rows))
+    axis = area.axis() if result.claim == "auc" else None
+    return LevelTable(anyway, percent(chance, 3), rate.axis(), difference.axis(), tuple(rows), axis)
 
 
 def _bounded(value: float, bounds: Mapping[str, float] | None, scale: Scale, limit: float | None) -> Cell | None:
@@ -260,6 +284,8 @@ def _bounded(value: float, bounds: Mapping[str, float] | None, scale: Scale, lim
 def _cell(value: float, bounds: Mapping[str, float], scale: Scale, tone: Standing) -> Cell:
     low, high = bounds["low"], bounds["high"]
     interval = words.between(low, high) if scale.unit == "difference" else words.interval(low, high)
+    if scale.unit == "area":
+        interval = f"{words.area(low)} to {words.area(high)}"
     return Cell(scale.text(value), interval, scale.bar(value, low, high, tone), tone)
 
 
@@ -279,7 +305,7 @@ class TargetTable:
     """A line for each target."""
 
     axis: Markup
-    excess: bool
+    unit: str
     rows: tuple[TargetRow, ...]
 
 
@@ -289,17 +315,16 @@ def target_table(result: Judgement) -> TargetTable | None:
         return None
     everyone = sorted((result, *result.others), key=lambda r: -1 if r.target is None else r.target)
     found = [(r, r.strongest, r.decisive.get(code(r.strongest))) for r in everyone]
-    excess = result.claim == "excess"
     bounds = [b for *_, b in found if b is not None]
     ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
-    scale = Scale.differences(*ends, result.limit) if excess else Scale.rates(ends[1], result.policy.fpr, result.limit)
+    scale = Scale.of_claim(result, *ends)
     rows = []
     for r, best, b in found:
-        value = adds(r, best) if excess else best.found / r.members
-        cell = None if b is None else _cell(value, {"low": b[0], "high": b[1]}, scale, standing(r, best))
+        cell = None if b is None else _cell(r.estimate(best), {"low": b[0], "high": b[1]}, scale, standing(r, best))
         name = words.attack_name(best.attack, best.signal)
         rows.append(TargetRow(f"model {r.target}", r.own_verdict, name, r is result, cell))
-    return TargetTable(scale.axis(), excess, tuple(rows))
+    unit = {"whole": "TPR", "excess": "Adds, in points", "auc": "AUC above"}[result.claim]
+    return TargetTable(scale.axis(), unit, tuple(rows))
 
 
 JUDGED_FIRST, BESIDE_FIRST = 3, 1
@@ -354,6 +379,7 @@ class AttackTable:
     fpr: str
     anyway: str
     excess: bool
+    whole: bool
     compares: bool
     others: tuple[str, ...]
     axis: Markup
@@ -380,22 +406,15 @@ class AttackTable:
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
     """One table a configuration, all drawn on axes with common ends."""
     results = [c.result for c in configurations]
-    bounds = [b for r in results for a in r.attacks if (b := _compared(r, a)) is not None]
+    bounds = [b for r in results for a in r.attacks if (b := r.claimed(a)) is not None]
     ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
     return tuple(_table(c, *ends) for c in configurations)
 
 
-def _compared(result: AuditResult, attack: Evidence) -> tuple[float, float] | None:
-    """Bounds of what the claim is about."""
-    return result.added(attack) if result.claim == "excess" else result.bounds(attack)
-
-
 def _table(configuration: Configuration, lowest: float, highest: float) -> AttackTable:
     result = configuration.result
-    policy, excess = result.policy, result.claim == "excess"
-    scale = (
-        Scale.differences(lowest, highest, result.limit) if excess else Scale.rates(highest, policy.fpr, result.limit)
-    )
+    policy = result.policy
+    scale = Scale.of_claim(result, lowest, highest)
     fprs = [r.fpr for r in result.attacks[0].rates if r.fpr != policy.fpr]
     groups = []
     for level in sorted({a.level for a in result.attacks}):
@@ -413,7 +432,8 @@ def _table(configuration: Configuration, lowest: float, highest: float) -> Attac
         configuration=configuration,
         fpr=words.percent(policy.fpr, 3),
         anyway=result.anyway,
-        excess=excess,
+        excess=result.claim == "excess",
+        whole=result.claim == "whole",
         compares=any(a.pair is not None for a in result.attacks),
         others=tuple(words.percent(f, 3) for f in fprs),
         axis=scale.axis(),
@@ -424,7 +444,7 @@ def _table(configuration: Configuration, lowest: float, highest: float) -> Attac
 def _place(result: AuditResult, a: AttackResult) -> tuple[object, ...]:
     """Judged attacks first, strongest first; then the baseline; then what was not judged, strongest first."""
     kinds = {"baseline": 1, "beyond": 2, "beside": 3}
-    bounds = _compared(result, a) or result.bounds(a)
+    bounds = result.claimed(a) or result.bounds(a)
     return kinds.get(standing(result, a), 0), a is not result.strongest, -bounds[1], -a.auc, a.code
 
 
@@ -443,12 +463,9 @@ def _split(rows: Sequence[object], most: int) -> int:
 def _row(result: AuditResult, attack: AttackResult, scale: Scale, fprs: Sequence[float]) -> AttackRow:
     stands = standing(result, attack)
     added, value = result.added(attack), adds(result, attack)
-    low, high = result.bounds(attack)
     bar = Markup("")
-    if result.claim == "whole":
-        bar = scale.bar(attack.found / result.members, low, high, stands)
-    elif added is not None:
-        bar = scale.bar(value, *added, stands)
+    if (claimed := result.claimed(attack)) is not None:
+        bar = scale.bar(result.estimate(attack), *claimed, stands)
     return AttackRow(
         name=words.attack_name(attack.attack, attack.signal, attack.level),
         title=attack.code,

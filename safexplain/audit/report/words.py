@@ -26,11 +26,12 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
             is no key, or it is not known.
         endpoint: whether a service was asked, whose model was not seen.
     """
-    rows = [
+    rows = [AVERAGE] if result.claim == "auc" else []
+    rows += [
         (
             "These attacks, not every attack.",
             "The result is empirical. “Certified” says that none of the judged attacks"
-            f" {'adds' if result.claim == 'excess' else 'finds'} more than the policy allows; a stronger attack, or one"
+            f" {'finds' if result.claim == 'whole' else 'adds'} more than the policy allows; a stronger attack, or one"
             " with more reference models, may. A proven leak stands either way.",
         )
     ]
@@ -104,6 +105,15 @@ _OF_ENDPOINT = (
 """What an audit of an endpoint does not show."""
 
 
+AVERAGE = (
+    "An average, and not those found most surely.",
+    "The verdict is about the area under the ROC curve, an average over all members and all false-positive rates. A"
+    " release can pass that and still give away a few members for certain; it is no substitute for a verdict at a low"
+    " false-positive rate.",
+)
+"""What the claim "auc" does not show, before anything else."""
+
+
 def _asked_headline(result: AuditResult) -> str:
     most = max(e.level for e in result.judged) if result.judged else 1
     return "One query an example." if most == 1 else f"Queries of these kinds, up to {most:,} an example."
@@ -148,7 +158,7 @@ def _compared(result: AuditResult) -> tuple[str, str]:
             f"The bounds are of what explanations and {anyway} tell together; where the {anyway} alone find as much,"
             " hardening the explanations changes nothing.",
         )
-    if result.claim == "whole":
+    if not result.compared:
         return (
             f"No {anyway} to compare with.",
             f"The signals hold no {anyway} of the same queries, or too few models, so that what explanations add to"
@@ -287,6 +297,11 @@ def between(low: float, high: float) -> str:
     return f"{points(low)} to {points(high)}"
 
 
+def area(difference: float) -> str:
+    """A difference of areas under the curve, with its sign."""
+    return f"{difference:+.3f}".replace("-", "−")
+
+
 def interval(low: float, high: float) -> str:
     """Two shares as a range, one decimal."""
     return f"{100 * low:.1f}–{100 * high:.1f}%"
@@ -336,7 +351,13 @@ def policy_sentence(result: AuditResult) -> str:
     policy = result.policy
     fpr, often = percent(policy.fpr, 3), asks(max(policy.patience))
     who = f"an attacker who asks {'up to ' if max(policy.patience) > 1 else ''}{often} about each example"
-    if result.claim == "excess":
+    if result.claim == "auc":
+        than = f"the attack on the {result.anyway} of the same queries alone" if result.compared else "guessing"
+        text = (
+            f"{who} must not have an area under the ROC curve (AUC) that is more than {result.limit:.3g} above that of"
+            f" {than}. This is an average over all members, and says nothing of those that are found most surely."
+        )
+    elif result.claim == "excess":
         text = (
             f"{who} must, at a false-positive rate of {fpr}, not find more than {points(result.limit, 3)} percentage"
             f" points more of the members with the explanations than with the {result.anyway} of the"
@@ -363,7 +384,7 @@ def confidence_sentence(result: AuditResult) -> str:
     half = f", half of the risk being that of the {len(main)} called {called}" if 0 < len(main) < n else ""
     return (
         f"The lower bounds of {attacks}{among} hold together with {joint} confidence{half}; the upper bound of each"
-        f" holds with {joint}. Both include the uncertainty of the threshold."
+        f" holds with {joint}.{'' if result.claim == 'auc' else ' Both include the uncertainty of the threshold.'}"
     )
 
 
@@ -457,7 +478,7 @@ def with_controls(configurations: Sequence[Configuration]) -> list[Configuration
 def _needed(result: AuditResult) -> list[Fact]:
     if result.failed:
         return [Fact("Would decide", "no sample", "as long as a control fails, no number of examples decides", True)]
-    if result.claim == "excess" or result.obstacles:
+    if result.undecided is None or not result.undecided.wide:
         return []
     n = result.needed
     if n is None:

@@ -60,6 +60,8 @@ AUDITS = {
     "groups": lambda: results.audited(0.0, group=3, mixture=2),
     "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "several targets": lambda: results.of_targets(0.0, 4.0),
+    "by area": lambda: results.audited(0.0, replace(results.POLICY, claim="auc")),
+    "by area, with advice": lambda: results.audited(0.2, replace(results.POLICY, claim="auc"), examples=600),
 }
 
 

@@ -1,0 +1,318 @@
+"""What an audit that decided nothing could decide with the data that are there. NumPy and SciPy only.
+
+From what was found, and the sizes that it was found with, follow a few changes of the policy or of the audit that would
+probably lead to a verdict, and what each is worth. "Probably" is a probability of at least 90 % for another sample of
+this size, if what was found is what is true: each judged attack's upper bound is taken as normal around the one found,
+with the spread that the bound itself tells, and the probabilities of failing are added up.
+
+No option may be taken on the examples that suggested it. A policy that is chosen by its own result certifies luck, so
+every option says that it is fixed before the next audit, and how `audit.holdout_uses` counts it there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats as distributions
+
+from safexplain.verdict.policy import Claim, Policy
+from safexplain.verdict.power import POWER, Needed
+
+Kind = Literal["references", "training", "examples", "limit", "fpr", "auc"]
+
+ENOUGH_REFERENCES = 64
+"""Reference models from which on more of them hardly make attacks stronger."""
+
+TIMES = 3.0
+"""Samples up to so many times as large are called feasible."""
+
+LOOSEST = 0.5
+"""Limits above this are not worth a certificate."""
+
+FRESH = "Fix a policy before the next audit, and judge it on examples that chose nothing."
+COUNTED = {
+    "another use": f"{FRESH} On these examples it counts as another configuration, and a certificate is refused.",
+    "the same use": f"{FRESH} On these examples another limit is the same use, since it is compared with the same"
+    " bounds; if they chose it, the policy's reason has to say so.",
+    "fresh examples": "Take fresh examples: whoever adds some and looks again until a verdict comes certifies luck.",
+}
+"""How uses of the examples are counted, and what follows."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that would probably decide.
+
+    Args:
+        kind: what is changed: the number of reference models, the share that attacks are trained on, the number of
+            examples, the limit, the false-positive rate with its limit, or the claim.
+        says: what to do and what it is worth, in a sentence or two.
+        changes: entries of the policy -> their new values; empty where the policy stays.
+        counted: how `audit.holdout_uses` counts it on the same examples.
+    """
+
+    kind: Kind
+    says: str
+    changes: Mapping[str, float | str] = field(default_factory=dict)
+    counted: Literal["another use", "the same use", "fresh examples"] = "another use"
+
+    @property
+    def rule(self) -> str:
+        """On which examples it may be judged, in words."""
+        return COUNTED[self.counted]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "changes": dict(self.changes), "rule": self.rule}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What was found of one attack, in the unit of the limit, and the upper bound of it.
+
+    Args:
+        found: the estimate.
+        high: the upper bound, at the policy's risk.
+    """
+
+    found: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """An audit that is inconclusive, as `feasible` looks at it. Of several targets, all of those that are.
+
+    Args:
+        policy: what was asked.
+        claim: what was judged.
+        members, non_members: units that were scored.
+        training: examples set aside for attacks that learn, as a share of those scored.
+        references: reference models behind the judged attacks.
+        wide: whether an interval was too wide, or something else is in the way alone.
+        bounds: of the judged attacks.
+        elsewhere: false-positive rate -> bounds of the same attacks there.
+        areas: bounds under the claim "auc".
+        needed: a sample that would decide; None: none of up to 1,000 times this size, or not known.
+    """
+
+    policy: Policy
+    claim: Claim
+    members: int
+    non_members: int
+    training: float
+    references: int
+    wide: bool
+    bounds: tuple[Bound, ...]
+    elsewhere: Mapping[float, tuple[Bound, ...]]
+    areas: tuple[Bound, ...]
+    needed: Needed | None
+
+    @property
+    def limit(self) -> float:
+        """What the bounds were compared with."""
+        return self.policy.max_tpr if self.claim == "whole" else self.policy.limit
+
+    @property
+    def times(self) -> float:
+        """How many times as many examples would decide."""
+        return math.inf if self.needed is None else self.needed.members / self.members
+
+
+def feasible(of: Undecided) -> tuple[Option, ...]:
+    """What would probably decide: first what leaves the policy as it is, then another limit, then another claim.
+
+    Args:
+        of: an inconclusive audit in which no control failed.
+    """
+    makers: list[Callable[[Undecided], Option | None]] = [_more_references]
+    if of.wide:
+        makers += [_no_training, _more_examples, _looser_limit, _higher_fpr, _on_average, _stronger_attacks]
+    return tuple(option for make in makers if (option := make(of)) is not None)
+
+
+def certifiable(bounds: Sequence[Bound], risk: float) -> float:
+    """Smallest limit that all attacks would stay below in another such sample, with a probability of 90 %.
+
+    Args:
+        bounds: of the judged attacks.
+        risk: of their upper bounds.
+    """
+    if not bounds:
+        return math.inf
+    found, high = np.array([(b.found, b.high) for b in bounds]).T
+    spread = np.maximum(high - found, 1e-12) / distributions.norm.isf(risk)
+    low, top = float(high.max()), float((high + spread * distributions.norm.isf((1 - POWER) / len(bounds))).max())
+    for _ in range(40):
+        middle = (low + top) / 2
+        fails = float(distributions.norm.sf((middle - high) / spread).sum())
+        low, top = (middle, top) if fails > 1 - POWER else (low, middle)
+    return top
+
+
+def _more_references(of: Undecided) -> Option | None:
+    lacking = of.policy.references - of.references
+    if lacking <= 0:
+        return None
+    many = f"{lacking:,} more reference model{'s' if lacking > 1 else ''}"
+    return Option(
+        "references",
+        f"Train {many}: the policy asks for {of.policy.references:,}, and {of.references:,} stood behind the attacks."
+        " Attacks get stronger by that, and no interval narrower.",
+    )
+
+
+def _stronger_attacks(of: Undecided) -> Option | None:
+    if not max(of.policy.references, 1) <= of.references < ENOUGH_REFERENCES:
+        return None
+    return Option(
+        "references",
+        f"{ENOUGH_REFERENCES} reference models instead of {of.references:,} make attacks stronger, not intervals"
+        " narrower: a leak, if there is one, gets easier to prove, and nothing gets easier to certify.",
+    )
+
+
+def _no_training(of: Undecided) -> Option | None:
+    if of.training <= 0 or of.times > 1 + of.training:
+        return None
+    more = 1 + of.training
+    return Option(
+        "training",
+        f"training = 0 in the policy scores about {of.members * more:,.0f} members and {of.non_members * more:,.0f}"
+        f" non-members instead of {of.members:,} and {of.non_members:,}, which would probably {_outcome(of)}. Attacks"
+        " that learn then learn from what reference models say of the scored examples.",
+        {"training": 0.0},
+    )
+
+
+def _more_examples(of: Undecided) -> Option | None:
+    if of.needed is None or of.times > TIMES:
+        return None
+    return Option(
+        "examples",
+        f"About {of.needed.members:,} members and {of.needed.non_members:,} non-members, {of.times:.1f} times as many,"
+        f" would probably {_outcome(of)}, if the rates found here are the true ones.",
+        counted="fresh examples",
+    )
+
+
+def _looser_limit(of: Undecided) -> Option | None:
+    name = {"whole": "max_tpr", "excess": "max_excess", "auc": "max_auc_excess"}[of.claim]
+    return (
+        None
+        if (limit := smallest_limit(of)) is None
+        else Option(
+            "limit",
+            f"{name} = {limit:g} instead of {of.limit:g} would probably be certified with as many examples"
+            f"{_suspected(of)}.",
+            {name: limit},
+            "the same use" if of.claim == "whole" else "another use",
+        )
+    )
+
+
+def smallest_limit(of: Undecided) -> float | None:
+    """The limit of `_looser_limit`; None where it is none that anybody would want."""
+    limit = _rounded(certifiable(of.bounds, of.policy.risk))
+    return limit if limit < LOOSEST else None
+
+
+def _suspected(of: Undecided) -> str:
+    above = any(b.found > of.limit for b in of.bounds)
+    return ". But what was found is above the present limit: this may be a leak" if above else ""
+
+
+def _higher_fpr(of: Undecided) -> Option | None:
+    for fpr, bounds in sorted(of.elsewhere.items()):
+        limit = round(of.limit * fpr / of.policy.fpr, 6)
+        if fpr <= of.policy.fpr or limit >= LOOSEST or _rounded(certifiable(bounds, of.policy.risk)) > limit:
+            continue
+        name = "max_tpr" if of.claim == "whole" else "max_excess"
+        changes = {"fpr": fpr, name: limit}
+        if of.claim == "excess":
+            changes["max_tpr"] = max(of.policy.max_tpr, round(fpr + limit, 6))
+        return Option(
+            "fpr",
+            f"fpr = {fpr:g} with {name} = {limit:g} would probably be certified: the same share of what guessing finds,"
+            f" and {100 * limit:.3g} points instead of {100 * of.limit:.3g}. It says nothing of attackers who are surer"
+            " than that.",
+            changes,
+        )
+    return None
+
+
+def _on_average(of: Undecided) -> Option | None:
+    if (limit := smallest_area(of)) is None:
+        return None
+    return Option(
+        "auc",
+        f'claim = "auc" with max_auc_excess = {limit:g} would probably be certified. That is another, weaker claim: an'
+        " average over all members, which says nothing of those that are found most surely.",
+        {"claim": "auc", "max_auc_excess": limit},
+    )
+
+
+def smallest_area(of: Undecided) -> float | None:
+    """The limit of `_on_average`; None where it was judged already, or nothing of use could be certified."""
+    if of.claim == "auc":
+        return None
+    limit = _rounded(certifiable(of.areas, of.policy.risk))
+    return limit if limit < LOOSEST else None
+
+
+def _rounded(limit: float) -> float:
+    """Up to the next thousandth."""
+    return math.ceil(1000 * max(limit, 0.001) - 1e-9) / 1000 if math.isfinite(limit) else math.inf
+
+
+def _outcome(of: Undecided) -> str:
+    return "prove a leak" if of.needed is not None and of.needed.verdict == "leak" else "certify"
+
+
+def advice(of: Undecided, options: Sequence[Option]) -> str:
+    """What is feasible in a few short sentences, the most useful first; "" where there is nothing to say.
+
+    Args:
+        of: the audit.
+        options: `feasible` of it.
+    """
+    by_kind, said = {option.kind: option for option in reversed(options)}, []
+    if (lacking := of.policy.references - of.references) > 0:
+        are = "model is" if lacking == 1 else "models are"
+        said.append(f"{lacking:,} more reference {are} needed before anything is certified.")
+    if not of.wide:
+        return " ".join(said)
+    if any(b.found > of.limit for b in of.bounds):
+        said.append("What was found lies above the limit, so that this may be a leak.")
+    possible = [" with ".join(_toml(*one) for one in by_kind[k].changes.items()) for k in POLICIES if k in by_kind]
+    if possible:
+        average = " (an average, which says nothing of the members found most surely)" if "auc" in by_kind else ""
+        said.append(f"With this much data, {' or '.join(possible)}{average} would probably be certified.")
+    said.append(_asked(of))
+    if possible:
+        said.append(FRESH)
+    return " ".join(said)
+
+
+POLICIES: tuple[Kind, ...] = ("training", "limit", "auc")
+"""Options that the sentence names by the policy's entries, in this order."""
+
+
+def _asked(of: Undecided) -> str:
+    """What it would take under the policy as it is."""
+    limit = {"whole": f"{of.limit:.1%}", "excess": f"{of.limit:+.1%}", "auc": f"{of.limit:+.3g}"}[of.claim]
+    if of.needed is None:
+        return f"No sample of up to 1,000 times this size would decide {limit}: what was found lies too close to it."
+    size = f"about {of.needed.members:,} members and {of.needed.non_members:,} non-members"
+    if of.times <= TIMES:
+        return f"{size[0].upper()}{size[1:]}, {of.times:.1f} times as many, would probably {_outcome(of)} at {limit}."
+    what = "Proving a leak above" if of.needed.verdict == "leak" else "Certifying"
+    return f"{what} {limit} is out of reach of these data: it would take {size}, {of.times:,.0f} times as many."
+
+
+def _toml(name: str, value: float | str) -> str:
+    return f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value:g}"
