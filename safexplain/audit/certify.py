@@ -169,13 +169,19 @@ class _Judge:
         def told(stage: str, done: float, total: float, note: str = "") -> None:
             self.progress(f"{about}{stage}", done, total, note)
 
-        scorer = Scorer(signals, rows, target=target, training=self.splits.training, seed=self.seed, progress=told)
+        null, kind = self._null(target)
+        training = self.splits.training
+        scorer = Scorer(signals, rows, target=target, training=training, seed=self.seed, also=null, progress=told)
         scores = [s[scored] for s in scorer.scores(target)]
         orders = [by_score(s, self.seed) for s in scores]
         references = signals.references(target)
         result = conclude(rows, scores, orders, member, policy, groups=groups, targets=targets)
         judged = [result.is_judged(e) for e in result.evidence]
-        of_null, kind = self._null(scorer, target, judged)
+        of_null: dict[str, NDArray[np.float64]] = {}
+        for read in null:
+            kept = (i for i, (r, j) in enumerate(zip(rows, judged, strict=True)) if j and not r.learns)
+            found_in = scorer.scores(read)
+            of_null = {title(rows[i].name, rows[i].title_signal): found_in[i][scored] for i in kept}
         judged_orders = [order for order, j in zip(orders, judged, strict=True) if j]
         base = _baselines(rows, policy) if result.compared else {}
         bases = [base.get(r.level) for r, j in zip(rows, judged, strict=True) if j]
@@ -217,18 +223,12 @@ class _Judge:
             exposed=most_exposed(best, member, self.exposed, at=index, groups=groups) if self.exposed else (),
         )
 
-    def _null(self, scorer: Scorer, target: int, judged: Sequence[bool]) -> tuple[dict[str, NDArray[np.float64]], str]:
-        """Scores of the judged attacks, read off a model that knows nothing of the target's members, and which."""
-        signals, models = self.signals, np.array(self.signals.models)
+    def _null(self, target: int) -> tuple[list[int], str]:
+        """The model that knows nothing of the target's members, where there is one, and which this is."""
+        models = np.array(self.signals.models)
         if len(models) >= FEWEST_FOR_NULL:
-            read, kind = int(models[(np.searchsorted(models, target) + 1) % len(models)]), "a reference model"
-        elif signals.null:
-            read, kind = signals.null[0], "an untrained model"
-        else:
-            return {}, ""
-        scores = scorer.scores(read)
-        kept = (i for i, (r, j) in enumerate(zip(self.rows, judged, strict=True)) if j and not r.learns)
-        return {title(self.rows[i].name, self.rows[i].title_signal): scores[i][self.scored] for i in kept}, kind
+            return [int(models[(np.searchsorted(models, target) + 1) % len(models)])], "a reference model"
+        return [int(read) for read in self.signals.null[:1]], "an untrained model" if self.signals.null else ""
 
 
 def conclude(

@@ -55,6 +55,7 @@ class Scorer:
         target: the model whose membership is guessed; it is nobody's reference.
         training: (n,) bool, the examples that classifiers of maps may be trained on; none: all.
         seed: of the choice of pseudo-targets and of what learns.
+        also: models whose scores will be asked for beside the target's: attacks on large maps then read these once.
         known: the scorer of another release of the same models to the same queries, with the same target and seed:
             what it found without an explanation (in rows about labels and losses) is not computed again.
         progress: told after each row.
@@ -71,6 +72,7 @@ class Scorer:
         target: int,
         training: NDArray[np.bool_],
         seed: int = 0,
+        also: Sequence[int] = (),
         known: Scorer | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -89,6 +91,7 @@ class Scorer:
         self._fitted: dict[SuiteRow, FittedStack | FittedBoosted | FittedLearned] = {}
         self._of_players: dict[SuiteRow, Array] = {}
         self._of_target: dict[SuiteRow, Array] = {}
+        self._of_also: dict[int, dict[SuiteRow, Array]] = {int(read): {} for read in also}
         self._joined = {column for row in rows for column in _columns(row)}
         if known is not None:
             self._take_over(known)
@@ -117,7 +120,7 @@ class Scorer:
         Args:
             read: the target; for the null control another model, which is then nobody's reference.
         """
-        known = dict(self._of_target) if read == self.target else {}
+        known = dict(self._of_target if read == self.target else self._of_also.get(read, {}))
         return [self._score(row, read, known) for row in self.rows]
 
     def adds(self, row: SuiteRow) -> bool:
@@ -148,10 +151,12 @@ class Scorer:
             teachers = np.flatnonzero(np.isin(self._references, self._teachers))
             self._fitted[row] = replace(attack, seed=self._seed).fit(values, among, teachers.tolist())
         players = self._players.tolist() if row in self._joined else []
-        scores = self._leaf(row, [self.target, *players])
+        scores = self._leaf(row, [self.target, *players, *self._of_also])
         self._of_target[row] = scores[0]
         if row in self._joined:
-            self._of_players[row] = scores[1:]
+            self._of_players[row] = scores[1 : 1 + len(players)]
+        for found, of_row in zip(self._of_also.values(), scores[1 + len(players) :], strict=True):
+            found[row] = of_row
 
     def _score(self, row: SuiteRow, read: int, known: dict[SuiteRow, Array]) -> Array:
         if row not in known:
