@@ -1,4 +1,4 @@
-"""Everything that only a GPU shows, in a stated order: the GPU tests, then benchmarks, then full suites.
+"""Everything that only a GPU shows, in a stated order: the GPU tests, then what the most depends on, then the rest.
 
     python -m audit.gpu                  # all steps that are not finished; the same command goes on where it stopped
     python -m audit.gpu --list           # the steps, what they are expected to take, and what became of them
@@ -92,18 +92,20 @@ CUDA = ("--device", "cuda")
 NO_CACHE = ("-p", "no:cacheprovider")
 STEPS = (
     Step("tests", "pytest", ("-q", "-m", "gpu", *NO_CACHE, "tests"), 5,
-         ("-q", "-m", "gpu", *NO_CACHE, "tests/explain", "tests/dp/heads"), fine=(0,)),
-    Step("dp_head", "audit.benchmarks.dp_head", CUDA, 3, (*CUDA, "--rounds", "2", "--steps", "20", "--runs", "2")),
-    Step("dp_finetuning", "audit.benchmarks.dp_finetuning", (*CUDA, "--batch", "256"), 3, (*CUDA, "--rounds", "2")),
-    Step("explainer_overhead", "audit.benchmarks.explainer_overhead", (*CUDA, "--all"), 5, (*CUDA, "--rounds", "2")),
+         ("-q", "-m", "gpu", *NO_CACHE, "tests/explain", "tests/dp/heads", "tests/audit/references"), fine=(0,)),
     Step("explainer_overhead_224", "audit.benchmarks.explainer_overhead", (*CUDA, "--large"), 5,
          (*CUDA, "--large", "--rounds", "2", "--batch", "4")),
+    Step("explainer_overhead", "audit.benchmarks.explainer_overhead", (*CUDA, "--all"), 5, (*CUDA, "--rounds", "2")),
     Step("hardening_speed", "audit.benchmarks.hardening_speed", CUDA, 3, (*CUDA, "--rounds", "2", "--batch", "64")),
-    Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
-    *(_resnet18(stage) for stage in ("train", "signals", "attack")),
+    Step("dp_finetuning", "audit.benchmarks.dp_finetuning", (*CUDA, "--batch", "256"), 3, (*CUDA, "--rounds", "2")),
+    Step("dp_head", "audit.benchmarks.dp_head", CUDA, 3, (*CUDA, "--rounds", "2", "--steps", "20", "--runs", "2")),
     _canaries("figure3", 20),
+    Step("reference_training", "audit.benchmarks.reference_training", (*CUDA, "--minutes", "8"), 12,
+         (*CUDA, "--quick")),
+    *(_resnet18(stage) for stage in ("train", "signals", "attack")),
     Step("dp_attacks", "audit.suites.dp_attacks", ("--task", "network", *CUDA), 90,
          ("--task", "network", *CUDA, "--quick"), resumes=True, cached=True),
+    Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
     Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
          resumes=True, cached=True),
     _canaries("text", 60),
@@ -111,7 +113,7 @@ STEPS = (
     Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
          cached=True),
 )  # fmt: skip
-"""In the order in which they are run: what fails early comes first, what takes longest last."""
+"""In the order in which they are run: tests, then what the most depends on, then what takes longest."""
 
 
 def run(

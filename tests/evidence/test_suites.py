@@ -264,6 +264,7 @@ def test_cifar10_resnet18_runs_stage_by_stage(tmp_path):
         ("audit.benchmarks.hardening_speed", ("--rounds", "3", "--batch", "16")),
         ("audit.benchmarks.batched_training", ("--rounds", "2", "--models", "4", "--epochs", "2")),
         ("audit.benchmarks.metaclassifiers", ("--quick",)),
+        ("audit.benchmarks.reference_training", ("--quick",)),
     ],
 )
 def test_benchmarks_run(tmp_path, module, arguments):

@@ -1,0 +1,1 @@
+"""How fast reference models train, in each setting of a recipe."""
