@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_args
@@ -27,7 +28,10 @@ from safexplain.audit.canaries.plot import plot_canaries
 from safexplain.audit.canaries.run import Threshold, run_canaries, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
-from safexplain.cli.console import choose_folder, device_of, make_folder, result_table, resumable
+from safexplain.audit.planning.canaries import plan_canaries, plan_once, plan_probe
+from safexplain.audit.planning.plan import Plan
+from safexplain.cli.console import Plan_, choose_folder, device_of, make_folder, result_table, resumable
+from safexplain.cli.planned import show_plan
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping
@@ -65,6 +69,7 @@ def canaries_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     run_dir: Annotated[Path | None, typer.Option(help="Where files go; default safexplain-runs/TIME.")] = None,
     resume: Annotated[bool, typer.Option(help="Take up --run-dir: finished runs are not trained again.")] = False,
+    plan: Plan_ = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the verdict.")] = False,
 ) -> int:
@@ -95,7 +100,7 @@ def canaries_command(
     target = device_of(device)
     folder = choose_folder(run_dir, resume)
     cache = folder / "runs"
-    with resumable(folder), shown(quiet or json_) as progress:
+    with nullcontext() if plan else resumable(folder), shown(quiet or json_) as progress:
         if read is not None and read.training.function:
             if one_run:
                 raise ConfigurationError(
@@ -106,10 +111,17 @@ def canaries_command(
             setting = preset(cast(str, preset_)) if read is None else read.setting()
             audit = _of_setting(setting, options, threshold_, seed=seed, device=target, cache=cache)
         names = _scenarios(options.scenario, audit)
+        once = cast(OneRunMethod, options.method)
+        each = 1 - (1 - options.confidence) / max(1, len([name for name in names if name != "worst-case"]))
+        if plan and one_run:
+            cost = plan_once(setting, one_run, method=once, confidence=options.confidence, seed=seed, device=target)
+        elif plan:
+            cost = audit.plan(names, each, progress)
+        if plan:
+            return show_plan(cost, folder, json_, quiet)
         make_folder(folder)
         found: list[Finding]
         if one_run:
-            once = cast(OneRunMethod, options.method)
             found = [
                 run_once(
                     setting, one_run, method=once, confidence=options.confidence, seed=seed, device=target,
@@ -117,7 +129,6 @@ def canaries_command(
                 )
             ]  # fmt: skip
         else:
-            each = 1 - (1 - options.confidence) / max(1, len([name for name in names if name != "worst-case"]))
             found = [audit.run(name, each, _about(name, progress)) for name in names]
     return show(found, options.confidence, folder, json_=json_, quiet=quiet)
 
@@ -131,6 +142,8 @@ class _Audit(NamedTuple):
     """All that can be."""
     run: Callable[[ScenarioName, float, Progress], Finding]
     """Trains and judges, at a confidence."""
+    plan: Callable[[Sequence[ScenarioName], float, Progress], Plan]
+    """What that will cost."""
 
 
 def _of_setting(setting: Setting, options: Options, threshold: Threshold, **where: Any) -> _Audit:
@@ -144,8 +157,14 @@ def _of_setting(setting: Setting, options: Options, threshold: Threshold, **wher
             confidence=confidence, progress=progress, **where,
         )  # fmt: skip
 
+    def plan(names: Sequence[ScenarioName], confidence: float, progress: Progress) -> Plan:
+        return plan_canaries(
+            setting, names, runs=options.runs, method=method, threshold=threshold, confidence=confidence,
+            seed=where["seed"], device=where["device"], progress=progress,
+        )  # fmt: skip
+
     scenarios = tuple(name for name in SCENARIOS if name != "natural" or setting.auxiliary is not None)
-    return _Audit("gradient", scenarios, run)
+    return _Audit("gradient", scenarios, run, plan)
 
 
 def _of_function(config: CanaryConfig, options: Options, threshold: Threshold, **where: Any) -> _Audit:
@@ -163,8 +182,14 @@ def _of_function(config: CanaryConfig, options: Options, threshold: Threshold, *
         with importable_in_workers():
             return probe.run(progress=progress)
 
+    def plan(names: Sequence[ScenarioName], confidence: float, progress: Progress) -> Plan:
+        return plan_probe(
+            train, (config.x, config.y), claim=config.claim, scenarios=names, runs=options.runs, method=method,
+            threshold=threshold, confidence=confidence, seed=where["seed"], workers=where["workers"],
+        )  # fmt: skip
+
     natural: tuple[ScenarioName, ...] = () if config.auxiliary is None else ("natural",)
-    return _Audit("mislabelled", ("crafted", "mislabelled", *natural), run)
+    return _Audit("mislabelled", ("crafted", "mislabelled", *natural), run, plan)
 
 
 def _about(name: ScenarioName, progress: Progress) -> Progress:

@@ -141,7 +141,10 @@ class Plan:
 
     @property
     def reachable(self) -> bool:
-        """Whether the sample could be certified under the policy, if nothing leaks."""
+        """Whether the sample could be certified under the policy if nothing leaks; of canaries, whether the runs could
+        show as much as is claimed."""
+        if self.claim == "epsilon":
+            return self.best_certifiable >= self.limit
         return self.best_certifiable <= self.limit and not self.obstacles
 
     def stage(self, name: str) -> Stage:
@@ -348,7 +351,7 @@ class _Planner:
         self._tell("done", 5)
         return Plan(
             tuple(stage for stage in stages if stage.count),
-            memory_bytes=_resident() + weights * (self.references + 3) + maps,
+            memory_bytes=resident() + weights * (self.references + 3) + maps,
             disk_bytes=disk,
             best_certifiable=best,
             limit=self.policy.limit,
@@ -725,7 +728,7 @@ def _bytes_of(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes that this process has held at most so far: imports, data, and what measuring took."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most

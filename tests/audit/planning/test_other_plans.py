@@ -1,0 +1,98 @@
+"""Plans of audits by canaries and of searches: their best verdict is the one that the real run could give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain import HardenedSaliency
+from safexplain._privacy_loss import Steps
+from safexplain.audit import Policy, Population, Recipe, train_shadows
+from safexplain.audit.canaries import CanaryProbe, Claim, Setting, run_canaries, run_once
+from safexplain.audit.planning.canaries import plan_canaries, plan_once, plan_probe
+from safexplain.dp.heads.recipe import HeadRecipe
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.errors import InputError
+from safexplain.tune import tune
+from safexplain.tune.cost import plan_tune
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def setting() -> Setting:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 2
+    recipe = HeadRecipe(
+        classes=2, steps=STEPS, sample_rate=0.25, expected_batch_size=15, clipping=FlatClipping(1.0), lr=0.1
+    )
+    return Setting("small", x, y, recipe, Claim(Steps(1.0, 0.25, STEPS), 1e-5))
+
+
+@pytest.mark.parametrize("scenario", ["gradient", "mislabelled", "worst-case"])
+def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scenario) -> None:
+    plan = plan_canaries(setting, [scenario], runs=60, budget=0.3)
+    real = run_canaries(setting, scenario, runs=60)
+    assert plan.best_certifiable == real.ceiling
+    assert plan.limit == real.epsilon_substitute
+    assert plan.members + plan.non_members == real.errors[-1].positives + real.errors[-1].negatives
+    assert plan.claim == "epsilon"
+    assert plan.seconds > 0
+    if scenario != "worst-case":
+        assert [stage.count for stage in plan.stages] == [1, 60]
+
+
+def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(setting: Setting) -> None:
+    plan = plan_canaries(setting, ["worst-case", "mislabelled"], runs=60, budget=0.3)
+    assert plan.best_certifiable == plan_canaries(setting, ["mislabelled"], runs=60, budget=0.1).best_certifiable
+    assert plan.best_certifiable < plan.limit
+    assert not plan.reachable
+    assert "more --runs" in plan.feasible[0]
+
+
+def test_one_run_and_a_function_of_ones_own_have_the_ceiling_of_the_real_ones(setting: Setting) -> None:
+    plan = plan_once(setting, 10, budget=0.2)
+    assert plan.best_certifiable == run_once(setting, 10).ceiling
+    calls: list[int] = []
+
+    def train(dataset, seed) -> nn.Module:
+        calls.append(len(dataset))
+        torch.manual_seed(int(seed) if isinstance(seed, int) else 0)
+        return nn.Linear(5, 2)
+
+    data = (setting.x, setting.y)
+    plan = plan_probe(train, data, claim=setting.claim, scenarios=["mislabelled"], runs=20)
+    assert calls == [60]  # once
+    assert plan.best_certifiable == CanaryProbe(train, data, claim=setting.claim, runs=20).run(lambda *_: None).ceiling
+
+
+def test_a_search_is_planned_with_its_confirmation() -> None:
+    pytest.importorskip("optuna")
+    rng = np.random.default_rng(0)
+    population = Population.of(rng.normal(size=(160, 6)), rng.integers(0, 3, 160))
+    recipe = Recipe(epochs=2)
+
+    def build(seed: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    trained = train_shadows(population, recipe, build=build, models=1, seed=5)
+    arguments = {
+        "model": trained.models[0], "population": population, "recipe": recipe, "member": trained.membership[0],
+        "build": build, "explainer": HardenedSaliency, "references": 4, "trials": 3,
+        "policy": Policy(fpr=0.1, max_tpr=0.5, patience=(1,), suite=("LikelihoodRatio",), uncounted=True),
+    }  # fmt: skip
+    plan = plan_tune(**arguments)
+    told: dict[str, int] = {}
+    found = tune(**arguments, progress=lambda stage, done, total, note="": told.update({stage: int(total)}))
+    counts = {stage.name: stage.count for stage in plan.stages}
+    for name in ("training reference models", "searching", "confirming: asking for labels"):
+        assert counts[name] == told[name]
+    if found.confirmed is not None:
+        assert (plan.members, plan.non_members) == (
+            found.confirmed.result.members,
+            found.confirmed.result.non_members,
+        )
+    with pytest.raises(InputError, match="at least 4"):
+        plan_tune(**{**arguments, "references": 3})
