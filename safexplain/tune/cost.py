@@ -46,6 +46,7 @@ def plan_tune(
     policy: Policy | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
+    budget: float = BUDGET,
     progress: Progress = silent,
     **others: Any,
 ) -> Plan:
@@ -68,6 +69,7 @@ def plan_tune(
         policy: likewise.
         seed: likewise.
         device: likewise.
+        budget: seconds to be spent, about.
         progress: told what is measured.
         **others: see `plan_audit`.
 
@@ -82,12 +84,12 @@ def plan_tune(
         policy = replace(policy, selection=SELECTION)
     found = plan_audit(
         model, population, recipe, member=member, explainer=explainer, hardening=Hardening.recommended(), output=output,
-        arguments=arguments, references=references, policy=policy, seed=seed, device=device, budget=0.6 * BUDGET,
+        arguments=arguments, references=references, policy=policy, seed=seed, device=device, budget=0.6 * budget,
         progress=progress, **others,
     )  # fmt: skip
     target = as_module(model, population.classes)
     place = next((p.device for p in target.parameters()), torch.device(device or "cpu"))
-    clock = Clock(place, 0.4 * BUDGET)
+    clock = Clock(place, 0.4 * budget)
     rng = np.random.default_rng([seed, 0x7E57])
     rows = round(policy.selection * len(population))
     methods, optuna = methods_of(explainer, arguments), _optuna()

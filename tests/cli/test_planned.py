@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import AuditOptions, Policy, Population, Recipe, Signals
+from safexplain.audit import AuditOptions, Policy, Population, Recipe, Shadows, Signals
 from safexplain.audit.planning import Plan, Stage, plan_audit
 from safexplain.audit.references.training import train_one
+from safexplain.audit.run import Pool
 from safexplain.audit.splits import Splits
 from safexplain.cli import planned
 from safexplain.cli.quick import EXAMPLES, REFERENCES, QuickLook
@@ -134,15 +135,37 @@ def test_a_quick_look_asks_only_about_examples_that_certify_nothing(cli: Cli, ca
     code, *_ = cli(*ASKED, "--quick", "--quiet", "--run-dir", "asked")
     assert code in (1, 3)
     asked = Signals.load(case / "asked" / "signals.npz").examples
-    cli(*ASKED, "--references", 4, "--quiet", "--run-dir", "whole")
-    whole = Signals.load(case / "whole" / "signals.npz")
+    with np.load(case / "data.npz") as data:
+        member, pool = (
+            data["member"],
+            Pool(Population.of(data["x"], data["y"]), Shadows((network(),), data["member"][None])),
+        )
+    whole = pool.signals()
     scored = Splits.of(whole, Policy.from_toml(case / "policy.toml"), trains=True).certification
     assert asked is not None
     assert whole.examples is not None
+    assert scored.sum() > 0.6 * len(member)
     assert not np.isin(asked, whole.examples[scored]).any()
-    code, _, err = cli(*ASKED, "--quick", "--run-dir", "whole", "--resume")
+
+
+def test_a_quick_look_does_not_stand_beside_a_certificate(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "certificate.json").write_text("{}")
+    code, _, err = cli(*ASKED, "--quick", "--run-dir", tmp_path, "--resume")
     assert code == 2
     assert "certificate.json of a whole audit" in err
+
+
+def test_canaries_are_planned_too(cli: Cli, case: Path) -> None:
+    before = files(case)
+    code, out, _ = cli("canaries", "--preset", "logit-768", "--runs", 40, "--scenario", "S1", "--plan", "--json")
+    found = json.loads(out)
+    assert (code, found["claim"]) == (0, "epsilon")
+    assert found["best_certifiable"] > found["limit"] / 2 > 0
+    assert {"seconds", "memory_bytes", "disk_bytes", "stages"} <= found.keys()
+    code, out, _ = cli("canaries", "--preset", "logit-768", "--runs", 40, "--scenario", "S1", "--plan")
+    assert code == 0
+    assert "told apart without an error" in " ".join(out.split())
+    assert files(case) == before
 
 
 def test_a_plan_of_a_quick_look_costs_less(cli: Cli) -> None:

@@ -30,6 +30,9 @@ NOISE = 0.3
 FEWEST = 160
 """Examples on which attacks are timed first."""
 
+FEWEST_AT_ALL = 64
+"""The same where maps are so wide, or models so many, that more would not fit into `MOST_BYTES`."""
+
 REPORT = 0.5
 """Seconds of the report, for each configuration."""
 
@@ -65,7 +68,7 @@ class MadeUp:
     def most(self) -> int:
         """Examples that fit into `MOST_BYTES`."""
         width = 0 if self.like.attributions is None else self.like.attributions.shape[2]
-        return max(FEWEST, MOST_BYTES // max(1, 4 * width * self.models * (len(self.policy.patience) + 1)))
+        return max(FEWEST_AT_ALL, MOST_BYTES // max(1, 4 * width * self.models * (len(self.policy.patience) + 1)))
 
     def __call__(self, examples: int) -> Signals:
         """Of so many examples."""
@@ -195,7 +198,7 @@ def root_causes(clock: Clock, made: MadeUp, examples: int, other: bool) -> tuple
         examples: of the audit.
         other: whether another output is compared with.
     """
-    signals = made(min(FEWEST, examples))
+    signals = made(min(FEWEST, made.most, examples))
     told: list[float] = []
     taken = clock(
         lambda: root_cause(
@@ -224,12 +227,16 @@ class Sized:
     Args:
         seconds: to write the files.
         bytes: of the files of signals.
-        map_bytes: of arrays in memory, of all configurations; None: not known.
+        bytes_of_numbers: of these, where there are no whole maps in them.
+        held: bytes of arrays in memory, of all configurations.
+        numbers: of these, without whole maps.
     """
 
     seconds: float
     bytes: int
-    map_bytes: int | None
+    bytes_of_numbers: int
+    held: int
+    numbers: int
 
 
 def saving(clock: Clock, made: MadeUp, examples: int, configurations: int) -> Sized:
@@ -241,12 +248,21 @@ def saving(clock: Clock, made: MadeUp, examples: int, configurations: int) -> Si
         examples: of the audit.
         configurations: that are written.
     """
-    signals = made(min(FEWEST, examples))
+    signals = made(min(FEWEST, made.most, examples))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "signals.npz"
         taken = clock(lambda: signals.save(path))
         written = path.stat().st_size
-    arrays = [*signals.values.values(), *([] if signals.attributions is None else [signals.attributions])]
-    held = sum(a.nbytes for a in arrays)
+    arrays = {name: a.nbytes for name, a in signals.values.items()}
+    maps = sum(size for name, size in arrays.items() if split_level(name)[0] == WHOLE_MAP)
+    maps += 0 if signals.attributions is None else signals.attributions.nbytes
+    numbers = sum(size for name, size in arrays.items() if split_level(name)[0] != WHOLE_MAP)
     scale = configurations * examples / len(signals)
-    return Sized(taken * scale + REPORT * configurations, round(written * scale), round(held * scale))
+    share = numbers / max(numbers + maps, 1)
+    return Sized(
+        taken * scale + REPORT * configurations,
+        round(written * scale),
+        round(written * scale * share),
+        round((numbers + maps) * scale),
+        round(numbers * scale),
+    )

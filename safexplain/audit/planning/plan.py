@@ -59,7 +59,7 @@ from safexplain.audit.run import (
     methods_of,
 )
 from safexplain.audit.splits import Splits, copies_together
-from safexplain.audit.storage.pieces import LARGEST_MAPS
+from safexplain.audit.storage.pieces import LARGEST_MAPS, bytes_on_disk
 from safexplain.audit.utility import Sample, utility, utility_of
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import Probability, as_module
@@ -297,6 +297,8 @@ class _Planner:
         """Everything, in the order of the audit."""
         n, endpoint = len(self.population), isinstance(self.target, Endpoint)
         notes: list[str] = []
+        if isinstance(models.cache, str | Path) and (Path(models.cache) / "explained").is_dir():
+            notes.append("Models that were explained already, before an interruption, are counted again.")
         if executor is not None:
             notes.append("The times are those of one process: what the executor's processes gain is not planned.")
         self._tell("training", 0)
@@ -314,7 +316,7 @@ class _Planner:
         alone = self.policy.release == "prediction"
         asked = _Asked.of(self, null)
         model = like if endpoint and like is not None else self.target
-        sized, attacks, disk, maps = None, None, 0, 0
+        attacks, disk, held = None, 0, 0
         if model is not self.target or not endpoint:
             asker = Asker(self.clock, self.population, self.options.batch_size, self.options.labels, Dither(seed=1))
             self._tell("asking", 1)
@@ -336,8 +338,13 @@ class _Planner:
                 stages.append(self._looking(asker, rates))
             sized = saving(self.clock, made, n, len(names))
             stages.append(Stage("writing the files", sized.seconds, len(names) + 2, "files"))
-            maps = 0 if sized.map_bytes is None else sized.map_bytes
-            disk = sized.bytes
+            held, disk = sized.held, sized.bytes
+            if asked.large:
+                held, disk = sized.numbers, sized.bytes_of_numbers + asked.stored
+                notes.append(
+                    f"The maps of all models will lie on disk, {asked.stored / 2**30:.3g} GiB, as they do not fit in"
+                    " memory: how long reading them takes is not planned."
+                )
         if endpoint:
             assert isinstance(self.target, Endpoint)
             asks = self.target.plan(n, self.policy.patience)
@@ -351,7 +358,7 @@ class _Planner:
         self._tell("done", 5)
         return Plan(
             tuple(stage for stage in stages if stage.count),
-            memory_bytes=resident() + weights * (self.references + 3) + maps,
+            memory_bytes=resident() + weights * (self.references + 3) + held,
             disk_bytes=disk,
             best_certifiable=best,
             limit=self.policy.limit,
@@ -518,13 +525,7 @@ class _Planner:
         level = 1 if max(self.policy.patience) == 1 else 3
         explain = None if self.policy.release == "prediction" else self._explain(model, self.hardening.none())
         like = asker.signals(model, explain, asker.some(32), level, classes=len(self.options.classes))
-        size = like.attributions
-        width = 0 if size is None else size.shape[2]
-        copies = len(self.policy.patience) * (2 if self._twice else 1)
         models = 1 + self.references + null
-        if 4 * copies * width * models * len(self.population) > LARGEST_MAPS and explain is not None:
-            values = {name: v for name, v in like.values.items() if not name.startswith("attributions")}
-            like = replace(like, attributions=None, values=values)
         groups = self.population.groups
         grouped = 1.0 if groups is None else len(groups) / len(np.unique(groups))
         untrained = (models - 1,) if null else ()
@@ -636,6 +637,8 @@ class _Asked:
         null: untrained models.
         labels: queries for labels, of all models.
         explanations: of one configuration, of all models.
+        large: whether whole maps do not fit in memory.
+        stored: bytes of these on disk.
     """
 
     examples: int
@@ -644,6 +647,8 @@ class _Asked:
     null: int
     labels: int
     explanations: int
+    large: bool
+    stored: int
 
     @classmethod
     def of(cls, planner: _Planner, null: int) -> _Asked:
@@ -654,7 +659,12 @@ class _Asked:
         labels = n * (1 + refs + null) * (1 + level)
         classes = 1 + len(planner.options.classes)
         explained = n * classes * ((1 + null) * (1 + level) + refs * (1 + few))
-        return cls(n, level, few, null, labels, explained)
+        configurations = 1 if isinstance(planner.target, Endpoint) or planner.hardening.is_none else 2
+        copies = len(planner.policy.patience) * configurations
+        features = planner.population.x[0].numel() * len(planner.methods)
+        large = 4 * copies * features * (1 + refs) * n > LARGEST_MAPS and planner.policy.release != "prediction"
+        stored = bytes_on_disk(copies * (1 + refs + null) * n, features)
+        return cls(n, level, few, null, labels, explained, large, stored)
 
 
 @dataclass(frozen=True, eq=False)

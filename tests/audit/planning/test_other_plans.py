@@ -71,7 +71,7 @@ def test_one_run_and_a_function_of_ones_own_have_the_ceiling_of_the_real_ones(se
 def test_a_search_is_planned_with_its_confirmation() -> None:
     pytest.importorskip("optuna")
     rng = np.random.default_rng(0)
-    population = Population.of(rng.normal(size=(160, 6)), rng.integers(0, 3, 160))
+    population = Population.of(rng.normal(size=(120, 6)), rng.integers(0, 3, 120))
     recipe = Recipe(epochs=2)
 
     def build(seed: int) -> nn.Module:
@@ -83,7 +83,7 @@ def test_a_search_is_planned_with_its_confirmation() -> None:
         "build": build, "explainer": HardenedSaliency, "references": 4, "trials": 3,
         "policy": Policy(fpr=0.1, max_tpr=0.5, patience=(1,), suite=("LikelihoodRatio",), uncounted=True),
     }  # fmt: skip
-    plan = plan_tune(**arguments)
+    plan = plan_tune(**arguments, budget=0.5)
     told: dict[str, int] = {}
     found = tune(**arguments, progress=lambda stage, done, total, note="": told.update({stage: int(total)}))
     counts = {stage.name: stage.count for stage in plan.stages}
