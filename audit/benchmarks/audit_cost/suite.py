@@ -34,7 +34,7 @@ from safexplain.audit import Policy, Population, Recipe, audit
 from safexplain.audit.planning import Plan, measure, plan_audit
 from safexplain.audit.references.training import train_one
 
-from ..shared.run import RESULTS, provenance, table, write_json
+from ...shared.run import RESULTS, provenance, table, write_json
 
 WITHIN = 1.5
 """Planned over real, or real over planned, at most."""
@@ -230,7 +230,3 @@ def main(argv: list[str] | None = None) -> int:
     ]))  # fmt: skip
     print(f"within {WITHIN}: {holds}; written to {options.out}")
     return 0 if holds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

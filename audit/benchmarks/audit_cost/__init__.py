@@ -1,0 +1,1 @@
+"""What an audit is said to cost, against what it costs."""
