@@ -74,6 +74,19 @@ def power(found: dict[str, Any]) -> str:
     return markdown((f"{found['references']} references", "oracle's TPR at 1 %", *names), rows)
 
 
+def reference_training(found: dict[str, Any]) -> str:
+    """Examples a second in each setting of a recipe, over the loop of before."""
+    rows = []
+    for network, variants in found["results"].items():
+        for name, r in variants.items():
+            low, high = r["ratio_quartiles"]
+            ratio = f"{r['ratio_median']:.2f} ({low:.2f} to {high:.2f})"
+            rows.append((network, name, f"{r['examples_a_second']:,.0f}", ratio, f"{r['first_training_seconds']:,.0f}"))
+    header = ("network", "recipe", "examples a second", "over the loop of before (median, quartiles)",
+              "first training with compiling, seconds")  # fmt: skip
+    return markdown(header, rows, left=2)
+
+
 def metaclassifiers(found: dict[str, Any]) -> str:
     """All networks at once, and in a loop."""
     a_network, areas = found["ms_a_network_median"], found["auc_on_the_sample"]

@@ -159,6 +159,8 @@ PAGES = (
         _benchmark("protodash_speed", "`HardenedProtoDash` over 10,000 candidates, beside the native call", "15 min",
                    "the extra `aix360`"),
         _benchmark("batched_training", "reference MLPs as one batched computation against a loop", "1 min"),
+        _benchmark("reference_training", "reference models one after the other: float32, bfloat16, channels last,"
+                   " compiled, beside the loop of before", "7 min, and 12 on a GPU"),
         _benchmark("metaclassifiers", "a classifier of predictions for each of 1,000 points and 32 victims, as one"
                    " batched computation and in a loop", "5 min"),
         _benchmark("dp_epsilons", "epsilon under both adjacencies and calibration, beside dp-accounting's PLD"

@@ -275,6 +275,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "hardening_speed": ("hardening_speed", benchmark_tables.hardening),
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
+    "reference_training": ("reference_training", benchmark_tables.reference_training),
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
