@@ -251,6 +251,21 @@ class ArrayFile:
             raise InputError(f"{self.where} holds {claimed >> 20:,} MiB of arrays, this machine {memory >> 20:,} MiB")
         return {name: self._read(name) for name in names}
 
+    def entries(self, name: str) -> Iterator[NDArray[Any]]:
+        """The entries of an array along its first axis, one after the other, so that never all of it is in memory.
+
+        Raises:
+            InputError: as `header`; it is damaged, or in Fortran's order.
+        """
+        dtype, shape = self.header(name)
+        with self._reasons(name), self._archive.open(self._entries[name]) as file:
+            if _PARSE[_read_magic(file)](file)[1]:
+                self._refuse(f"array {name!r:.60} is in Fortran's order, and too large for that; save it in C's")
+            for _ in range(shape[0]):
+                raw = file.read(math.prod(shape[1:]) * dtype.itemsize)
+                yield np.frombuffer(raw, dtype).reshape(shape[1:])
+            file.read(1)  # the end, where the checksum is looked at
+
     def _read(self, name: str) -> NDArray[Any]:
         read: Callable[..., NDArray[Any]] = np.lib.format.read_array
         with self._reasons(name), self._archive.open(self._entries[name]) as file:

@@ -82,7 +82,7 @@ class Population:
             arrays.append(_units(self.groups)[1])
         for a in map(np.ascontiguousarray, arrays):
             h.update(f"{a.dtype}{a.shape}".encode())
-            h.update(a.tobytes())
+            h.update(a.data)
         return h.hexdigest()
 
 

@@ -491,7 +491,7 @@ def audit_pools(
         )
         for i, pool in enumerate(pools)
     ]
-    inputs = np.concatenate([p.population.x.numpy() for p in pools])
+    inputs = population.x.numpy() if len(pools) == 1 else np.concatenate([p.population.x.numpy() for p in pools])
     configurations: tuple[Configuration, ...]
     causes: tuple[Ablation, ...] = ()
     cause, looked = "", _Looked((), ())

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
 from safexplain.audit.storage.maps import StoredMaps, all_finite, are_stored, joined
+from safexplain.audit.storage.pieces import LARGEST_MAPS, on_disk
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
@@ -293,6 +294,8 @@ class Signals:
     def load(cls, path: str | Path) -> Signals:
         """Read an .npz in the format above; pickled arrays are refused.
 
+        Whole maps of more than 2 GiB in single precision go to a temporary folder, 16 bits a number (`audit.storage`).
+
         Raises:
             InputError: missing, not an .npz, without membership, or as the constructor.
         """
@@ -303,7 +306,11 @@ class Signals:
                 )
             for name in file.names:
                 _check_header(name, *file.header(name), file.header("membership").shape)
-            arrays = file.read(*file.names)
+            sizes = {name: file.header(name).shape for name in file.names if _are_maps(name, *file.header(name))}
+            if 4 * sum(map(math.prod, sizes.values())) <= LARGEST_MAPS:
+                sizes = {}
+            arrays: dict[str, Any] = file.read(*(name for name in file.names if name not in sizes))
+            arrays |= {name: on_disk(file.entries(name), *size) for name, size in sizes.items()}
         for name in ("membership", "out_of_distribution"):
             if name in arrays and arrays[name].dtype != np.bool_ and np.isin(arrays[name], (0, 1)).all():
                 arrays[name] = arrays[name].astype(bool)
@@ -335,6 +342,10 @@ def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size:
         fits, expected = shape[:2] == size and len(shape) in (2, 3), f"numbers of shape {size} or {size} + (k,)"
     if not fits:
         raise InputError(f"array {name!r} must be {expected}, got {dtype} {shape}")
+
+
+def _are_maps(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    return split_level(name)[0] == WHOLE_MAP and dtype.kind == "f" and len(shape) == 3 and 0 not in shape
 
 
 def _meta(path: str | Path, raw: NDArray[Any] | None) -> dict[str, Any]:

@@ -13,16 +13,17 @@ import shutil
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import PieceStore, made_folder, read_arrays, write_npz
-from safexplain.audit.storage.maps import Records, record, write_maps
+from safexplain.audit.storage.maps import MapFiles, Records, StoredMaps, packed, record, write_maps
+from safexplain.errors import InputError
 
 LARGEST_MAPS = 2 << 30
 """Bytes of whole maps of all models that are kept in memory; more of them go to disk."""
@@ -141,6 +142,28 @@ class ExplainedStore:
         place = folder or self.folder
         assert place is not None
         return place / f"{key}.{level}.npy"
+
+
+def on_disk(maps: Iterable[NDArray[np.floating[Any]]], models: int, examples: int, features: int) -> StoredMaps:
+    """Maps that come model by model, each (examples, features), in a temporary folder that goes with the result.
+
+    Raises:
+        InputError: they have NaN or infinite values, or the disk is full.
+    """
+    store, paths = ExplainedStore(None), list[Path]()
+    need, free = bytes_on_disk(models * examples, features), free_space(None)
+    if need > free:
+        raise InputError(
+            f"whole maps take {need / 2**30:.3g} GiB in {tempfile.gettempdir()}, where {free / 2**30:.3g} GiB are free:"
+            " set TMPDIR to a larger disk"
+        )
+    folder = store._own_folder()
+    for i, each in enumerate(maps):
+        with np.errstate(over="ignore"):
+            records = packed(np.asarray(each, np.float32))
+        paths.append(folder / f"{i}.npy")
+        PieceStore(folder, "the maps of a model").save(paths[-1].name, _writing(records))
+    return StoredMaps((MapFiles(tuple(paths), examples, features, store),))
 
 
 def free_space(folder: Path | None) -> int:

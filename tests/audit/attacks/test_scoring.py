@@ -284,6 +284,16 @@ def test_what_another_release_showed_of_the_labels_is_not_computed_again_and_cha
     assert quick._fitted[baseline] is first._fitted[baseline]
 
 
+def test_models_that_are_said_beforehand_are_scored_as_those_that_are_not():
+    signals = released(levels=(1,))
+    rows = small(fitting(signals, policy(patience=(1,))))
+    plain, said = scorer(signals, rows), scorer(signals, rows, also=[3])
+    assert said._of_also[3]
+    for read in (0, 3):
+        for row, expected, found in zip(rows, plain.scores(read), said.scores(read), strict=True):
+            assert (found == expected).all(), (read, row.name, row.signal)
+
+
 def test_what_a_scorer_of_another_target_or_seed_knows_is_refused():
     signals = released(levels=(1,))
     rows = small(fitting(signals, policy(patience=(1,))))

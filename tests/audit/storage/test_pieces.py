@@ -211,3 +211,34 @@ def test_a_piece_is_what_was_released(tmp_path):
     assert (found.shapes, files, list(found.summaries)) == (((1, 3),), {}, ["l1", "class_l1"])
     assert np.array_equal(found.maps[1], maps)
     assert store.load("other") is None
+
+
+def test_signals_with_large_maps_are_read_model_by_model_from_a_file(tmp_path, monkeypatch):
+    here, _ = collect(None, largest_maps=2**30)
+    here.save(tmp_path / "signals.npz")
+    monkeypatch.setattr("safexplain.audit.signals.LARGEST_MAPS", 4 * 4 * 30 * 6 * 2 - 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    there = Signals.load(tmp_path / "signals.npz")
+    assert sorted(there.on_disk) == ["attributions", "attributions@3"]
+    for name, maps in there.on_disk.items():
+        assert np.allclose(maps, here.attributions if name == "attributions" else here.values[name], rtol=2**-11)
+    assert np.array_equal(there.values["l1@3"], here.values["l1@3"])
+    del there, maps
+    gc.collect()
+    assert not any((tmp_path / "temporary").iterdir())
+    monkeypatch.setattr("safexplain.audit.storage.pieces.free_space", lambda folder: 100)
+    with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
+        Signals.load(tmp_path / "signals.npz")
+
+
+@pytest.mark.parametrize("harm", ["not finite", "cut", "order"])
+def test_large_maps_of_a_stranger_that_cannot_be_read_are_refused(harm, tmp_path, monkeypatch):
+    monkeypatch.setattr("safexplain.audit.signals.LARGEST_MAPS", 0)
+    maps = np.random.default_rng(0).random((4, 30, 6))
+    maps[2, 3, 1] = np.nan if harm == "not finite" else 1e300 if harm == "cut" else 1.0
+    maps = np.asfortranarray(maps) if harm == "order" else maps
+    np.savez(tmp_path / "signals.npz", membership=MEMBER, attributions=maps)
+    said = {"not finite": "NaN or infinite", "cut": "NaN or infinite", "order": "Fortran"}[harm]
+    with pytest.raises(InputError, match=said):
+        Signals.load(tmp_path / "signals.npz")
