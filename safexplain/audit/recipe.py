@@ -46,8 +46,8 @@ PrecisionName = Literal["float32", "bf16"]
 class Recipe:
     """Optimizer, schedule, epochs, batch, augmentation, seed and arithmetic of a training with cross-entropy.
 
-    The defaults of the last three train in plain float32. Whatever they are, the trained weights are float32, laid out
-    as they were built.
+    The defaults of the last three train in plain float32. Whatever they are, trained weights keep the type and the
+    memory format in which they were built.
 
     Args:
         optimizer: adam, adamw or sgd.
@@ -60,8 +60,9 @@ class Recipe:
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
         seed: the base of every random choice (initial weights, order, augmentation), together with a model's index.
-        precision: float32, or bf16: forward pass and loss under `torch.autocast` with bfloat16; weights, gradients and
-            optimizer stay float32. This changes what is trained, see `caveat`.
+        precision: float32 (as PyTorch is set: on a GPU convolutions round to TF32 unless told otherwise), or bf16:
+            forward pass and loss under `torch.autocast` with bfloat16, where weights, gradients and optimizer stay
+            float32. This changes what is trained, see `caveat`.
         channels_last: images and convolutions lie channels last, which GPUs and most processors convolve faster. The
             same arithmetic up to rounding. For images only; no effect where linear networks train together.
         compile: forward and backward pass of full batches go through `torch.compile`, with CUDA graphs on a GPU; once
@@ -191,8 +192,9 @@ class Recipe:
             tick: progress.
             parts: modules of it that train; all else stays in eval mode and as it is. None: the whole model.
             checkpoint: file where the training is kept while it runs, for whoever stores the model to remove. One that
-                was interrupted goes on there, and ends bit for bit where it would have ended. A damaged file, or that
-                of another training, is as if it were not there.
+                was interrupted goes on there, and ends bit for bit where it would have ended, on a GPU as far as its
+                kernels add up in a fixed order. A damaged file, or that of another training, is as if it were not
+                there.
 
         Raises:
             InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.

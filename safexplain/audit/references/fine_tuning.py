@@ -70,8 +70,9 @@ class FineTune:
             adapters are merged afterwards.
         sample: share of `downstream` that each model draws at random, without replacement, in (0, 1].
         dp: arguments of `safexplain.dp.DPFineTuner`, at least epsilon and delta; epochs, batch_size, optimizer, lr and
-            the seed come from the recipe where they are not given. Its momentum, weight decay and schedule are not
-            used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no privacy.
+            the seed come from the recipe where they are not given. Its momentum, weight decay, schedule, precision,
+            memory format and compilation are not used. Blocks with BatchNorm get GroupNorm, as always with DP. None: no
+            privacy.
         overlap: examples of the pool with labels of the downstream task, and their (k,) rows in the pool: each model is
             also fine-tuned on those that are its members.
         outputs: of the new head; None: as many as the downstream labels need.
