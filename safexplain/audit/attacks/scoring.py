@@ -6,7 +6,7 @@ target, with the other references as theirs, so that whom the target was trained
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -96,7 +96,7 @@ class Scorer:
         if known is not None:
             self._take_over(known)
         for i, row in enumerate(self.rows):
-            self._prepare(row)
+            self._prepare(row, lambda share, i=i, on=row.signal: progress("fitting attacks", i + share, len(rows), on))  # type: ignore[misc]
             progress("fitting attacks", i + 1, len(self.rows))
 
     def _take_over(self, known: Scorer) -> None:
@@ -128,12 +128,12 @@ class Scorer:
         fitted = self._fitted[row]
         return isinstance(fitted, FittedStack) and fitted.adds
 
-    def _prepare(self, row: SuiteRow) -> None:
+    def _prepare(self, row: SuiteRow, tick: Callable[[float], object]) -> None:
         """Fit what the row needs; scores of the target and of the pseudo-targets, where a stack asks for them."""
         if row in self._of_target:
             return
         for column in row.columns:
-            self._prepare(column)
+            self._prepare(column, lambda share: None)
         attack = row.attack
         if isinstance(attack, Stacked) and row.columns:
             features = np.stack([self._of_players[c] for c in row.columns], axis=-1)
@@ -151,7 +151,7 @@ class Scorer:
             teachers = np.flatnonzero(np.isin(self._references, self._teachers))
             self._fitted[row] = replace(attack, seed=self._seed).fit(values, among, teachers.tolist())
         players = self._players.tolist() if row in self._joined else []
-        scores = self._leaf(row, [self.target, *players, *self._of_also])
+        scores = self._leaf(row, [self.target, *players, *self._of_also], tick)
         self._of_target[row] = scores[0]
         if row in self._joined:
             self._of_players[row] = scores[1 : 1 + len(players)]
@@ -168,14 +168,14 @@ class Scorer:
                 known[row] = self._leaf(row, [read])[0]
         return known[row]
 
-    def _leaf(self, row: SuiteRow, reads: Sequence[int]) -> Array:
+    def _leaf(self, row: SuiteRow, reads: Sequence[int], tick: Callable[[float], object] | None = None) -> Array:
         """(len(reads), n) scores by an attack that is no stack."""
         attack, membership = row.attack, self._signals.membership
         if isinstance(attack, LikelihoodRatio):
             name, _, view = row.signal.partition(":")
             of_parts = VIEWS.get(view)  # made of a few examples at a time
             values = values_of(self._signals, name if of_parts else row.signal)
-            return likelihood_ratios(attack, values, membership, self._references, reads, of_parts)
+            return likelihood_ratios(attack, values, membership, self._references, reads, of_parts, tick)
         values = self._values(row)
         fitted = self._fitted.get(row)
         if isinstance(fitted, FittedLearned):

@@ -187,6 +187,20 @@ def test_every_attack_on_maps_scores_those_on_disk_as_those_in_memory(tmp_path, 
             assert np.array_equal(a, b), row
 
 
+def test_what_takes_hours_says_how_far_it_is(tmp_path, tiny, monkeypatch):
+    here, there = pair(tmp_path)
+    monkeypatch.setattr(leave_one_out, "SILENT", 10 * 12 * 60)
+    rows = [row for row in fitting(here, POLICY) if row.signal.startswith("attributions:") and not row.columns]
+    told = []
+    nobody = np.zeros(len(here), bool)
+    Scorer(there, rows, target=4, training=nobody, progress=lambda *call: told.append(call))
+    done = [call[1] for call in told]
+    assert done == sorted(done)
+    assert len(done) == len(rows) * (1 + 2 * 3)
+    assert told[0] == ("fitting attacks", pytest.approx(60 / 240 / 2, abs=0.01), len(rows), "attributions:sign")
+    assert told[-1] == ("fitting attacks", len(rows), len(rows))
+
+
 @pytest.mark.parametrize("suite", [("LikelihoodRatio",), pytest.param((), marks=pytest.mark.slow)], ids=str)
 def test_a_verdict_and_its_controls_are_those_of_maps_in_memory(suite, tmp_path, tiny):
     here, there = (certify(s, replace(POLICY, suite=suite), seed=2) for s in pair(tmp_path))

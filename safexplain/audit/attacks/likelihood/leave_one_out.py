@@ -34,6 +34,9 @@ Cut = Callable[[int], Iterator[tuple[int, Floats]]]
 CHUNK = 1 << 20
 """Numbers of the reference signals held in double precision at a time."""
 
+SILENT = 1 << 30
+"""Numbers that are read before progress is told: half a minute, about."""
+
 
 def likelihood_ratios(
     attack: LikelihoodRatio,
@@ -42,6 +45,7 @@ def likelihood_ratios(
     references: NDArray[np.int64],
     reads: Sequence[int],
     view: View | None = None,
+    tick: Callable[[float], object] | None = None,
 ) -> Array:
     """Scores of what each of `reads` released; a model that is read is nobody's reference.
 
@@ -52,6 +56,7 @@ def likelihood_ratios(
         references: indices of the reference models.
         reads: indices of the models to score.
         view: of (..., d) arrays, applied to a few examples at a time.
+        tick: told the share that is done, every so often, where there is much to do.
 
     Returns:
         (len(reads), n) log likelihood ratios, 0 where the models left have no example on one of the sides.
@@ -72,9 +77,16 @@ def likelihood_ratios(
         if view is not None and values.size <= MOST_VIEWED and not are_stored(values):
             values, view = view(values), None
 
+        cuts = [0]  # passes over all examples so far, of two
+
         def cut(step: int) -> Iterator[tuple[int, Floats]]:
+            every, told = max(1, SILENT // max(models.size * values.shape[2], 1)), 0
             for start, chosen in windows(values, models, step):
+                if tick is not None and start // every > told:
+                    told = start // every
+                    tick((cuts[0] + start / n) / 2)
                 yield start, chosen if view is None else view(chosen)
+            cuts[0] += 1
 
         return _ratios(attack, cut, (n, values.shape[2]), member, at)
     for read in [None, *(read for read in reads if read not in place)]:
