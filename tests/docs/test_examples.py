@@ -25,10 +25,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, *arguments: str) -> str:
     """Standard output of an example, with warnings as errors, in a folder of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / f"{name}.py")]
+    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / f"{name}.py"), *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -129,6 +129,20 @@ def test_signals_written_by_numpy_are_attacked(tmp_path: Path) -> None:
     assert "quiet.npz: certified" in printed
     signals = Signals.load(tmp_path / "leaking.npz")
     assert signals.membership.shape == signals.values["l1"].shape == (17, 2000)
+
+
+@pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=pytest.mark.slow)])
+def test_jobs_of_slurm_collect_the_signals_that_an_audit_attacks(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::RuntimeWarning")
+    printed = run("audit_slurm", tmp_path, cluster)
+    assert "9 models, " in printed
+    signals = Signals.load(tmp_path / "signals.npz")
+    assert signals.membership.shape == (9, 400)
+    assert {"l1", "l1@5", "kept@5"} <= signals.values.keys()
+    assert len(list((tmp_path / "shared" / "models").glob("*.pt"))) == 9
 
 
 def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
