@@ -23,11 +23,11 @@ taken as known, and each attack is judged as if it were the only one, by its one
 ("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
 been fixed before ("best accuracy").
 
-Then the claim "excess" (`pairs`), examples in groups (`groups`), and whole audits through `certify` on signals of 33
-models, with the complete suite and controls: where explanations add nothing to labels that leak, where members and
+Then the claim "excess" (`pairs`), examples in groups (`groups`), the claim "auc" (`areas`), and whole audits through
+`certify` on signals of 33 models, with the complete suite and controls: where explanations add nothing to labels that leak, where members and
 non-members differ by something that is not training, and where maps leak.
 
-    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick] [--only whole pairs groups certify]
+    python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick] [--only whole pairs groups areas certify]
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ from safexplain.verdict.thresholds import (
 )
 
 from ...shared.run import RESULTS, Parts, Progress, concluded, destination, parser, provenance, table, write_json
+from .areas import AREA_COLUMNS, AREA_GROUP_COLUMNS, AREA_SIZES, simulate_area_groups, simulate_areas
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups
 from .pairs import ALIKE, BASES, PAIR_COLUMNS, simulate_pairs
 
@@ -87,6 +88,7 @@ WRONG = ("wrong", "wrong_low", "wrong_high")
 OTHERS = ("naive_leak", "naive_certified", "point_leak", "point_certified")
 COLUMNS = (*SETTING, "family", "truth", "leak", "certified", *WRONG, *OTHERS)
 RULE = ("safexplain.verdict.judgement", "safexplain.verdict.power", "safexplain.verdict.stats.paired")
+RULE_OF_AREAS = ("safexplain.verdict.stats.paired_auc",)
 """What simulated counts and their verdicts depend on; other changes of the library do not make these parts again."""
 BEST_ACCURACY_UP_TO = 10_000
 """Examples; above, sorting takes too long."""
@@ -432,9 +434,10 @@ def errors_table(rows: list[list[Any]], audits: int) -> str:
     return table(header, lines)
 
 
-SECTIONS = ("whole", "pairs", "groups", "certify")
+SECTIONS = ("whole", "pairs", "groups", "areas", "certify")
 PAIR_SIZES = ((1000, 1000), (500, 3000))
 PAIR_AUDITS = GROUP_AUDITS = 200
+AREA_AUDITS = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -450,10 +453,17 @@ def main(argv: list[str] | None = None) -> int:
         report = {**json.loads(kept.read_text()), **report}
     parts = Parts(options.cache / "verdict_errors", __package__)
     counted = Parts(options.cache / "verdict_errors", __package__, *RULE)
-    make = {"whole": whole_section, "pairs": pairs_section, "groups": groups_section, "certify": certify_section}
-    for name in SECTIONS:
+    areas = Parts(options.cache / "verdict_errors", __package__, *RULE_OF_AREAS)
+    make = {
+        "whole": (whole_section, counted),
+        "pairs": (pairs_section, counted),
+        "groups": (groups_section, counted),
+        "areas": (areas_section, areas),
+        "certify": (certify_section, parts),
+    }
+    for name, (section, kept_parts) in make.items():
         if name in options.only:
-            report |= make[name](parts if name == "certify" else counted, options.quick, Progress())
+            report |= section(kept_parts, options.quick, Progress())
     report["targets_missed"] = failures(report)
     if "whole" in options.only:
         print(errors_table(report["whole"]["cells"], report["audits_per_cell"]))
@@ -513,6 +523,29 @@ def groups_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, A
     return {"groups": {"audits": audits, "columns": list(GROUP_COLUMNS), "cells": rows, **provenance(seconds)}}
 
 
+def areas_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
+    """The claim "auc"."""
+    audits, rows, groups, seconds = 20 if quick else AREA_AUDITS, list[Any](), list[Any](), 0.0
+    for members, non_members in AREA_SIZES[:2] if quick else AREA_SIZES:
+        key, title = [members, non_members, audits], f"areas, {members:,} + {non_members:,}"
+        part = parts.get(["areas", *key], lambda k=key, t=title: timed(simulate_areas, k, t, audits, progress))
+        rows += part["made"]
+        seconds += part["seconds"]
+    for size in list(GROUP_SIZES)[::3] if quick else GROUP_SIZES:
+        for within in WITHIN:
+            for both in (False, True):
+                key, title = [size, within, both, audits // 4], f"groups of {size}, {within}, both sides {both}"
+                part = parts.get(
+                    ["area groups", *key],
+                    lambda k=key, t=title: timed(simulate_area_groups, k, t, audits // 4, progress),
+                )
+                groups.append(part["made"])
+                seconds += part["seconds"]
+    found = {"audits": audits, "columns": list(AREA_COLUMNS), "cells": rows}
+    grouped = {"audits": audits // 4, "columns": list(AREA_GROUP_COLUMNS), "cells": groups}
+    return {"areas": {**found, "groups": grouped, **provenance(seconds)}}
+
+
 def certify_section(parts: Parts, quick: bool, progress: Progress) -> dict[str, Any]:
     """Whole audits."""
     through: dict[str, Any] = {}
@@ -554,6 +587,11 @@ def failures(report: dict[str, Any]) -> list[str]:
             cell = dict(zip(report[name]["columns"], row, strict=True))
             if cell["wrong_low"] > RISK and cell.get("counted") != "examples":
                 missed.append(f"{name}: bounds miss too often: {cell}")
+    for section in (report["areas"], report["areas"]["groups"]) if "areas" in report else ():
+        for row in section["cells"]:
+            cell = dict(zip(section["columns"], row, strict=True))
+            if cell["wrong_low"] > RISK:
+                missed.append(f"areas: bounds miss too often: {cell}")
     for setting in through.keys() & set(ADDS_NOTHING):
         if through[setting]["verdicts"]["certified"]["high"] < 0.8:
             missed.append(f"what adds nothing is not certified ({setting}): {through[setting]['verdicts']}")
