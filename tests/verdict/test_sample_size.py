@@ -137,25 +137,27 @@ def test_what_one_guessing_attack_could_certify_is_known_before_anything_is_run(
 
 
 def test_the_excess_that_is_said_to_be_in_reach_is_certified_in_nine_of_ten_audits_that_add_nothing():
-    policy, n, passed, audits = replace(LOOSE, claim="excess"), 1500, 0, 150
+    policy, n, passed, half, audits = replace(LOOSE, claim="excess"), 1500, 0, 0, 150
     best, member = best_certifiable(policy, n, n), np.arange(2 * n) < n
     for number in range(audits):
         rng = np.random.default_rng([5, number])
-        common = 0.8**0.5 * rng.normal(size=2 * n) + shift_of(TYPICAL_BASE * policy.fpr, policy) * member
-        attack, labels = (by_score(common + 0.2**0.5 * rng.normal(size=2 * n)) for _ in range(2))
-        counts = count_pairs(attack, labels, member, policy.fpr)
-        passed += difference_bounds(counts, n, n, policy.fpr, policy.risk, policy.risk)[1] <= best
-    assert 0.8 < passed / audits <= 1
-    assert 0 < best < 0.06
+        labels = by_score(rng.normal(size=2 * n) + shift_of(TYPICAL_BASE * policy.fpr, policy) * member)
+        counts = count_pairs(labels, labels, member, policy.fpr)
+        high = difference_bounds(counts, n, n, policy.fpr, policy.risk, policy.risk)[1]
+        passed, half = passed + (high <= best), half + (high <= best / 2)
+    assert passed / audits >= 0.85
+    assert half == 0
+    assert 0 < best < 0.02
 
 
-@pytest.mark.parametrize("claim", ["whole", "excess"])
-def test_more_examples_reach_a_stricter_limit_and_more_attacks_a_looser_one(claim):
+@pytest.mark.parametrize("claim", ["whole", "excess", "auc"])
+def test_more_examples_reach_a_stricter_limit_and_more_attacks_no_stricter_one(claim):
     policy = replace(STRICT, claim=claim)
     found = [best_certifiable(policy, n, n, attacks=10) for n in (1, 10, 100, 1000, 10_000, 100_000)]
     assert found == sorted(found, reverse=True)
-    assert 0 < found[-1] < policy.limit < found[2] <= found[0] <= 1
-    assert best_certifiable(policy, 1000, 1000) < best_certifiable(policy, 1000, 1000, attacks=30)
+    assert 0 < found[-1] < found[2] < found[0] <= 1
+    assert found[-1] < policy.limit < found[1]
+    assert best_certifiable(policy, 1000, 1000) <= best_certifiable(policy, 1000, 1000, attacks=30)
 
 
 def test_a_sample_without_members_reaches_nothing_and_says_so():

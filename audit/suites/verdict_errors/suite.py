@@ -24,8 +24,8 @@ taken as known, and each attack is judged as if it were the only one, by its one
 been fixed before ("best accuracy").
 
 Then the claim "excess" (`pairs`), examples in groups (`groups`), the claim "auc" (`areas`), and whole audits through
-`certify` on signals of 33 models, with the complete suite and controls: where explanations add nothing to labels that leak, where members and
-non-members differ by something that is not training, and where maps leak.
+`certify` on signals of 33 models, with the complete suite and controls: where explanations add nothing to labels that
+leak, where members and non-members differ by something that is not training, and where maps leak.
 
     python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick] [--only whole pairs groups areas certify]
 """
