@@ -70,6 +70,29 @@ def test_models_trained_together_are_those_trained_one_by_one(recipe):
         assert moved > 1e-2
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+@pytest.mark.parametrize(("width", "same"), [(8, torch.equal), (50, torch.equal), (7, torch.allclose)])
+def test_a_model_does_not_depend_on_who_trains_with_it(activation, width, same):
+    x, y = data()
+    recipe = Recipe(lr=3e-3, epochs=4, batch_size=16)
+    index = members(33, 34, 40, 48, 49)  # last batches of 17, 2, 8, 16 and 17
+
+    def trained(numbers):
+        models = []
+        for number in numbers:
+            torch.manual_seed(number)
+            models.append(nn.Sequential(nn.Flatten(), nn.Linear(D, width), activation(), nn.Linear(width, CLASSES)))
+        rows = [index[number] for number in numbers]
+        return dict(
+            zip(numbers, train_together(recipe, models, x, y, rows, list(map(generator, numbers))), strict=True)
+        )
+
+    whole = trained([1, 2, 3, 4])
+    for part in ([2], [1, 4], [4, 3, 2]):
+        for number, model in trained(part).items():
+            assert same(weights(model), weights(whole[number]))
+
+
 def test_a_last_batch_of_one_joins_the_batch_before_it_in_both_ways_of_training():
     x, y = data()
     recipe = Recipe(optimizer="adam", lr=3e-3, epochs=3, batch_size=16)
