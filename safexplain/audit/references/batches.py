@@ -82,13 +82,13 @@ class Batches:
         order = self._draws()
         there = moved(order, self.device)
         for size, end in list(zip(self.sizes, accumulate(self.sizes), strict=True))[first:]:
-            part = there[:, end - size : end]
+            index, *drawn = there[:, end - size : end].unbind()
             if self.near:
-                x = self._augmented(self.x, part[0], part[1:])
+                x = self._augmented(self.x, index, drawn)
             else:
                 copied = moved(self.x[order[0, end - size : end]], self.device)
-                x = self._augmented(copied, torch.arange(size, device=self.device), part[1:])
-            yield x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, self.y[part[0]]
+                x = self._augmented(copied, torch.arange(size, device=self.device), drawn)
+            yield x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, self.y[index]
 
     def _draws(self) -> Tensor:
         """(1 to 3, members) int64: positions; rows and columns of crops, or whether an image is mirrored."""
@@ -103,11 +103,11 @@ class Batches:
                 drawn.append((torch.rand(size, generator=g) < 0.5).long()[None])
         return torch.cat([order, torch.cat(drawn, dim=1)]) if drawn else order
 
-    def _augmented(self, x: Tensor, index: Tensor, drawn: Tensor) -> Tensor:
+    def _augmented(self, x: Tensor, index: Tensor, drawn: list[Tensor]) -> Tensor:
         if self.crops:
             return self.crops.of(x, index, *drawn)
         x = x[index]
-        return torch.where(drawn[0].bool()[:, None, None, None], x.flip(3), x) if len(drawn) else x
+        return torch.where(drawn[0].bool()[:, None, None, None], x.flip(3), x) if drawn else x
 
 
 class Crops:
