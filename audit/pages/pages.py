@@ -19,6 +19,7 @@ from .tables import TABLES
 
 README = ROOT / "audit" / "README.md"
 THREATS = ROOT / "docs" / "threat-model.md"
+SCALE = ROOT / "docs" / "scale.md"
 PAGES_FOLDER = ROOT / "docs" / "evidence"
 
 
@@ -175,6 +176,8 @@ PAGES = (
                    "PostgreSQL for its half"),
         _benchmark("serving", "the service of hardened explanations beside the same service with plain Captum, for 1, 8"
                    " and 64 clients; remembered answers; HTTP and JSON alone", "10 min", "the extra `serve`"),
+        _benchmark("audit_cost", "how long `--plan` says that three audits will take, beside how long they take; what"
+                   " larger ones would", "15 min"),
     ), "benchmarks"),
     Page("peers", "Against others", (Suite(
         "audit.benchmarks.peers", "attacks, DP steps, explanations, recourse, bounds and a search for a release, beside"
@@ -295,6 +298,8 @@ def _placed(text: str, name: str, table: str, file: str) -> str:
 def written() -> dict[Path, str]:
     """Every file that is made from results, and what belongs into it."""
     made = {README: index(README.read_text()), THREATS: threats(THREATS.read_text())}
+    if SCALE.is_file():
+        made[SCALE] = _placed(SCALE.read_text(), "audit_cost", _filled("{{ audit_cost: larger }}", RESULTS), SCALE.name)
     return made | {p.path: page(p) for p in PAGES}
 
 

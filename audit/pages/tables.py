@@ -8,6 +8,7 @@ from typing import Any
 from safexplain.audit.attacks.suite import SUMMARY
 
 from ..benchmarks import tables as benchmark_tables
+from ..benchmarks.audit_cost import tables as cost_tables
 from ..benchmarks.peers import tables as peer_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
@@ -276,6 +277,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "explainer_overhead": ("explainer_overhead", benchmark_tables.overhead),
     "metaclassifiers": ("metaclassifiers", benchmark_tables.metaclassifiers),
     "reference_training": ("reference_training", benchmark_tables.reference_training),
+    **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},

@@ -69,6 +69,9 @@ from safexplain.verdict.power import best_certifiable
 BUDGET = 40.0
 """Seconds that are measured, about."""
 
+EXPLAINED = 32, 4
+"""Examples that are explained to see what maps look like, at most and at least."""
+
 LARGEST_SAMPLE = 64.0
 """Samples more than this many times as large are not worth naming."""
 
@@ -327,7 +330,8 @@ class _Planner:
             if rates is not None:
                 stages += self._explaining(asked, rates, draw, endpoint)
             self._tell("attacking", 3)
-            made = self._made_up(asker, model, null)
+            few = self._affordable(rates)
+            made = self._made_up(asker, model, null, few)
             attacks = attacking(self.clock, made, n, self.clock.share(0.45), self._within("attacking", 3))
             names = ["attacking"] if endpoint else ["attacking (native)"]
             names += [f"attacking ({self._name})"] if self._twice and not endpoint else []
@@ -335,7 +339,7 @@ class _Planner:
             self._tell("the rest", 4)
             if rates is not None and not endpoint:
                 stages += self._causes(made, rates, forward)
-                stages.append(self._looking(asker, rates))
+                stages.append(self._looking(asker, rates, few))
             sized = saving(self.clock, made, n, len(names))
             stages.append(Stage("writing the files", sized.seconds, len(names) + 2, "files"))
             held, disk = sized.held, sized.bytes
@@ -520,11 +524,11 @@ class _Planner:
             stages.append(Stage(f"explaining ({self._name})", released + draws * draw, count, unit))
         return stages
 
-    def _made_up(self, asker: Asker, model: nn.Module, null: int) -> MadeUp:
+    def _made_up(self, asker: Asker, model: nn.Module, null: int, few: int) -> MadeUp:
         """Made-up signals like the native ones."""
         level = 1 if max(self.policy.patience) == 1 else 3
         explain = None if self.policy.release == "prediction" else self._explain(model, self.hardening.none())
-        like = asker.signals(model, explain, asker.some(32), level, classes=len(self.options.classes))
+        like = asker.signals(model, explain, asker.some(few), level, classes=len(self.options.classes))
         models = 1 + self.references + null
         groups = self.population.groups
         grouped = 1.0 if groups is None else len(groups) / len(np.unique(groups))
@@ -539,6 +543,13 @@ class _Planner:
             tuple(self.options.slices),
             self.seed,
         )
+
+    def _affordable(self, rates: _Rates | None) -> int:
+        """Examples that are explained to see what maps look like."""
+        most, fewest = EXPLAINED
+        if rates is None:
+            return most
+        return int(min(max(self.clock.share(0.03) / max(3 * rates.native, 1e-9), fewest), most))
 
     def _causes(self, made: MadeUp, rates: _Rates, forward: float) -> list[Stage]:
         """Another output explained, and the versions of the native maps attacked."""
@@ -555,11 +566,11 @@ class _Planner:
         seconds, versions = root_causes(self.clock, made, n, other)
         return [*stages, Stage("root cause", seconds, versions, "versions of the maps")]
 
-    def _looking(self, asker: Asker, rates: _Rates) -> Stage:
+    def _looking(self, asker: Asker, rates: _Rates, affordable: int) -> Stage:
         """A sample explained natively and as released, the model asked about both, and all maps compared."""
         n = min(SAMPLED, len(self.population))
         seconds = n * (rates.native + rates.released)
-        few = asker.some(min(n, 16))
+        few = asker.some(min(n, affordable))
         sample = Sample.of(self.target, few.x.to(self.clock.device), self.options.batch_size)
         explain = self._explain(self.target, self.hardening.none())
 
@@ -702,12 +713,12 @@ class _Peek(ModelCache):
     """Says of each model that it is there, and remembers whether it is."""
 
     def __init__(self, of: ModelCache | str | Path) -> None:
-        self._of = of if isinstance(of, ModelCache) else ModelCache(of)
+        super().__init__(of.folder if isinstance(of, ModelCache) else of)
         self.found: list[bool] = []
 
     def load(self, key: str, model: nn.Module) -> bool:
         """Always true, so that nothing is trained."""
-        self.found.append(self._of.load(key, model))
+        self.found.append(super().load(key, model))
         return True
 
     def save(self, key: str, model: nn.Module) -> None:
