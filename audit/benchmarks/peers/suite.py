@@ -75,7 +75,6 @@ def figures(contest: Contest, found: Race, quality: Callable[[str, Run], dict[st
         "ratio": quartiles(found.ratios()),
         "clock_ratio": quartiles(found.ratios(clock=True)),
         **sides,
-        "note": contest.note,
     }
 
 

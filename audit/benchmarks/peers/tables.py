@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.run import markdown
+from .contests import notes
 
 
 def races(found: dict[str, Any]) -> str:
@@ -52,10 +53,11 @@ def work(found: dict[str, Any]) -> str:
 def slower(found: dict[str, Any]) -> str:
     """Where a peer is faster, and why."""
     together: dict[str, list[str]] = {}
-    for peer in found["results"].values():
+    for key, peer in found["results"].items():
         for name, r in peer.get("races", {}).items():
             if r["ratio"]["median"] < 1:
-                together.setdefault(r["note"], []).append(f"{peer['title']}, {name} ({r['ratio']['median']:.2f})")
+                why = notes(key).get(name) or "no reason is known"
+                together.setdefault(why, []).append(f"{peer['title']}, {name} ({r['ratio']['median']:.2f})")
     return "\n".join(f"* **{_listed(names)}**: {why}" for why, names in together.items()) or "Nowhere."
 
 

@@ -1,7 +1,7 @@
 """Epsilon of DP-SGD by several accountants, and lower bounds on epsilon from the scores of canaries.
 
 Upper bounds: add/remove, Poisson batches, delta 1e-5; all are upper bounds, so that the smaller one is sharper. Lower
-bounds: 40 audits of a Gaussian mechanism whose epsilon is 3.95, each with 2,000 scores of runs on each of two
+bounds: 40 audits of a Gaussian mechanism whose epsilon is 4.14, each with 2,000 scores of runs on each of two
 neighbouring data sets; a bound above the truth is wrong, which may happen in one of twenty, and the larger of the right
 ones is sharper.
 """

@@ -154,6 +154,7 @@ CALLS: dict[str, Callable[[Work], Call]] = {
     "make_step, ghost": ours("ghost"),
     "make_step, ghost, plain noise": ours("ghost", float_safe=False),
     "make_step, hooks": ours("hooks"),
+    "make_step, hooks, plain noise": ours("hooks", float_safe=False),
     "Opacus, ghost": opacus("ghost"),
     "Opacus, hooks": opacus("hooks"),
     "train_heads": head(lambda m, x, y, steps: m.batched(x, y, steps, 1, False, True)),
