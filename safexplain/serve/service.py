@@ -353,6 +353,7 @@ class Service:
             "budget": now.budget.describe(),
         }
         if certificate is not None:
+            found["claim"] = certificate.judgement.claim
             found["signature"] = certificate.signature
         if now.release.uncertified:
             found["uncertified"] = True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -138,15 +138,18 @@ def feasible(of: Undecided) -> tuple[Option, ...]:
 def certifiable(bounds: Sequence[Bound], risk: float) -> float:
     """Smallest limit that all attacks would stay below in another such sample, with a probability of 90 %.
 
+    Attacks with the same numbers are one: where explanations add nothing, many of a suite rank everybody as labels do.
+
     Args:
         bounds: of the judged attacks.
         risk: of their upper bounds.
     """
     if not bounds:
         return math.inf
-    found, high = np.array([(b.found, b.high) for b in bounds]).T
+    distinct = dict.fromkeys(bounds)
+    found, high = np.array([(b.found, b.high) for b in distinct]).T
     spread = np.maximum(high - found, 1e-12) / distributions.norm.isf(risk)
-    low, top = float(high.max()), float((high + spread * distributions.norm.isf((1 - POWER) / len(bounds))).max())
+    low, top = float(high.max()), float((high + spread * distributions.norm.isf((1 - POWER) / len(distinct))).max())
     for _ in range(40):
         middle = (low + top) / 2
         fails = float(distributions.norm.sf((middle - high) / spread).sum())
@@ -201,7 +204,7 @@ def _more_examples(of: Undecided) -> Option | None:
 
 
 def _looser_limit(of: Undecided) -> Option | None:
-    name = {"whole": "max_tpr", "excess": "max_excess", "auc": "max_auc_excess"}[of.claim]
+    name = replace(of.policy, claim=of.claim).limit_name
     return (
         None
         if (limit := smallest_limit(of)) is None

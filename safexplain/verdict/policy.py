@@ -130,6 +130,11 @@ class Policy:
         """What bounds are compared with: `max_tpr`, the tolerated excess, or that of the area under the curve."""
         return {"whole": self.max_tpr, "excess": self.tolerated_excess, "auc": self.max_auc_excess}[self.claim]
 
+    @property
+    def limit_name(self) -> str:
+        """Which argument the limit is: `max_tpr`, `max_excess` or `max_auc_excess`."""
+        return {"whole": "max_tpr", "excess": "max_excess", "auc": "max_auc_excess"}[self.claim]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; what only the claim "auc" looks at is left out under others, unless it was chosen."""
         written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}

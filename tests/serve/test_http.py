@@ -142,6 +142,7 @@ def test_health_and_metrics_say_what_is_served(client):
     assert ready.status_code == 200
     assert ready.json().keys() >= {"status", "certificate", "verdict", "age"}
     assert ready.json()["verdict"] == "certified"
+    assert ready.json()["claim"] in ("whole", "excess")
     assert client.get("/v2/health/ready").json() == {"ready": True}
     assert client.get("/v1/models/model").json() == {"name": "model", "ready": True}
     assert client.get("/v2/models/model").json()["inputs"][0]["shape"] == [-1, 64]

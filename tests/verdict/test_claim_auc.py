@@ -61,7 +61,7 @@ MOST = float(distributions.binom.isf(1e-3, 250, 0.05)) / 250
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.9])
-@pytest.mark.parametrize("attacks", [1, 8])
+@pytest.mark.parametrize("attacks", [1, pytest.param(8, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("kind", ["one at the limit", "all at the limit"])
 def test_at_the_limit_neither_a_leak_nor_a_certificate_is_more_frequent_than_the_confidence_says(kind, attacks, alike):
     found = verdicts(kind, attacks, alike)
@@ -70,7 +70,7 @@ def test_at_the_limit_neither_a_leak_nor_a_certificate_is_more_frequent_than_the
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.9])
-@pytest.mark.parametrize("attacks", [1, 8])
+@pytest.mark.parametrize("attacks", [1, 3])
 def test_where_nothing_is_added_no_leak_is_proven(attacks, alike):
     assert verdicts("nothing", attacks, alike, n=60)["leak"] <= MOST
 

@@ -87,6 +87,9 @@ def test_the_limit_of_an_area_is_written_where_it_matters_or_was_chosen(policy):
 
 def test_the_claim_auc_is_judged_against_its_own_limit(tmp_path):
     assert Policy(claim="auc", max_auc_excess=0.02).limit == 0.02
+    for claim in ("whole", "excess", "auc"):
+        named = Policy(claim=claim).limit_name
+        assert Policy(claim=claim, **{named: 0.04}).limit == 0.04
     assert Policy(max_auc_excess=0.03).limit == pytest.approx(0.02)
     assert Policy(claim="auc", release="prediction").claim == "auc"
     assert Policy(claim="auc", max_tpr=0.01).limit == 0.05

@@ -729,7 +729,7 @@ def _feasible(policy: Policy, units: tuple[int, int], best: float) -> tuple[str,
     """What could be certified where the policy's limit is out of reach."""
     if best <= policy.limit:
         return ()
-    name = "max_tpr" if policy.claim == "whole" else "max_excess"
+    name = policy.limit_name
     found = [
         f"{name} = {np.ceil(1000 * best) / 1000:.3f} in the policy is the smallest limit within reach of this sample"
     ]
