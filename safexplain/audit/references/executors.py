@@ -28,10 +28,11 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._digest import code_digest
@@ -277,11 +278,11 @@ class Sent:
     """A trained model as workers get it.
 
     Args:
-        raw: pickled, on the CPU.
+        model: on the CPU.
         device: where it is asked.
     """
 
-    raw: bytes
+    model: nn.Module
     device: str
 
 
@@ -292,7 +293,8 @@ def sendable(models: Sequence[nn.Module], places: Sequence[int]) -> dict[int, Se
         device = next((p.device for p in models[i].parameters()), torch.device("cpu"))
         model = models[i] if device.type == "cpu" else copy.deepcopy(models[i]).cpu()
         try:
-            found[i] = Sent(packed(model, None), str(device))
+            packed(model, None, dry=True)
+            found[i] = Sent(model, str(device))
         except ConfigurationError as error:
             _log.info("model %d is asked in this process, because it cannot be sent: %s", i, error)
     return found
@@ -300,8 +302,7 @@ def sendable(models: Sequence[nn.Module], places: Sequence[int]) -> dict[int, Se
 
 def received(sent: Sent) -> nn.Module:
     """The model, where it is asked."""
-    model: nn.Module = unpacked(sent.raw)
-    return model.to(sent.device)
+    return sent.model.to(sent.device)
 
 
 def grouped(sizes: Mapping[int, int], executor: object) -> list[list[int]]:
@@ -376,7 +377,9 @@ class _Run:
     def send(self, i: int, error: BaseException | None) -> None:
         """Group i, for the first time, or again after this error."""
         if not self.broken:
-            args = (self.payload, packed(self.groups[i], None), str(self.session), i, self.lost.get(i, 0))
+            attempt = self.lost.get(i, 0)
+            group = packed(self.groups[i], None if self.by_value else self.session, f"group-{i}-{attempt}-")
+            args = (self.payload, group, str(self.session), i, attempt)
             try:
                 self.pending[i] = self.executor.submit(remotely, *args)
                 return
@@ -418,7 +421,9 @@ class _Run:
             self.models_finished += self.models[i]
         else:
             self.fail(i, unpacked(value))
-        (self.session / _beat(i)).unlink(missing_ok=True)
+        if kind != "unseen":
+            for path in (self.session / _beat(i), *self.session.glob(f"group-{i}-*.npy")):
+                path.unlink(missing_ok=True)
 
     def lose(self, i: int, error: Exception) -> None:
         """Send group i again, or give it up."""
@@ -510,7 +515,7 @@ def remotely(payload: bytes, group: bytes, session: str, i: int, attempt: int) -
     if not mine and os.getpid() != _imported_by:
         torch.set_num_threads(1)  # forked: the threads of the process that began it are not here, and are waited for
     try:
-        work = unpacked(payload, session)
+        work, asked = unpacked(payload, session), unpacked(group, session)
     except _Unseen:
         return "unseen", b""
     except Exception as error:
@@ -524,7 +529,7 @@ def remotely(payload: bytes, group: bytes, session: str, i: int, attempt: int) -
     try:
         with _one_at_a_time if mine else nullcontext():
             tick(0.0)
-            return "done", packed(work(unpacked(group), tick, tick.seen), None)
+            return "done", packed(work(asked, tick, tick.seen), None)
     except Exception as error:
         error.add_note(f"In a worker:\n{traceback.format_exc()}")
         return "failed", _packed_error(error)
@@ -570,12 +575,15 @@ class _Unseen(Exception):
     """The folder of the run is not seen from here."""
 
 
-def packed(value: Any, session: Path | None) -> bytes:
+def packed(value: Any, session: Path | None, prefix: str = "", *, dry: bool = False) -> bytes:
     """A pickle, by cloudpickle where that is installed: then functions and classes of scripts travel too.
 
     Args:
         value: anything.
-        session: where large tensors (on the CPU) and arrays are written, each once; None: they are in the pickle.
+        session: where large tensors and parameters (on the CPU) and arrays are written, each once; None: they are in
+            the pickle.
+        prefix: of the names of these files.
+        dry: leave large ones out, to see whether all else can be pickled.
 
     Raises:
         ConfigurationError: something in it cannot be pickled.
@@ -590,19 +598,17 @@ def packed(value: Any, session: Path | None) -> bytes:
 
     class Shared(Pickler):  # type: ignore[misc]
         def persistent_id(self, found: Any) -> tuple[str, str] | None:
-            if session is None or id(found) in written:
-                return None if session is None else written[id(found)][1]
-            array = _as_array(found)
-            if array is None:
+            if session is None and not dry:
                 return None
-            name = f"{len(written)}.npy"
-            try:
-                np.save(session / name, array, allow_pickle=False)
-            except OSError as error:
-                raise InputError(
-                    f"cannot write the data for the workers to {session} ({error}); free some space there"
-                ) from None
-            written[id(found)] = found, (type(found).__name__, name)
+            if id(found) not in written:
+                array = _as_array(found)
+                if array is None:
+                    return None
+                name = f"{prefix}{len(written)}.npy"
+                if session is not None:
+                    _write(session / name, array)
+                frozen = "frozen " * (isinstance(found, nn.Parameter) and not found.requires_grad)
+                written[id(found)] = found, (frozen + type(found).__name__, name)
             return written[id(found)][1]
 
     file = io.BytesIO()
@@ -623,26 +629,41 @@ def unpacked(raw: bytes, session: str | Path = "") -> Any:
         _Unseen: its arrays are in a folder that is not seen from here.
     """
 
+    known: dict[str, Any] = {}
+
     class Shared(pickle.Unpickler):
         def persistent_load(self, pid: tuple[str, str]) -> Any:
             kind, name = pid
-            try:
-                array = np.load(Path(session) / name, mmap_mode="c", allow_pickle=False)
-            except FileNotFoundError:
-                raise _Unseen from None
-            return torch.from_numpy(array) if kind == "Tensor" else array
+            if name not in known:
+                try:
+                    array = np.load(Path(session) / name, mmap_mode="c", allow_pickle=False)
+                except FileNotFoundError:
+                    raise _Unseen from None
+                known[name] = array if kind in ("ndarray", "memmap") else torch.from_numpy(array)
+                if kind.endswith("Parameter"):
+                    known[name] = nn.Parameter(known[name], requires_grad=kind == "Parameter")
+            return known[name]
 
     return Shared(io.BytesIO(raw)).load()
 
 
-def _as_array(value: Any) -> Any:
-    """The numbers of a large tensor or array; None for anything else."""
-    if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
-        if value.nbytes < LARGE or value.layout is not torch.strided or value.dtype is torch.bfloat16:
-            return None
-        return value.numpy()
-    large = type(value) in (np.ndarray, np.memmap) and value.nbytes >= LARGE and value.dtype.kind in "biufc"
-    return value if large else None
+def _write(path: Path, array: NDArray[Any]) -> None:
+    try:
+        np.save(path, array, allow_pickle=False)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the data for the workers to {path.parent} ({error}); free some space there"
+        ) from None
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """The numbers of a large tensor, parameter or array; None for anything else."""
+    if type(value) is nn.Parameter or (type(value) is torch.Tensor and not value.requires_grad):
+        plain = value.device.type == "cpu" and value.layout is torch.strided and value.dtype is not torch.bfloat16
+        return value.detach().numpy() if plain and value.nbytes >= LARGE else None
+    if type(value) in (np.ndarray, np.memmap) and value.nbytes >= LARGE and value.dtype.kind in "biufc":
+        return cast("NDArray[Any]", value)
+    return None
 
 
 def _culprit(value: Any) -> str:

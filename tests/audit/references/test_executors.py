@@ -670,5 +670,30 @@ def test_a_model_that_is_sent_is_asked_on_its_device():
     model = mlp(0)
     (sent,) = executors.sendable([model], [0]).values()
     assert isinstance(sent, Sent)
-    assert torch.equal(weights(executors.received(sent)), weights(model))
-    assert pickle.loads(pickle.dumps(sent)) == sent
+    assert torch.equal(weights(executors.received(pickle.loads(pickle.dumps(sent)))), weights(model))
+
+
+def test_weights_of_models_are_mapped_too_tied_ones_stay_tied_and_frozen_ones_frozen(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "LARGE", 1000)
+    model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 20, bias=False), nn.Linear(20, 20))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    raw = packed(model, tmp_path, "group-3-0-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["group-3-0-0.npy", "group-3-0-1.npy"]
+    found = unpacked(raw, tmp_path)
+    assert found[0].weight is found[1].weight
+    assert [p.requires_grad for p in found.parameters()] == [True, False, False]
+    assert torch.equal(weights(found), weights(model))
+    assert len(packed(model, None, dry=True)) < len(packed(model, None)) - 3000
+
+
+def test_models_are_explained_from_files_and_by_value_where_these_are_not_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "LARGE", 100)
+    models = train_shadows(POOL, RECIPE, build=mlp, models=3)
+    whole = collect_signals(models, POOL, Gradient(), patience=(1,))
+    monkeypatch.setattr(executors, "_here", {})
+    for executor in (Minimal(), Away()):
+        found = collect_signals(
+            models, POOL, Gradient(), patience=(1,), executor=executor, store=tmp_path / type(executor).__name__
+        )
+        assert np.array_equal(found.attributions, whole.attributions)
