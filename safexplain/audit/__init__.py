@@ -3,8 +3,9 @@
     population, recipe -> references (train, fine-tune) -> collect, queries (ask) -> signals -> splits -> attacks,
     controls -> certify (judge) -> utility, root_cause, ablation (describe) -> outcome, report (files)
 
-`holdout_uses` counts verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer
-is any callable, as nothing here knows the package's own or its hardening.
+`storage` keeps on disk what does not fit in memory, and what is finished. `holdout_uses` counts verdicts on the same
+examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as nothing here knows the
+package's own or its hardening.
 """
 
 from safexplain.audit.certify import certify

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from safexplain.audit import Policy, Signals, certify
 from safexplain.audit.attacks.likelihood import leave_one_out
@@ -173,6 +174,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(storage.windows, "__defaults__", (4000,))
     monkeypatch.setattr(storage.blocks, "__defaults__", (600,))
     monkeypatch.setattr(leave_one_out, "CHUNK", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
 def test_every_attack_on_maps_scores_those_on_disk_as_those_in_memory(tmp_path, tiny):
