@@ -47,6 +47,8 @@ class Peer:
         packages: whose versions are recorded.
         works: whether the run is quick -> module of `work` -> races.
         repository: a file that its clone must hold; "": it is asked as installed.
+        together: both sides in one process, in the peer's environment, where that can run ours too: two processes may
+            differ by a tenth in the same call, which matters where little is to be told.
     """
 
     key: str
@@ -57,6 +59,7 @@ class Peer:
     packages: tuple[str, ...]
     works: Callable[[bool], Works] = field(repr=False)
     repository: str = ""
+    together: bool = False
 
     def checked_out(self, clone: Path | None) -> dict[str, str]:
         """The commit that is asked, for a peer that is asked from a clone.
@@ -186,6 +189,7 @@ PEERS: tuple[Peer, ...] = (
             Contest("17 such heads", "train_heads, 17 at once", "Opacus, head",
                     "Ours trains 17 runs at once, each with batches and noise of its own.", "run"),
         )},
+        together=True,
     ),
     Peer(
         "captum", "Captum", "BSD-3-Clause", "each explainer of the catalog, native beside hardened",
@@ -196,6 +200,7 @@ PEERS: tuple[Peer, ...] = (
                     " Hardening.recommended().", "batch", HARDENED)
             for name in explanations.methods(quick)
         )},
+        together=True,
     ),
     Peer(
         "dp-accounting", "dp-accounting", "Apache-2.0", "epsilon by privacy-loss distributions",

@@ -1,7 +1,8 @@
 """Against others, on the same work: attacks, DP steps, explanations, recourse, bounds, and DeepLeak's loop.
 
 Each peer runs in an environment of its own, made on demand under `--environments` (see `environments.py`), as one
-process; safexplain as another one. Both read the same file of arrays, and work in turns, A B A B ..., one thread each:
+process; safexplain as another one, or in the same one where the peer's environment runs both and little is to be told
+(Captum, Opacus). Both read the same file of arrays, and work in turns, A B A B ..., one thread each:
 a run of either side that does not count, then rounds until there are enough or time is up. What is compared is the time
 of the processor; getting ready (imports, building objects) is told apart. The ratio is the peer's time over ours within
 a round, above 1 where we are faster, and its median and quartiles over rounds are shown. Times in milliseconds depend
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +104,10 @@ def asked(peer: Peer, options: argparse.Namespace, works: Path) -> dict[str, Any
             arrays = dict(np.load(work))
             name = f"{__package__}.work.{module}"
             quality = importlib.import_module(name).quality
-            here = Worker(Path(sys.executable), name, work)
-            there = Worker(python, name, work, {"PEER_CHECKOUT": str(options.checkout or "")})
-            with here as us, there as them:
+            extra_environment = {"PEER_CHECKOUT": str(options.checkout or "")}
+            with ExitStack() as open_sides:
+                them = open_sides.enter_context(Worker(python, name, work, extra_environment))
+                us = them if peer.together else open_sides.enter_context(Worker(Path(sys.executable), name, work))
                 for contest in contests:
                     print(f"{peer.key}: {contest.name}", flush=True)
                     try:

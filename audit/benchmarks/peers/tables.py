@@ -68,7 +68,7 @@ def _listed(names: list[str]) -> str:
 def _row(title: str, name: str, r: dict[str, Any]) -> tuple[str, ...]:
     times = (f"{1e3 * r[side]['processor_seconds']:,.3g}" for side in ("ours", "theirs"))
     answers = (_told(r[side]["quality"]) for side in ("ours", "theirs"))
-    return title, f"{name} (a {r['unit']})", *times, _ratio(r), *answers
+    return title, f"{name} (per {r['unit']})", *times, _ratio(r), *answers
 
 
 def _ratio(r: dict[str, Any]) -> str:

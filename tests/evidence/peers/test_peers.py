@@ -197,6 +197,15 @@ def test_a_race_that_fails_is_named_and_the_others_are_run(options, tmp_path):
     assert "skipped: nobody has this" in tables.races({"results": {"fake": found}})
 
 
+def test_a_peer_whose_environment_runs_both_is_raced_in_one_process(monkeypatch, options, tmp_path):
+    started = []
+    monkeypatch.setattr(suite, "Worker", lambda *given: started.append(given) or Worker(*given))
+    assert "races" in suite.asked(peer(together=True), options, tmp_path)
+    assert len(started) == 1
+    assert "races" in suite.asked(peer(), options, tmp_path)
+    assert len(started) == 3
+
+
 def test_a_process_that_dies_is_a_reason(tmp_path):
     np.savez(tmp_path / "work.npz", a=np.zeros(1))
     with (
