@@ -27,14 +27,22 @@ from safexplain.verdict.policy import Policy
 NOISE = 0.3
 """Standard deviation of a number between models, in units of its own between examples."""
 
-FEWEST = 160
+FEWEST = 128
 """Examples on which attacks are timed first."""
 
-FEWEST_AT_ALL = 64
-"""The same where maps are so wide, or models so many, that more would not fit into `MOST_BYTES`."""
+SAVED = 160
+"""Examples on which the root cause is timed, and files are written."""
 
 REPORT = 0.5
 """Seconds of the report, for each configuration."""
+
+FIXED = 0.8
+"""Share of the time for the fewest examples that does not depend on them, where nothing else is known: that of
+trees."""
+
+SPREAD = 4
+"""Attacks are timed on so many times as many examples, next, and once more where that is quick: what they cost an
+example is a small difference of long times."""
 
 MOST_BYTES = 1 << 29
 """Bytes of made-up maps, at most."""
@@ -68,7 +76,7 @@ class MadeUp:
     def most(self) -> int:
         """Examples that fit into `MOST_BYTES`."""
         width = 0 if self.like.attributions is None else self.like.attributions.shape[2]
-        return max(FEWEST_AT_ALL, MOST_BYTES // max(1, 4 * width * self.models * (len(self.policy.patience) + 1)))
+        return max(FEWEST, MOST_BYTES // max(1, 4 * width * self.models * (len(self.policy.patience) + 1)))
 
     def __call__(self, examples: int) -> Signals:
         """Of so many examples."""
@@ -180,13 +188,24 @@ def attacking(clock: Clock, made: MadeUp, examples: int, seconds: float, progres
         signals = made(number)
         return clock(lambda: certify(signals, policy, seed=made.seed, progress=progress))
 
-    short = run(few)
-    many = min(most, max(2 * few, int(few * min(8.0, seconds / max(short, 1e-6) / 2))))
-    if short > seconds / 2 or many <= few:
-        return Attacking(len(rows), learns, short / 2, short / 2 / few)
-    long = run(many)
-    each = max(long - short, 0.0) / (many - few)
-    return Attacking(len(rows), learns, max(short - each * few, 0.0), each)
+    seen = [(few, run(few))]
+    if few < most and seen[0][1] < 1.5 * seconds:
+        seen.append((min(most, SPREAD * few), run(min(most, SPREAD * few))))
+        left = seconds - sum(taken for _, taken in seen)
+        affordable = seen[-1][0] + (left - seen[-1][1]) / max(_slope(seen), 1e-9)
+        if affordable > 2 * seen[-1][0] and seen[-1][0] < most:
+            many = int(min(most, affordable, SPREAD * seen[-1][0]))
+            seen.append((many, run(many)))
+    each = _slope(seen)
+    return Attacking(len(rows), learns, max(seen[-1][1] - each * seen[-1][0], 0.0), each)
+
+
+def _slope(seen: list[tuple[int, float]]) -> float:
+    """Seconds an example, from the first and the last (examples, seconds); of a single one, of a part of it."""
+    (few, short), (many, long) = seen[0], seen[-1]
+    if many == few:
+        return (1 - FIXED) * short / few
+    return max((long - short) / (many - few), 0.0)
 
 
 def root_causes(clock: Clock, made: MadeUp, examples: int, other: bool) -> tuple[float, int]:
@@ -198,7 +217,7 @@ def root_causes(clock: Clock, made: MadeUp, examples: int, other: bool) -> tuple
         examples: of the audit.
         other: whether another output is compared with.
     """
-    signals = made(min(FEWEST, made.most, examples))
+    signals = made(min(SAVED, made.most, examples))
     told: list[float] = []
     taken = clock(
         lambda: root_cause(
@@ -248,7 +267,7 @@ def saving(clock: Clock, made: MadeUp, examples: int, configurations: int) -> Si
         examples: of the audit.
         configurations: that are written.
     """
-    signals = made(min(FEWEST, made.most, examples))
+    signals = made(min(SAVED, made.most, examples))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "signals.npz"
         taken = clock(lambda: signals.save(path))
