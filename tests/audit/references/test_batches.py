@@ -109,6 +109,17 @@ def test_what_does_not_fit_on_the_device_is_copied_batch_by_batch_and_trains_the
     assert len(copied) == len(images) + recipe.epochs  # one copy of all random numbers an epoch
 
 
+def test_data_goes_to_a_gpu_where_it_takes_at_most_a_third_of_what_is_free_there(monkeypatch):
+    x, _ = pictures(48)
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * x.nbytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * x.nbytes)  # what is reserved is free, too
+    for free, expected in ((2 * x.nbytes, True), (2 * x.nbytes - 4, False), (0, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**12))
+        assert batches.fits(x, gpu) is expected
+    assert batches.fits(x, CPU)
+
+
 def test_a_memory_mapped_pool_trains_the_models_of_one_in_memory(tmp_path):
     x, y = pictures(60)
     (tmp_path / "x.bin").write_bytes(x.numpy().tobytes())

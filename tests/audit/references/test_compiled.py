@@ -236,6 +236,7 @@ def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
     fast = replace(RECIPE, precision="bf16", channels_last=True, compile=True)
     counters.clear()
@@ -251,6 +252,7 @@ def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_on_a_gpu_a_training_is_resumed_where_it_stood(optimizer, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
@@ -272,6 +274,7 @@ def test_on_a_gpu_a_training_is_resumed_where_it_stood(optimizer, monkeypatch, t
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("augmentation", ["none", "flip", "crop-flip"])
 def test_on_a_gpu_data_that_does_not_fit_is_copied_batch_by_batch(augmentation, monkeypatch):
     recipe = replace(RECIPE, augmentation=augmentation)
