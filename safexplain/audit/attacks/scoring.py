@@ -29,12 +29,15 @@ from safexplain.audit.attacks.suite import (
     values_of,
 )
 from safexplain.audit.signals import Signals
-from safexplain.audit.storage.maps import parts
+from safexplain.audit.storage.maps import are_stored, parts
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import split_level
 
 PSEUDO_TARGETS = 8
 """Reference models that play the target for the stacks, at most; others are left for what learns before these."""
+
+MOST_COPIED = 1 << 29
+"""Numbers of maps in memory of which those that classifiers may learn from are copied; of more, only what is drawn."""
 
 FEWEST_FOR_NULL = 4
 """Models from which on one of the references plays the null model; with fewer, an untrained one does."""
@@ -205,7 +208,10 @@ class Scorer:
         values, member, teachers = self._values(row), self._signals.membership, self._teachers
         at = np.arange(len(self._signals)) if at is None else at
         beside = None if outside is None else outside[at]
-        return attack.fitted(values, member[np.ix_(teachers, at)], None, beside, (teachers, at))
+        chosen = np.ix_(teachers, at)
+        if values.size <= MOST_COPIED and not are_stored(values):
+            return attack.fit(values[chosen], member[chosen], out_of_distribution=beside)
+        return attack.fitted(values, member[chosen], None, beside, (teachers, at))
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:

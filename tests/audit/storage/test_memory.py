@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import tracemalloc
@@ -127,18 +128,19 @@ class Watched:
         self.gib = (self.most - self.before) / 2**30
 
 
-MODELS, EXAMPLES, FEATURES, SIDES = 257, 50_000, 3_072, 100
+MODELS, SIDES, FEATURES = 257, (500, 49_500), 3_072
+EXAMPLES = sum(SIDES)
 
 
 @pytest.fixture(scope="module")
 def huge(tmp_path_factory):
     """Maps of 257 models, 50,000 examples and 3,072 features, 79 GB on disk of which nearly all are holes: those of the
-    first 100 of every 500 examples are real in the first set, all others are zeros."""
+    first 100 examples are real, all others are zeros."""
     if not Path("/proc/self/status").exists():
         pytest.skip("memory is read from /proc")
-    folder, rng, n = tmp_path_factory.mktemp("huge"), np.random.default_rng(0), EXAMPLES // SIDES
+    folder, rng = tmp_path_factory.mktemp("huge"), np.random.default_rng(0)
     base, sides = rng.standard_normal((100, FEATURES), np.float32), []
-    for side in range(SIDES):
+    for side, n in enumerate(SIDES):
         paths = tuple(folder / f"{side}-{i}.npy" for i in range(MODELS))
         files = MapFiles(paths, n, FEATURES)
         for path in paths:
@@ -151,7 +153,8 @@ def huge(tmp_path_factory):
     on_disk = 512 * sum(path.stat().st_blocks for path in folder.iterdir())
     if on_disk > 2**31:
         pytest.skip("this file system keeps no holes")
-    return StoredMaps(tuple(sides))
+    yield StoredMaps(tuple(sides))
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow
@@ -171,7 +174,7 @@ def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memor
         splits = Splits.of(signals, POLICY, trains=True)
         strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
         root_cause(signals, rows=np.arange(n) < 400)
-        utility_of((), (maps := StoredMaps(huge.sides[:4]), maps))
+        utility_of((), (huge, huge))
         signals.save(tmp_path / "signals.npz")
         few = StoredMaps(huge.sides[:1])
         references, reads = np.arange(1, m), [0, *range(1, 9)]
