@@ -92,7 +92,12 @@ def asked(peer: Peer, options: argparse.Namespace, works: Path) -> dict[str, Any
         Its part of the result: "skipped" with a reason, or races, releases and where they ran.
     """
     start = time.perf_counter()
-    about: dict[str, Any] = {"title": peer.title, "licence": peer.licence, "asked_for": peer.asked_for}
+    about: dict[str, Any] = {
+        "title": peer.title,
+        "licence": peer.licence,
+        "asked_for": peer.asked_for,
+        "one_process": peer.together,
+    }
     races: dict[str, Any] = {}
     failed: dict[str, str] = {}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.run import markdown
-from .contests import notes
+from .contests import PEERS, notes
 
 
 def races(found: dict[str, Any]) -> str:
@@ -33,36 +33,43 @@ def explanations(found: dict[str, Any]) -> str:
 
 
 def peers(found: dict[str, Any]) -> str:
-    """Who was asked, in which release, under which licence."""
+    """Who was asked, in which release, under which licence; and who was not asked yet."""
     rows = []
-    for peer in found["results"].values():
+    for each in PEERS:
+        peer = found["results"].get(each.key, {"skipped": "not asked yet"})
         versions = ", ".join(f"{name} {number[:12]}" for name, number in peer.get("releases", {}).items())
-        rows.append((peer["title"], peer["asked_for"], versions or f"skipped: {peer['skipped']}", peer["licence"]))
-    return markdown(("peer", "compared", "releases", "licence"), rows, left=4)
+        sides = "one process" if peer.get("one_process") else "two processes"
+        told = (f"skipped: {peer['skipped']}", "") if "skipped" in peer else (versions, sides)
+        rows.append((each.title, each.asked_for, *told, each.licence))
+    return markdown(("peer", "compared", "releases", "both sides in", "licence"), rows, left=5)
 
 
 def work(found: dict[str, Any]) -> str:
     """What each race does, and in what both sides differ; races with one text together."""
-    together: dict[str, list[str]] = {}
+    together: dict[str, list[tuple[str, str]]] = {}
     for peer in found["results"].values():
         for name, r in peer.get("races", {}).items():
-            together.setdefault(r["what"], []).append(f"{peer['title']}, {name}")
+            together.setdefault(r["what"], []).append((peer["title"], name))
     return "\n".join(f"* **{_listed(names)}**: {what}" for what, names in together.items())
 
 
 def slower(found: dict[str, Any]) -> str:
     """Where a peer is faster, and why."""
-    together: dict[str, list[str]] = {}
+    together: dict[str, list[tuple[str, str]]] = {}
     for key, peer in found["results"].items():
         for name, r in peer.get("races", {}).items():
             if r["ratio"]["median"] < 1:
                 why = notes(key).get(name) or "no reason is known"
-                together.setdefault(why, []).append(f"{peer['title']}, {name} ({r['ratio']['median']:.2f})")
+                together.setdefault(why, []).append((peer["title"], f"{name} ({r['ratio']['median']:.2f})"))
     return "\n".join(f"* **{_listed(names)}**: {why}" for why, names in together.items()) or "Nowhere."
 
 
-def _listed(names: list[str]) -> str:
-    return "; ".join(names)
+def _listed(names: list[tuple[str, str]]) -> str:
+    """Each peer once, with its races."""
+    of_peer: dict[str, list[str]] = {}
+    for title, name in names:
+        of_peer.setdefault(title, []).append(name)
+    return ". ".join(f"{title}: {'; '.join(each)}" for title, each in of_peer.items())
 
 
 def _row(title: str, name: str, r: dict[str, Any]) -> tuple[str, ...]:
