@@ -892,3 +892,30 @@ def test_the_report_imports_neither_torch_nor_pyplot_and_its_templates_are_packa
             for module in modules:
                 assert module.split(".")[0] not in {"torch", "captum", "scipy"}, (name, module)
                 assert module not in {"matplotlib.pyplot", "safexplain.audit.certify", "safexplain.audit.signals"}
+
+
+def test_an_undecided_report_lists_what_would_decide_and_on_which_examples_it_may() -> None:
+    found = audited(0.1, replace(POLICY, fpr=0.01, max_tpr=0.03, max_excess=None), examples=900)
+    text = text_of(found)
+    assert "What would decide" in text
+    assert len(found.feasible) > 2
+    for option in found.feasible:
+        assert option.says in text
+    assert text.count("judge it on examples that chose nothing. On these examples it counts as another") == 1
+    assert "What would decide" not in text_of(audited(LEAK))
+
+
+def test_under_the_claim_auc_areas_stand_beside_the_rates_and_the_first_limit_says_what_they_hide() -> None:
+    found = audited(0.0, replace(POLICY, claim="auc"))
+    page = Page(render(alone(found)))
+    text = " ".join(page.text.split())
+    assert "Judged: AUC above that of the labels" in text
+    assert "limit +0.050" in text
+    first = text.index("An average, and not those found most surely.")
+    assert first < text.index("These attacks, not every attack.")
+    assert "must not have an area under the ROC curve (AUC) that is more than 0.05 above" in text
+    assert (
+        "the policy allows" not in text.partition("How to read the numbers")[0].partition("An attacker who asks 200")[2]
+    )
+    guessing = text_of(audited(0.0, replace(POLICY, claim="auc"), labels=False))
+    assert "Judged: AUC above guessing" in guessing
