@@ -18,6 +18,10 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")
 """Where a container is told how much memory it may have."""
 
 
+WHAT = {"excess": "an excess over labels", "whole": "a share of members found", "auc": "an AUC above that of labels"}
+"""What a limit is of, by claim."""
+
+
 def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     """Print a plan; the exit code is 0.
 
@@ -70,11 +74,12 @@ def best_words(plan: Plan) -> str:
             f"Best verdict: {plan.members:,} runs on D and {plan.non_members:,} on D' that are told apart without an"
             f" error show an epsilon of at least {plan.best_certifiable:.2f}, beside a claim of {plan.limit:.2f}."
         )
-    what = {"excess": "an excess over labels", "whole": "a share of members found"}.get(plan.claim, plan.claim)
+    what = WHAT.get(plan.claim, plan.claim)
+    best, limit = (f"{x:.3f}" if plan.claim == "auc" else f"{x:.1%}" for x in (plan.best_certifiable, plan.limit))
     reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
     text = (
         f"Best verdict: if nothing leaks, {plan.members:,} members and {plan.non_members:,} non-members that are scored"
-        f" probably certify {what} of {plan.best_certifiable:.1%}; the policy's {plan.limit:.1%} is {reach}."
+        f" probably certify {what} of {best}; the policy's {limit} is {reach}."
     )
     return f"{text} But nothing would be certified:" if plan.obstacles else text
 

@@ -733,6 +733,10 @@ def _feasible(policy: Policy, units: tuple[int, int], best: float) -> tuple[str,
     found = [
         f"{name} = {np.ceil(1000 * best) / 1000:.3f} in the policy is the smallest limit within reach of this sample"
     ]
+    if policy.claim == "excess":
+        area = replace(policy, claim="auc")
+        if best_certifiable(area, *units) <= area.limit:
+            found.append(f'the claim "auc" with {area.limit_name} = {area.limit:.3g} is within reach of this sample')
     for factor in np.geomspace(1.0, LARGEST_SAMPLE, 49)[1:]:
         more = [round(factor * n) for n in units]
         if best_certifiable(policy, *more) <= policy.limit:
