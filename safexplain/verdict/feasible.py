@@ -235,13 +235,15 @@ def _higher_fpr(of: Undecided) -> Option | None:
         if fpr <= of.policy.fpr or limit >= LOOSEST or _rounded(certifiable(bounds, of.policy.risk)) > limit:
             continue
         name = "max_tpr" if of.claim == "whole" else "max_excess"
-        changes = {"fpr": fpr, name: limit}
+        changes: dict[str, float | str] = {"fpr": fpr, name: limit}
         if of.claim == "excess":
             changes["max_tpr"] = max(of.policy.max_tpr, round(fpr + limit, 6))
+        unit = " %" if of.claim == "whole" else " points"
+        others = " and ".join(_toml(*one) for one in changes.items() if one[0] != "fpr")
         return Option(
             "fpr",
-            f"fpr = {fpr:g} with {name} = {limit:g} would probably be certified: the same share of what guessing finds,"
-            f" and {100 * limit:.3g} points instead of {100 * of.limit:.3g}. It says nothing of attackers who are surer"
+            f"fpr = {fpr:g} with {others} would probably be certified: the same multiple of what guessing finds,"
+            f" {100 * limit:.3g}{unit} instead of {100 * of.limit:.3g}{unit}. It says nothing of attackers surer"
             " than that.",
             changes,
         )

@@ -100,6 +100,14 @@ def test_every_option_says_on_which_examples_it_may_be_judged_and_how_that_is_co
             assert "a certificate is refused" in option.rule
 
 
+def test_a_higher_false_positive_rate_keeps_the_factor_and_names_a_policy_that_can_be_written():
+    option = of_kind(results.audited(0.0, Policy(patience=(1,)), examples=400, few=6, seed=1), "fpr")
+    assert option.changes == {"fpr": 0.05, "max_excess": 0.1, "max_tpr": 0.15}
+    assert "fpr = 0.05 with max_excess = 0.1 and max_tpr = 0.15" in option.says
+    assert "10 points instead of 2 points" in option.says
+    assert Policy(**option.changes).limit == 0.1
+
+
 def test_what_may_be_a_leak_is_called_that_before_a_looser_limit_is_named():
     found = results.audited(0.2, replace(STRICT, max_excess=0.001), examples=4000)
     assert found.verdict == "inconclusive"
