@@ -241,7 +241,7 @@ PEERS: tuple[Peer, ...] = (
         lambda quick: {"recourse": tuple(
             Contest(f"recourse, {data}, {m}", f"search_recourse, {data}", f"DiCE {m}, {data}",
                     (HELOC if data == "HELOC" else GERMAN).format(how=DICE[m]), "person")
-            for data, m in (*(("HELOC", m) for m in DICE), ("German", "random"), ("German", "genetic"))
+            for m in DICE for data in ("HELOC", "German") if (m, data) != ("gradient", "German")
         )},
     ),
     Peer(

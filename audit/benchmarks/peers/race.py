@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import statistics
 import subprocess
 import tempfile
@@ -65,9 +66,13 @@ class Worker:
         module: of `work`, by full name.
         work: file of arrays.
         extra: further environment variables.
+        longest: seconds on the clock after which a call is given up, and with it the process.
     """
 
-    def __init__(self, python: Path, module: str, work: Path, extra: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, python: Path, module: str, work: Path, extra: dict[str, str] | None = None, longest: float = 600.0
+    ) -> None:
+        self._longest = longest
         self._command = [str(python), "-W", "ignore", "-c", START, module, str(work)]
         self._environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **(extra or {})}
 
@@ -104,6 +109,9 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps({"call": call, "run": run}) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], self._longest)[0]:
+                self._process.kill()
+                raise Skipped(f"{call}: no answer within {self._longest:.0f} s")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""

@@ -111,8 +111,12 @@ def asked(peer: Peer, options: argparse.Namespace, works: Path) -> dict[str, Any
             quality = importlib.import_module(name).quality
             extra_environment = {"PEER_CHECKOUT": str(options.checkout or "")}
             with ExitStack() as open_sides:
-                them = open_sides.enter_context(Worker(python, name, work, extra_environment))
-                us = them if peer.together else open_sides.enter_context(Worker(Path(sys.executable), name, work))
+                them = open_sides.enter_context(Worker(python, name, work, extra_environment, options.longest))
+                us = (
+                    them
+                    if peer.together
+                    else open_sides.enter_context(Worker(Path(sys.executable), name, work, None, options.longest))
+                )
                 for contest in contests:
                     print(f"{peer.key}: {contest.name}", flush=True)
                     try:
@@ -169,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--only", action="append", choices=[peer.key for peer in PEERS], help="one peer, asked anew")
     p.add_argument("--rounds", type=int, help="most rounds of a race (default 9; 1 with --quick)")
     p.add_argument("--limit", type=float, default=60.0, help="seconds after which a race has no further rounds")
+    p.add_argument("--longest", type=float, default=600.0, help="seconds after which a single call is given up")
     options = p.parse_args(argv)
     options.environments = (options.environments or options.cache / "peers").absolute()
     options.checkout = options.checkout and options.checkout.absolute()

@@ -142,7 +142,7 @@ def test_the_reason_names_no_folder_of_the_machine():
 @pytest.fixture
 def options(tmp_path):
     return SimpleNamespace(
-        quick=True, rounds=1, limit=1.0, environments=tmp_path, checkout=None, data=tmp_path / "no data"
+        quick=True, rounds=1, limit=1.0, longest=600.0, environments=tmp_path, checkout=None, data=tmp_path / "no data"
     )
 
 
@@ -204,6 +204,13 @@ def test_a_peer_whose_environment_runs_both_is_raced_in_one_process(monkeypatch,
     assert len(started) == 1
     assert "races" in suite.asked(peer(), options, tmp_path)
     assert len(started) == 3
+
+
+def test_a_call_that_takes_too_long_is_given_up(tmp_path):
+    np.savez(tmp_path / "work.npz", a=np.zeros(1))
+    slow = Worker(suite.Path(sys.executable), "json", tmp_path / "work.npz", longest=0.0)
+    with slow as side, pytest.raises(Skipped, match="call: no answer within 0 s"):
+        side.set_up("call")
 
 
 def test_a_process_that_dies_is_a_reason(tmp_path):

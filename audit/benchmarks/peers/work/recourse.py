@@ -23,7 +23,7 @@ Call = Callable[[], dict[str, Any]]
 
 HIDDEN, PERSONS = (32, 16), 20
 """Layers; and persons asked for."""
-A_RUN = {"random": 5, "genetic": 2, "gradient": 2}
+A_RUN = {"random": 5, "genetic": 2, "gradient": 1}
 """Persons in a run of DiCE, by method."""
 FIXED = {"heloc": (1, 5, 10), "german": (4, 12, 19)}
 """Columns, categories after numbers: age of the file, delinquencies; age, sex and status, foreign worker."""
