@@ -81,10 +81,9 @@ def ours(work: Work, confirmed: bool = True) -> Call:
 
     from safexplain import HardenedSaliency
     from safexplain.audit import Population, Shadows
+    from safexplain.audit.run import audit_pools
     from safexplain.tune import study, tune
 
-    if not confirmed:
-        study.audit_pools = lambda *pools, **given: None  # type: ignore[assignment]
     logging.disable(logging.WARNING)
     models, trials = _models(work), int(work["trials"])
     population = Population.of(work["x"], work["y"])
@@ -94,6 +93,7 @@ def ours(work: Work, confirmed: bool = True) -> Call:
     def run() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["SAFEXPLAIN_USES"] = f"{folder}/uses.sqlite"
+            study.audit_pools = audit_pools if confirmed else lambda *pools, **given: None  # type: ignore[assignment]
             found = tune(
                 models[0], population, member=work["membership"][0], explainer=HardenedSaliency, space="deepleak",
                 trials=trials, shadows=shadows, device="cpu",
