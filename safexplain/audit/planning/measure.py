@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from safexplain.audit.collect import collect_signals
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Explain, Labels, predict
 from safexplain.audit.recipe import Recipe, Train
+from safexplain.audit.references.compiled import forget
 from safexplain.audit.references.shadows import Build, Shadows, train_shadows
 from safexplain.audit.references.training import groups_by_steps, is_batchable
 from safexplain.audit.signals import Signals
@@ -30,6 +32,12 @@ now = time.perf_counter
 
 GROWTH = 8.0
 """The next amount is at most this many times the last one."""
+
+WARMING = 8
+"""Examples of the training that comes before all that are timed: the first one imports much."""
+
+LONG = 1000
+"""Epochs of a compiled training that is watched, and ended long before that."""
 
 FEWEST_TO_FIT = 64
 """Examples on which an estimator is fitted first."""
@@ -85,7 +93,7 @@ def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *,
     """
     amount, before = max(1, min(start, most)), (0, 0.0)
     first = clock(partial(work, amount))  # and what the first call prepares
-    if first > seconds:
+    if first > seconds and clock.spent + first > clock.budget / 2:
         return first / amount
     taken = clock(partial(work, amount))
     while amount < most and taken < seconds / 3:
@@ -151,6 +159,7 @@ def training(
     if not isinstance(how, Recipe):
         return _fits(clock, lambda rows: trained(rows, 1, how).models[0], counts, seconds)
     recipe, sample = how, list[nn.Module]()
+    trained(max(2, min(recipe.batch_size, WARMING)), 1, replace(recipe, epochs=1, compile=False))
 
     def steps(amount: int, models: int) -> None:
         """So many steps on full batches, epoch after epoch of as many of the members as they need."""
@@ -169,10 +178,46 @@ def training(
         each = of_one + (max(of_big, of_one) - of_one) * (sizes - 1) / max(big - 1, 1)
         total = float(sum(e * by_model[g[0]] for e, g in zip(each, groups, strict=True)))
         says = f"in {len(groups)} groups"
+    elif build is not None and recipe.compile:
+        at = torch.from_numpy(order[: 8 * recipe.batch_size])
+        few = Population(population.x[at], population.y[at])
+        before, of_one = _compiled(few, recipe, build, seed, clock, seconds)
+        sample.append(build(seed).to(clock.device).eval())
+        total, says = before + of_one * float(by_model.sum()), "one after the other, compiled once"
     else:
         of_one = rate(clock, lambda s: steps(s, 1), most, seconds)
         total, says = of_one * float(by_model.sum()), "one after the other"
     return Training(total, len(members), int(by_model.sum()), sample[0], f"{says}, {int(by_model.mean())} steps each")
+
+
+class _Enough(Exception):
+    """A training has been watched for long enough."""
+
+
+def _compiled(
+    few: Population, recipe: Recipe, build: Build, seed: int, clock: Clock, seconds: float
+) -> tuple[float, float]:
+    """Seconds until the first steps are compiled and done, and of each step after that.
+
+    Every training compiles anew. So one is watched by its progress, until it has gone on for `seconds` after the first
+    steps.
+    """
+    steps = recipe.steps_per_epoch(len(few)) * LONG
+    began, seen = now(), list[tuple[float, float]]()
+
+    def tick(stage: str, done: float, total: float, note: str = "") -> None:
+        clock._wait()
+        seen.append((now(), done / total * steps))
+        if seen[-1][0] - seen[0][0] > seconds:
+            raise _Enough
+
+    everybody = np.ones((1, len(few)), dtype=bool)
+    with suppress(_Enough):
+        train_shadows(few, replace(recipe, epochs=LONG), build=build, membership=everybody, seed=seed,
+                      device=clock.device, progress=tick)  # fmt: skip
+    forget()
+    (first, some), (last, all_) = seen[0], seen[-1]
+    return first - began, (last - first) / max(all_ - some, 1.0)
 
 
 def _fits(clock: Clock, fit: Callable[[int], nn.Module], counts: NDArray[np.int64], seconds: float) -> Training:

@@ -180,10 +180,13 @@ def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
     if only is None:
         return tuple(range(models))
     try:
-        numbers = tuple(operator.index(i) for i in only)
+        given = list(only)
+        if any(isinstance(i, bool | np.bool_) for i in given):
+            raise TypeError("a mask")
+        numbers = tuple(operator.index(i) for i in given)
     except TypeError:
         raise ConfigurationTypeError(
-            f"only: expected the numbers of models, such as [3, 4], got {only!r:.60}"
+            f"only: expected the numbers of models, such as [3, 4] (of a mask: np.flatnonzero), got {only!r:.60}"
         ) from None
     if wrong := [i for i in numbers if not 0 <= i < models]:
         raise InputError(f"only: there are models 0 .. {models - 1}, got {', '.join(map(str, wrong))}")

@@ -199,3 +199,34 @@ def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
     assert measure.rate(clock, work, 1000, 100.0) == pytest.approx(0.25)
     assert measure.rate(clock, work, 1, 100.0) == pytest.approx(5.25)  # nothing to compare with
     assert measure.rate(clock, work, 1000, 1.0) == pytest.approx(5.25)  # a single one takes too long
+
+
+def test_what_the_first_call_alone_takes_is_in_no_rate(monkeypatch) -> None:
+    now, calls = [0.0], [0]
+    monkeypatch.setattr(measure, "now", lambda: now[0])
+
+    def work(amount: int) -> None:
+        now[0] += 0.25 * amount + 30.0 * (not calls[0])  # much is imported
+        calls[0] += 1
+
+    assert measure.rate(measure.Clock(torch.device("cpu"), 1000.0), work, 1000, 1.0) == pytest.approx(0.25)
+
+
+def test_compiling_is_planned_once_and_not_for_each_step(case, monkeypatch) -> None:
+    population, _, member = case
+    now, compiling, step = [0.0], 30.0, 0.25
+    monkeypatch.setattr(measure, "now", lambda: now[0])
+
+    def trains(few, recipe, *, progress=lambda *_: None, **_) -> measure.Shadows:
+        now[0] += compiling
+        each = recipe.steps_per_epoch(len(few))
+        for epoch in range(recipe.epochs):
+            now[0] += step * each
+            progress("training", (epoch + 1) / recipe.epochs, 1, "")
+        return measure.Shadows((convolutional(0),), np.ones((1, len(few)), bool))
+
+    monkeypatch.setattr(measure, "train_shadows", trains)
+    recipe, members = replace(RECIPE, compile=True), np.stack([member, ~member])
+    clock = measure.Clock(torch.device("cpu"), 60.0)
+    found = measure.training(clock, population, recipe, members, build=convolutional, seed=0, seconds=5.0)
+    assert found.seconds == pytest.approx(compiling + step * found.steps, rel=0.05)

@@ -151,7 +151,7 @@ def test_numbers_that_there_are_not_are_refused(only, message):
         train_shadows(POOL, RECIPE, build=mlp, models=6, only=only)
 
 
-@pytest.mark.parametrize("only", [3, [0.5], ["1"]])
+@pytest.mark.parametrize("only", [3, [0.5], ["1"], [True, False], np.arange(6) < 2])
 def test_what_is_no_list_of_numbers_is_refused(only):
     with pytest.raises(ConfigurationTypeError, match="only: expected the numbers of models"):
         train_shadows(POOL, RECIPE, build=mlp, models=6, only=only)
