@@ -72,9 +72,10 @@ class QuickLook:
         if free:
             less = replace(less, selection=0.0, training=0.0, uncounted=True)
         few = min(references, REFERENCES)
+        often = f"at most {max(levels)} queries" if max(levels) > 1 else "one query"
         note = (
-            f"A quick look: {few} reference models, {len(asked):,} of {len(population):,} examples, at most"
-            f" {max(levels)} queries about each. A leak that it proves is one; it certifies nothing."
+            f"A quick look: {few} reference models, {len(asked):,} of {len(population):,} examples, {often} about each."
+            " A leak that it proves is one; it certifies nothing."
         )
         note += (
             " None of these examples would be scored by the whole audit, whose certificate it does not touch."

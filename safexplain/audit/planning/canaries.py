@@ -151,7 +151,7 @@ def plan_once(
         correct=guesses, seconds=0.0, setting={},
     )  # fmt: skip
     counted = canaries // 2, canaries - canaries // 2
-    return _plan(stages, {"gradient": (best.ceiling, counted)}, setting.claim, 0, clock)
+    return _plan(stages, {"gradient": (best.ceiling, counted)}, setting.claim, 0, clock, option="one-run")
 
 
 def plan_probe(
@@ -224,15 +224,23 @@ def _told_apart(
     return found.ceiling, (found.errors[-1].positives, found.errors[-1].negatives)
 
 
-def _plan(stages: list[Stage], ceilings: dict[ScenarioName, Best], claim: Claim, extra: int, clock: Clock) -> Plan:
+def _plan(
+    stages: list[Stage],
+    ceilings: dict[ScenarioName, Best],
+    claim: Claim,
+    extra: int,
+    clock: Clock,
+    option: str = "runs",
+) -> Plan:
     judged = {name: best for name, best in ceilings.items() if name != "worst-case"} or ceilings
     best, (d, d_prime) = max(judged.values())
     limit = claim.substitute or 0.0
     feasible: tuple[str, ...] = ()
+    what = "runs" if option == "runs" else "canaries"
     if best < limit:
         feasible = (
-            f"runs that are all told apart show at most {best:.2f}: the claim of {limit:.2f} cannot be reached from"
-            " below, though one that is broken by far can be refuted; give more --runs",
+            f"{what} that are all told apart show at most {best:.2f}: the claim of {limit:.2f} cannot be reached from"
+            f" below, though one that is broken by far can be refuted; give more --{option}",
         )
     return Plan(
         tuple(stages),

@@ -300,7 +300,7 @@ class _Planner:
         """Everything, in the order of the audit."""
         n, endpoint = len(self.population), isinstance(self.target, Endpoint)
         notes: list[str] = []
-        if isinstance(models.cache, str | Path) and (Path(models.cache) / "explained").is_dir():
+        if isinstance(models.cache, str | Path) and any((Path(models.cache) / "explained").glob("*")):
             notes.append("Models that were explained already, before an interruption, are counted again.")
         if executor is not None:
             notes.append("The times are those of one process: what the executor's processes gain is not planned.")

@@ -120,6 +120,10 @@ def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_p
     assert sorted(cache.iterdir()) == kept[1:]
     kept[0].write_bytes(before[kept[0]])
     assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
+    (cache / "explained").mkdir()  # as an audit that has finished leaves it
+    assert not any("explained already" in note for note in planned(arguments, cache=cache).notes)
+    (cache / "explained" / "piece.npy").touch()
+    assert any("explained already" in note for note in planned(arguments, cache=cache).notes)
 
 
 def test_estimators_are_planned_by_whole_fits(arguments) -> None:
