@@ -609,6 +609,8 @@ class _Planner:
         if self.references < self.policy.references:
             many = f"{self.references or 'no'} reference model{'' if self.references == 1 else 's'}"
             found.append(f"{many} stand behind the attacks, and the policy asks for {self.policy.references}")
+        if self.options.quick:
+            found.append("a quick look certifies nothing")
         if self.policy.suite:
             found.append("the policy's suite may leave out attacks that fit, and then nothing is certified")
         return tuple(found)

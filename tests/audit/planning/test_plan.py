@@ -173,6 +173,14 @@ def test_the_best_verdict_is_that_of_the_examples_that_are_scored(arguments) -> 
     assert grouped.members < plan.members
 
 
+def test_a_quick_look_is_planned_as_no_certificate(arguments) -> None:
+    lax = replace(WHOLE, max_tpr=0.99, references=REFERENCES)
+    assert planned(arguments, policy=lax).reachable
+    quick = planned(arguments, policy=lax, options=AuditOptions(quick=True))
+    assert not quick.reachable
+    assert any("quick" in obstacle for obstacle in quick.obstacles)
+
+
 def test_a_plan_is_json(arguments) -> None:
     found = json.loads(json.dumps(planned(arguments, executor=object()).to_dict(), allow_nan=False))
     assert {"seconds", "memory_bytes", "disk_bytes", "best_certifiable", "stages"} <= found.keys()
