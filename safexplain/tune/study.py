@@ -30,6 +30,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import Labels, predict
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
+from safexplain.audit.references.executors import Executor
 from safexplain.audit.references.shadows import Build, Shadows
 from safexplain.audit.run import (
     LOOKED_AT,
@@ -97,6 +98,7 @@ def tune(
     seed: int = 0,
     cache: ModelCache | str | Path | None = None,
     device: str | torch.device | None = None,
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Tuned:
     """Search for the release that tells least and keeps most, and have it confirmed.
@@ -138,6 +140,7 @@ def tune(
         seed: likewise, and of the search.
         cache: likewise; None: the folder `models` in that of the study.
         device: likewise.
+        executor: likewise, for the reference models and the confirmation; trials are made in this process.
         progress: told after each trial, with the time left.
 
     Raises:
@@ -180,6 +183,7 @@ def tune(
         seed=seed,
         cache=cache,
         device=device,
+        executor=executor,
         progress=progress,
     )
     methods = methods_of(explainer, arguments)
@@ -215,6 +219,7 @@ def tune(
             options=replace(options, search=said),
             recipe=recipe,
             seed=seed,
+            executor=executor,
             progress=lambda stage, done, total, note="": progress(f"confirming: {stage}", done, total, note),
         )
     except KeyboardInterrupt:

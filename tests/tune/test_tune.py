@@ -226,7 +226,7 @@ def test_deepleaks_space_is_its_form_and_its_best_point_is_compared_with() -> No
 @pytest.mark.usefixtures("unconfirmed")
 def test_models_of_public_data_are_a_point_to_compare_with() -> None:
     population, _ = world()
-    public = RECIPE.train(build(9), population.x, population.y, torch.Generator().manual_seed(0), lambda share: None)
+    public = RECIPE.train(build(9), population.x, population.y, torch.Generator().manual_seed(0))
     tuned = search(HardenedInputXGradient, trials=2, public_models=[public.eval()])
     point = tuned.study.reference["public models"]
     assert point.number == -1

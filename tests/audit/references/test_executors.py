@@ -475,6 +475,9 @@ class Unreadable(Exception):
     def __init__(self, one, two):
         super().__init__(one)
 
+    def __reduce__(self):  # of its own: where tblib is imported, as Dask does, exceptions are read without `__init__`
+        return Unreadable, self.args
+
 
 def test_an_exception_that_cannot_be_read_again_still_says_what_happened():
     train = Fails(42, Unreadable).train
