@@ -128,7 +128,7 @@ def test_a_finished_search_is_taken_up_without_another_trial(
     searched: tuple[int, dict[str, Any], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, content, run = searched
-    models = {path: path.stat().st_mtime_ns for path in run.glob("models/*")}
+    models = {path: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
     assert models
     monkeypatch.setenv("SAFEXPLAIN_USES", str(run.parent / "uses.sqlite"))
     again, out, error = cli(*COMMAND, "--public", "public.npz", "--trials", 12, "--run-dir", run, "--resume")
@@ -139,7 +139,7 @@ def test_a_finished_search_is_taken_up_without_another_trial(
     assert str(run / "front.html") in text
     kept = json.loads((run / "front.json").read_text())
     assert (kept["digest"], kept["front"]) == (content["digest"], content["front"])
-    assert {path: path.stat().st_mtime_ns for path in run.glob("models/*")} == models
+    assert {path: path.stat().st_mtime_ns for path in run.glob("models/*.pt")} == models
     assert cli(*COMMAND, "--trials", 12, "--run-dir", run)[0] == 2  # without --resume it is somebody's
 
 

@@ -14,7 +14,6 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -130,8 +129,6 @@ class ExplainedStore:
             return
         for key in self.keys:
             (self.folder / f"{key}.npz").unlink(missing_ok=True)
-        with suppress(OSError):  # not there, or large maps are
-            self.folder.rmdir()
 
     def _own_folder(self) -> Path:
         """A new folder, within the store where there is one, that goes with this object."""
