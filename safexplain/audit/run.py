@@ -355,11 +355,7 @@ def prepare(
     if cache is not None and options.store is None:
         models = cache.folder if isinstance(cache, ModelCache) else Path(cache)
         options = replace(options, store=models / "explained")
-    member = np.asarray(member)
-    if member.dtype != np.bool_ or member.shape != (len(population),):
-        raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
-    if references and references < FEWEST_REFERENCES:
-        raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
+    member = checked_member(population, member, references)
     refuse_copies(hash_examples(population.x.cpu().numpy()), member)  # before anything long
     model = as_module(model, population.classes)
     if model.training:
@@ -503,7 +499,7 @@ def audit_pools(
         looked = looked if alone else way.look(pools, hardening)
         notes += [f"Native explanations that cannot be right: {finding}" for finding in looked.findings]
         signals = {"native": way.ask(pools, "native", hardening.none(), keep, asking, chosen)}
-        name = _name_of(hardening)
+        name = name_of(hardening)
         if not hardening.is_none:
             signals[name] = way.ask(pools, name, hardening, keep, asking, chosen)
         native = signals["native"]
@@ -954,7 +950,21 @@ def _keyed(hardening: HardeningLike, seed: int, whose: str) -> HardeningLike:
     return hardening.with_key(hashlib.blake2b(f"audit {seed} {whose}".encode(), digest_size=32).digest())
 
 
-def _name_of(hardening: HardeningLike) -> str:
+def checked_member(population: Population, member: NDArray[np.bool_], references: int) -> NDArray[np.bool_]:
+    """Who is a member, as an array.
+
+    Raises:
+        InputError: not one bool for each example; or fewer reference models than an audit takes, and not 0.
+    """
+    member = np.asarray(member)
+    if member.dtype != np.bool_ or member.shape != (len(population),):
+        raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
+    if references and references < FEWEST_REFERENCES:
+        raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
+    return member
+
+
+def name_of(hardening: HardeningLike) -> str:
     """native, recommended or custom."""
     if hardening.is_none:
         return "native"

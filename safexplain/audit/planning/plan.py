@@ -55,14 +55,17 @@ from safexplain.audit.run import (
     HardeningLike,
     Output,
     Pool,
+    Release,
+    checked_member,
     gives_probabilities,
     methods_of,
+    name_of,
 )
 from safexplain.audit.splits import Splits, copies_together
 from safexplain.audit.storage.pieces import LARGEST_MAPS, bytes_on_disk
 from safexplain.audit.utility import Sample, utility, utility_of
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.outputs import Probability, as_module
+from safexplain.outputs import as_module
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import best_certifiable
 
@@ -241,13 +244,9 @@ def plan_audit(
         InputError, ConfigurationError: as `audit`.
     """
     policy, options = policy or Policy(), options or AuditOptions()
-    member = np.asarray(member)
-    if member.dtype != np.bool_ or member.shape != (len(population),):
-        raise InputError(f"expected member (bool) of shape ({len(population)},), got {member.dtype} {member.shape}")
+    member = checked_member(population, member, references if shadows is None else 0)
     if member.all() or not member.any():
         raise InputError(f"member marks {int(member.sum())} of {len(member)} examples; an audit needs both sides")
-    if shadows is None and references and references < FEWEST_REFERENCES:
-        raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {references}")
     if output not in ("probability", "logit"):
         raise ConfigurationError(f"output is probability or logit, got {output!r}")
     if isinstance(recipe, Recipe) and shadows is None and references and build is None:
@@ -334,7 +333,7 @@ class _Planner:
             made = self._made_up(asker, model, null, few)
             attacks = attacking(self.clock, made, n, self.clock.share(0.45), self._within("attacking", 3))
             names = ["attacking"] if endpoint else ["attacking (native)"]
-            names += [f"attacking ({self._name})"] if self._twice and not endpoint else []
+            names += [f"attacking ({name_of(self.hardening)})"] if self._twice and not endpoint else []
             stages += [Stage(name, attacks.seconds(n), attacks.rows, "attacks") for name in names]
             self._tell("the rest", 4)
             if rates is not None and not endpoint:
@@ -382,13 +381,6 @@ class _Planner:
         """Whether there is a released configuration beside the native one."""
         return not self.hardening.is_none
 
-    @property
-    def _name(self) -> str:
-        """Of the released configuration."""
-        recommended = getattr(self.hardening, "recommended", None)
-        same = recommended is not None and recommended().to_dict() == self.hardening.to_dict()
-        return "recommended" if same else "custom"
-
     def _like(self, trained: Training, models: _References) -> nn.Module | None:
         """A model like the references."""
         if models.shadows is not None and models.shadows.models:
@@ -434,15 +426,7 @@ class _Planner:
     def _explain(self, model: nn.Module, hardening: HardeningLike, output: Output | None = None) -> Explain:
         x = self.population.x[:LOOKED_AT]
         softmax = (output or self.output) == "probability" and not gives_probabilities(model, x)
-
-        def explain(model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
-            forward = Probability(model) if softmax else model
-            maps = [method(forward, hardening, x, target) for method in self.methods]
-            if hardening.is_none:
-                maps = [m.nan_to_num(0.0, 0.0, 0.0) for m in maps]
-            return maps[0] if len(maps) == 1 else maps
-
-        return explain
+        return Release(tuple(self.methods), hardening, softmax, compares=True)
 
     def _rates(self, asker: Asker, target: nn.Module, like: nn.Module, beside: float) -> _Rates:
         """Seconds of one explanation of each kind."""
@@ -521,7 +505,7 @@ class _Planner:
             return [Stage("explaining (endpoint)", own, count, unit)]
         stages = [Stage("explaining (native)", native + draws * draw, count, unit)]
         if self._twice:
-            stages.append(Stage(f"explaining ({self._name})", released + draws * draw, count, unit))
+            stages.append(Stage(f"explaining ({name_of(self.hardening)})", released + draws * draw, count, unit))
         return stages
 
     def _made_up(self, asker: Asker, model: nn.Module, null: int, few: int) -> MadeUp:

@@ -416,14 +416,18 @@ class _Run:
                 self.by_value, self.payload = True, packed(self.work, None)
             self.send(i, None)
         elif kind == "done":
-            self.took(i, unpacked(value))
-            self.finished += self.sizes[i]
-            self.models_finished += self.models[i]
+            self.finish(i, unpacked(value))
         else:
             self.fail(i, unpacked(value))
         if kind != "unseen":
             for path in (self.session / _beat(i), *self.session.glob(f"group-{i}-*.npy")):
                 path.unlink(missing_ok=True)
+
+    def finish(self, i: int, result: Any) -> None:
+        """Hand over the result of group i, and count it."""
+        self.took(i, result)
+        self.finished += self.sizes[i]
+        self.models_finished += self.models[i]
 
     def lose(self, i: int, error: Exception) -> None:
         """Send group i again, or give it up."""
@@ -454,9 +458,7 @@ class _Run:
             self.progress(self.stage, self.finished + share * self.sizes[i], self.total, note)
 
         try:
-            self.took(i, self.work(self.groups[i], tick, True))
-            self.finished += self.sizes[i]
-            self.models_finished += self.models[i]
+            self.finish(i, self.work(self.groups[i], tick, True))
         except Exception as error:
             self.fail(i, error)
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -359,7 +359,7 @@ class _Job:
                 self.train_alone(models[group[0]], group[0], tick, checkpoints[0])
             finished(0)
 
-        groups = lambda missing: self.groups(models, missing)  # noqa: E731
+        groups = partial(self.groups, models)
         return load_or_train(models, keys, store, groups, train, stage="fine-tuning", progress=progress)
 
     def number(self, i: int) -> int:
