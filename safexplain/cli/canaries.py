@@ -163,7 +163,8 @@ def _of_setting(setting: Setting, options: Options, threshold: Threshold, **wher
             seed=where["seed"], device=where["device"], progress=progress,
         )  # fmt: skip
 
-    scenarios = tuple(name for name in SCENARIOS if name != "natural" or setting.auxiliary is not None)
+    natural: tuple[ScenarioName, ...] = () if setting.auxiliary is None else ("natural",)
+    scenarios: tuple[ScenarioName, ...] = ("worst-case", "gradient", "crafted", "mislabelled", *natural)
     return _Audit("gradient", scenarios, run, plan)
 
 

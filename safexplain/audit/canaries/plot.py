@@ -21,6 +21,9 @@ COLORS = {
     "crafted": "#b8860b",
     "mislabelled": "#a83279",
     "natural": "#4d5866",
+    "layers": "#2b8cbe",
+    "outlier": "#d1495b",
+    "poison": "#7a5230",
 }
 
 

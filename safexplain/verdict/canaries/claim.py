@@ -1,6 +1,7 @@
 """What a training is said to keep, and what canaries are measured against.
 
-The five canaries of paper C, from the strongest adversary to the most natural one (arXiv 2511.21804, table 1).
+The five canaries of paper C, from the strongest adversary to the most natural one (arXiv 2511.21804, table 1), and
+three that find bugs of loops that those do not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency, check_delta, epsilons
+from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -26,8 +28,9 @@ class Claim:
         mechanism: steps of the sampled Gaussian mechanism that the training is said to take; None where it is not
             known: then `epsilon` is needed, and bounds that need no mechanism.
         delta: in [1e-12, 1).
-        epsilon: as promised; None: as the accountant finds for the mechanism.
+        epsilon: as promised for `group` records; None: as the accountant finds for the mechanism.
         adjacency: under which it is promised, "substitute" or "add_remove".
+        group: records in which neighbouring data sets differ, at most; each is sampled by itself.
 
     Raises:
         ConfigurationError: neither mechanism nor epsilon, or a value out of range.
@@ -37,10 +40,12 @@ class Claim:
     delta: float
     epsilon: float | None = None
     adjacency: Adjacency = "substitute"
+    group: int = 1
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         check_delta(self.delta)
+        object.__setattr__(self, "group", whole_number("group", self.group, 1))
         if self.adjacency == "zero_out":
             raise ConfigurationError(
                 'adjacency: canaries substitute records; expected "substitute" or "add_remove", got "zero_out", whose'
@@ -71,16 +76,16 @@ class Claim:
         m = self.mechanism
         if m is None:
             return None
-        return epsilons(m.noise_multiplier, m.sample_rate, m.steps, self.delta, sampling=m.sampling)
+        return epsilons(m.noise_multiplier, m.sample_rate, m.steps, self.delta, sampling=m.sampling, **self._grouped())
 
     @property
     def add_remove(self) -> float | None:
-        """Epsilon for one record more or less: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for `group` records more or less: as promised, otherwise as accounted; None: not known."""
         return self._of("add_remove")
 
     @property
     def substitute(self) -> float | None:
-        """Epsilon for one record substituted: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for `group` records substituted: as promised, otherwise as accounted; None: not known."""
         return self._of("substitute")
 
     def _of(self, adjacency: Adjacency) -> float | None:
@@ -92,16 +97,47 @@ class Claim:
         """The claim about a model that is released after so many steps; a promised epsilon is for all of them."""
         if self.mechanism is None or steps == self.mechanism.steps:
             return self
-        return Claim(replace(self.mechanism, steps=steps), self.delta, adjacency=self.adjacency)
+        return replace(self, mechanism=replace(self.mechanism, steps=steps), epsilon=None)
+
+    def of_group(self, records: int) -> Claim:
+        """What the claim, about one record, says of so many that are substituted together.
+
+        The accountant's for the mechanism where that is known. Otherwise (k epsilon, delta (e^(k epsilon) - 1) /
+        (e^epsilon - 1)) follows for k records (Vadhan 2017, "The Complexity of Differential Privacy", lemma 2.2).
+
+        Raises:
+            ConfigurationError: it is about a group already, or delta would come to 1 or more: then nothing follows.
+        """
+        if records == self.group:
+            return self
+        if self.group > 1:
+            raise ConfigurationError(f"the claim is about {self.group} records, not about {records}; give one about 1")
+        if self.mechanism is not None:
+            return replace(self, epsilon=None, group=records)
+        assert self.epsilon is not None
+        log_delta = math.log(self.delta) + _log_expm1(records * self.epsilon) - _log_expm1(self.epsilon)
+        if log_delta >= 0:
+            raise ConfigurationError(
+                f"epsilon {self.epsilon:g} at delta {self.delta:g} promises nothing for {records} records together;"
+                " give the claim its mechanism"
+            )
+        return replace(self, epsilon=records * self.epsilon, delta=math.exp(log_delta), group=records)
 
     def sampled(self) -> dict[str, Any]:
         """The arguments that bounds take of the mechanism, whose noise they put to the test."""
         m = self.mechanism
-        return {} if m is None else {"sample_rate": m.sample_rate, "steps": m.steps, "sampling": m.sampling}
+        if m is None:
+            return {}
+        return {"sample_rate": m.sample_rate, "steps": m.steps, "sampling": m.sampling, **self._grouped()}
+
+    def _grouped(self) -> dict[str, Any]:
+        return {} if self.group == 1 else {"group": self.group}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; `group` where it is above 1."""
+        content = asdict(self)
+        del content["group"]
+        return content | self._grouped()
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
@@ -117,25 +153,31 @@ class Claim:
             raise InputError(f"claim: expected mechanism, delta, epsilon and adjacency; {error}") from None
 
 
-ScenarioName = Literal["worst-case", "gradient", "crafted", "mislabelled", "natural"]
+ScenarioName = Literal["worst-case", "gradient", "layers", "crafted", "mislabelled", "natural", "outlier", "poison"]
 
 
-SCENARIOS: dict[ScenarioName, str] = {
+SCENARIOS: dict[ScenarioName, str | None] = {
     "worst-case": "S1",
     "gradient": "S2",
+    "layers": None,
     "crafted": "S3",
     "mislabelled": "S4",
     "natural": "S5",
+    "outlier": None,
+    "poison": None,
 }
-"""The paper's number of each, with what stands in the record's place.
+"""The paper's number of each, with what stands in the record's place; None: not in the paper.
 
 | scenario | in the record's place | what the adversary sees |
 |---|---|---|
 | worst-case | the opposite gradient, where all other records have none | the sum of all noisy gradients |
 | gradient | the opposite gradient along the parameter that moves least | that parameter |
+| layers | the opposite gradient along one parameter of each layer, all beyond the clipping bound | those parameters |
 | crafted | an input whose gradient is made to oppose the record's | the outputs for both |
 | mislabelled | the same input under the label that opposes it most | the outputs for both |
 | natural | another record, whose gradient opposes it most | the outputs for both |
+| outlier | a record far from all others, under another label | the outputs for both, and for ordinary records |
+| poison | the same for several records at once, beside the epsilon of so many | the outputs for both |
 """
 
 
@@ -145,8 +187,14 @@ def scenario_of(name: str) -> ScenarioName:
     Raises:
         ConfigurationError: neither.
     """
-    found = {number.lower(): key for key, number in SCENARIOS.items()}.get(name.lower(), name)
+    numbers = {number.lower(): key for key, number in SCENARIOS.items() if number}
+    found = numbers.get(name.lower(), name)
     if found not in get_args(ScenarioName):
-        known = ", ".join(f"{key} ({number})" for key, number in SCENARIOS.items())
+        known = ", ".join(f"{key} ({number})" if number else key for key, number in SCENARIOS.items())
         raise ConfigurationError(f"scenario: expected one of {known}; got {name!r}")
     return cast(ScenarioName, found)
+
+
+def _log_expm1(x: float) -> float:
+    """Log of e^x - 1 for x > 0, where e^x may overflow."""
+    return x + math.log(-math.expm1(-x))

@@ -184,7 +184,33 @@ def test_scores_that_do_not_fit_are_refused(steps, a, says):
 
 
 def test_scenarios_go_by_name_and_by_number():
-    assert [scenario_of(number) for number in SCENARIOS.values()] == list(SCENARIOS)
+    assert all(scenario_of(name) == name == scenario_of(number or name) for name, number in SCENARIOS.items())
     assert scenario_of("s4") == "mislabelled"
+    assert [number for number in SCENARIOS.values() if number] == ["S1", "S2", "S3", "S4", "S5"]
     with pytest.raises(ConfigurationError, match="gradient"):
         scenario_of("S6")
+
+
+def test_a_claim_about_one_record_says_what_follows_for_several():
+    alone = Claim(None, 1e-6, epsilon=1.0)
+    three = alone.of_group(3)
+    assert (three.group, three.epsilon, three.substitute) == (3, 3.0, 3.0)
+    assert three.delta == pytest.approx(1e-6 * (1 + np.exp(1) + np.exp(2)))
+    assert alone.of_group(1) is alone
+    with pytest.raises(ConfigurationError, match="promises nothing for 10 records"):
+        Claim(None, 1e-3, epsilon=100.0).of_group(10)
+    with pytest.raises(ConfigurationError, match="is about 3 records"):
+        three.of_group(2)
+    promised = Claim(Steps(4.0, 0.5, 10), 1e-6, epsilon=5.0).of_group(2)
+    assert (promised.group, promised.epsilon, promised.delta) == (2, None, 1e-6)  # the accountant knows better
+
+
+def test_the_group_of_a_claim_is_written_only_where_it_is_one():
+    claim = Claim(Steps(4.0, 0.5, 10), 1e-6)
+    assert "group" not in claim.to_dict()
+    assert "group" not in claim.sampled()
+    several = claim.of_group(2)
+    assert Claim.from_dict(several.to_dict()) == several
+    assert several.sampled()["group"] == several.after(3).group == 2
+    with pytest.raises(InputError, match="group"):
+        Claim.from_dict({**claim.to_dict(), "group": 0})
