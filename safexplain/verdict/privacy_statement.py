@@ -9,18 +9,23 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from safexplain._files import write_whole
-from safexplain._privacy_loss import PROTECTS, Epsilons, Steps, check_delta, composed
+from safexplain._privacy_loss import PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
+from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 
-NOT_PROTECTED = (
-    "what the records have in common: the model tells it about everybody, in the data or not",
-    "several records of one person: epsilon is for one record",
+IN_COMMON = "what the records have in common: the model tells it about everybody, in the data or not"
+SEVERAL = "several records of one person: epsilon is for one record"
+OTHER_NAMES = (
+    "rows of one person under two names, and several persons together: epsilon is for the rows that go by one name"
+)
+NEVER = (
     "choices made by looking at the data: hyperparameters, seeds or checkpoints picked by their results",
     "losses, gradients, skipped records, errors, warnings and other figures of the training run itself",
 )
+NOT_PROTECTED = (IN_COMMON, SEVERAL, *NEVER)
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
     " (Abascal, Wu, Oprea and Ullman 2023, arXiv 2306.01181)"
@@ -30,6 +35,16 @@ COUNTED = (
     "the number of records is public: this statement tells it, and the training may depend on it; added or removed then"
     " means that a real record or an empty one stood in its place"
 )
+OWN_LOOP = (
+    "the loop of the training was its owner's: the loss was the mean of what each record alone gives, and all steps"
+    " that shaped the weights are counted here; weights of an earlier training that came in without its count are not"
+)
+PERSONS_PROTECTED: dict[Adjacency, str] = {
+    "add_remove": "whether a person, with all of their rows, was in the training data",
+    "substitute": "what all rows of a person are and how many, though it be known that the person was there",
+    "zero_out": "whether a person's rows or empty ones stood in their place, the number of persons being known",
+}
+"""What an observer of the model cannot tell where persons are the records."""
 SAMPLED = {
     "poisson": "each record joined each batch by its own coin, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
@@ -40,6 +55,12 @@ SEEDED = (
     " trainings with it"
 )
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
+Unit = Literal["record", "person"]
+"""What neighbouring data sets differ in."""
+
+_LATER: dict[str, Any] = {"unit": "record", "rows_per_person": None, "own_loop": False}
+"""Fields that came later: left out of JSON at these values, so that what was written before keeps its digest."""
+
 TOLERANCE = 2e-3
 """Versions of the accountant may differ by so much in a stated epsilon, absolutely and relatively."""
 
@@ -52,7 +73,7 @@ class PrivacyStatement:
 
     Args:
         mechanism: its name and source.
-        records: n, of the data actually trained on.
+        records: n, of the data actually trained on; of persons, where they are the unit.
         delta: in [1e-12, 1) for the Gaussian mechanism; 0 for a pure guarantee.
         phases: the steps of the Gaussian mechanism, one after another, on the same records.
         pure_epsilon: of a mechanism without delta, under substitution; or None.
@@ -65,6 +86,10 @@ class PrivacyStatement:
         count_noised: whether `records` is n with noise that the epsilons pay for, and nothing else depends on n: what
             hides whether a record was there at all. False: n is public.
         weights: `safexplain._digest.weights_digest` of the trained model; "" before training.
+        unit: what neighbouring data sets differ in: one "record", or one "person" with all of their rows. A batch is
+            then one of persons, and `clipping` bounds what all rows of a person give together.
+        rows_per_person: most rows of a person that were trained on; with unit "person" only.
+        own_loop: whether the loop was the user's own, of which only so much can be checked.
 
     Raises:
         ConfigurationError: the parameters contradict each other.
@@ -83,8 +108,19 @@ class PrivacyStatement:
     seeded: bool = False
     count_noised: bool = False
     weights: str = ""
+    unit: Unit = "record"
+    rows_per_person: int | None = None
+    own_loop: bool = False
 
     def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise ConfigurationError(f"unit: expected one of {', '.join(get_args(Unit))}, got {self.unit!r}")
+        if (self.unit == "person") != (self.rows_per_person is not None):
+            raise ConfigurationError(
+                f'rows_per_person belongs to unit="person", got {self.rows_per_person!r} and {self.unit!r}'
+            )
+        if self.rows_per_person is not None:
+            whole_number("rows_per_person", self.rows_per_person, 1)
         if bool(self.phases) == (self.pure_epsilon is not None):
             raise ConfigurationError("a statement has either phases of the Gaussian mechanism or a pure_epsilon")
         if self.records < 1:
@@ -120,23 +156,36 @@ class PrivacyStatement:
     @property
     def not_protected(self) -> tuple[str, ...]:
         """What the guarantee does not speak about."""
-        return NOT_PROTECTED + ((PRETRAINED,) if self.pretrained else ())
+        several = OTHER_NAMES if self.unit == "person" else SEVERAL
+        return (IN_COMMON, several, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
+
+    @property
+    def protects(self) -> dict[Adjacency, str]:
+        """What an observer of the model cannot tell, up to epsilon and delta, under each adjacency."""
+        return PERSONS_PROTECTED if self.unit == "person" else PROTECTS
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the guarantee."""
         sampled = dict.fromkeys(SAMPLED[p.sampling] for p in self.phases)
-        return (PUBLIC, *sampled, *(() if self.count_noised else (COUNTED,)), SEEDED if self.seeded else RANDOMNESS)
+        counted = () if self.count_noised else (COUNTED,)
+        lines = (PUBLIC, *sampled, *counted, SEEDED if self.seeded else RANDOMNESS)
+        if self.unit == "person":
+            lines = tuple(_of_persons(line) for line in lines)
+        return lines + ((OWN_LOOP,) if self.own_loop else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
         stated = {**asdict(self), "phases": [asdict(p) for p in self.phases]}
+        for name, default in _LATER.items():
+            if stated[name] == default:
+                del stated[name]
         spent = asdict(self.epsilons)
         del spent["delta"]
         return {
             **stated,
             "epsilon": {name: value if math.isfinite(value) else None for name, value in spent.items()},
-            "protects": dict(PROTECTS),
+            "protects": dict(self.protects),
             "not_protected": list(self.not_protected),
             "assumptions": list(self.assumptions),
             "accountant": f"dp-accounting {version('dp-accounting')}, privacy loss distributions",
@@ -151,11 +200,12 @@ class PrivacyStatement:
         """
         names = set(cls.__dataclass_fields__)
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
-        if not isinstance(content, Mapping) or content.keys() != names | derived:
-            raise InputError(f"privacy statement: expected the fields {', '.join(sorted(names | derived))}")
+        needed = (names | derived) - _LATER.keys()
+        if not isinstance(content, Mapping) or not needed <= content.keys() <= names | derived:
+            raise InputError(f"privacy statement: expected the fields {', '.join(sorted(needed))}")
         try:
             phases = tuple(Steps(**p) for p in content["phases"])
-            found = cls(**{**{name: content[name] for name in names}, "phases": phases})
+            found = cls(**{**{name: content[name] for name in names & content.keys()}, "phases": phases})
             stated = {name: math.inf if value is None else float(value) for name, value in content["epsilon"].items()}
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"privacy statement: {error}") from None
@@ -194,13 +244,14 @@ class PrivacyStatement:
         rows = {
             "Mechanism": self.mechanism,
             "Clipping": self.clipping,
-            "Records": f"about {self.records:,}" if self.count_noised else f"{self.records:,}",
+            f"{self.unit}s".capitalize(): f"about {self.records:,}" if self.count_noised else f"{self.records:,}",
+            "Rows of a person": "" if self.rows_per_person is None else f"at most {self.rows_per_person:,}",
             "Expected batch size": "" if self.expected_batch_size is None else f"{self.expected_batch_size:g}",
             "Steps": "; ".join(_steps(p) for p in self.phases),
             "Trained": self.trained,
             "Delta": f"{self.delta:g}",
-            "Epsilon, one record added or removed": _epsilon(spent.add_remove),
-            "Epsilon, one record substituted": _epsilon(spent.substitute),
+            f"Epsilon, one {self.unit} added or removed": _epsilon(spent.add_remove),
+            f"Epsilon, one {self.unit} substituted": _epsilon(spent.substitute),
             "Warning": SEEDED if self.seeded else "",
         }
         return {name: value for name, value in rows.items() if value}
@@ -211,7 +262,7 @@ class PrivacyStatement:
         lists = "\n\n".join(
             f"{title}:\n\n" + "\n".join(f"- {line}" for line in lines)
             for title, lines in (
-                ("Protected, up to epsilon and delta", [PROTECTS["add_remove"], PROTECTS["substitute"]]),
+                ("Protected, up to epsilon and delta", [self.protects["add_remove"], self.protects["substitute"]]),
                 ("Not protected", self.not_protected),
                 ("Assumed", self.assumptions),
             )
@@ -219,7 +270,13 @@ class PrivacyStatement:
         return f"## Differential privacy\n\n| | |\n|---|---|\n{table}\n\n{lists}\n"
 
     def __str__(self) -> str:
-        return f"{self.mechanism} on {self.records:,} records: {self.epsilons}"
+        told = str(self.epsilons)
+        return f"{self.mechanism} on {self.records:,} {self.unit}s: {told.replace('one record', f'one {self.unit}')}"
+
+
+def _of_persons(line: str) -> str:
+    """An assumption about records, where persons are the records."""
+    return line.replace("real record", "real person").replace("record", "person")
 
 
 def _steps(phase: Steps) -> str:

@@ -112,3 +112,38 @@ def test_what_is_not_protected_is_said():
     assert "10.000" in card
     assert "several records of one person" in card
     assert not any("2306.01181" in line for line in PURE.not_protected)
+
+
+def test_persons_are_the_records_where_the_statement_says_so(tmp_path):
+    persons = replace(DP_SGD, unit="person", rows_per_person=4)
+    card = persons.to_markdown()
+    assert "| Persons | 2,000 |" in card
+    assert "| Rows of a person | at most 4 |" in card
+    assert "Epsilon, one person substituted | 10.000" in card
+    assert "several records of one person" not in card
+    assert "under two names" in card
+    assert "whether a person, with all of their rows" in card
+    assert "each person joined each batch" in card
+    assert "record" not in "".join(persons.protects.values())
+    assert "one person substituted" in str(persons)
+    assert persons.epsilons == DP_SGD.epsilons
+    assert PrivacyStatement.load(persons.save(tmp_path / "privacy.json")) == persons
+
+
+def test_a_loop_of_its_owner_is_assumed_to_be_right_and_that_is_said():
+    assert any("owner's" in line for line in replace(DP_SGD, own_loop=True).assumptions)
+
+
+def test_fields_that_came_later_stand_only_in_statements_that_use_them():
+    """Certificates hold these bytes under a digest."""
+    assert not {"unit", "rows_per_person", "own_loop"} & DP_SGD.to_dict().keys()
+    assert replace(DP_SGD, own_loop=True).to_dict()["own_loop"] is True
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"unit": "household"}, {"unit": "person"}, {"rows_per_person": 3}, {"unit": "person", "rows_per_person": 0}],
+)
+def test_a_bound_on_rows_belongs_to_persons(wrong):
+    with pytest.raises(ConfigurationError):
+        replace(DP_SGD, **wrong)
