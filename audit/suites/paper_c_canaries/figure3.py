@@ -7,7 +7,8 @@ here it is a MobileNet v2 of ImageNet whose 1,280 features are standardised by t
 
 Two tasks: "10 classes", and "one logit" (cats and dogs, 250 images of each), whose runs are ten times cheaper. The
 natural canary is chosen from images that are not trained on. By default there are 600 runs of the first and 2,500 of
-the second, once, for a CPU; `--full` takes the paper's sizes.
+the second, once, for a CPU; `--full` takes the paper's sizes. With `--weights FILE --arch NAME` the network is one of
+timm, such as the paper's.
 
     python -m audit.suites.paper_c_canaries.figure3 [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
@@ -15,28 +16,17 @@ the second, once, for a CPU; `--full` takes the paper's sizes.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from safexplain.dp.heads.features import features
-
-from ...shared.run import Progress, finish, load, parser
-from ..dp_attacks.heads import Classifier
-from ..third_party.suite import third_party
+from ...shared.run import finish, parser
+from . import images
+from .images import Images
 from .runs import add_arguments, report, weak
 from .tasks import Task, Training
 
-NETS = {"full": "mobilenet_v2_1.0_224_imagenet", "quick": "mobilenet_v1_0.25_128_imagenet"}
 RATES = (1.0, 0.25, 0.0625)
 SCENARIOS = ("gradient", "crafted", "mislabelled", "natural")
-PAIR = (3, 5)
-"""Cats and dogs."""
 PUBLISHED = (
     "Gradient canaries give the tightest epsilon, above the add/remove epsilon by accounting, close to that under"
     " substitution (6.2.1).",
@@ -51,10 +41,7 @@ class Size:
     """How large a run is.
 
     Args:
-        net: weight file of the backbone.
-        side: pixels that images are enlarged to.
-        shots: images of each of ten classes; five times as many of each of two.
-        auxiliary: images that are not trained on.
+        images: which, and through what.
         steps: T.
         every: steps between audits.
         runs: of ten classes, and of one logit.
@@ -62,10 +49,7 @@ class Size:
         rates: sample rates.
     """
 
-    net: str = NETS["full"]
-    side: int = 96
-    shots: int = 50
-    auxiliary: int = 3000
+    images: Images = images.FULL
     steps: int = 500
     every: int = 25
     runs: tuple[int, int] = (600, 2500)
@@ -74,56 +58,25 @@ class Size:
 
 
 FULL = Size(runs=(2500, 2500), repeats=(3, 3))
-QUICK = Size(NETS["quick"], side=32, shots=4, auxiliary=60, steps=10, every=5, runs=(40, 40), repeats=(2, 1),
-             rates=(1.0, 0.25))  # fmt: skip
-
-
-def chosen(y: NDArray[np.integer[Any]], classes: Sequence[int], shots: int) -> NDArray[np.int64]:
-    """The first `shots` rows of each class, in order."""
-    return np.sort(np.concatenate([np.flatnonzero(y == c)[:shots] for c in classes]))
-
-
-def standardised(seen: Tensor, public: Tensor) -> Tensor:
-    """By mean and standard deviation of the public rows, one constant for all: gradients keep their directions."""
-    return (seen - public.mean(0)) / public.std()
+QUICK = Size(images.QUICK, steps=10, every=5, runs=(40, 40), repeats=(2, 1), rates=(1.0, 0.25))
 
 
 def tasks(options: Namespace) -> dict[str, Task]:
     """Both tasks, on features that are kept in the cache folder."""
     size = QUICK if options.quick else FULL if options.full else Size()
-    arrays, source = load(options.data, "cifar10", ("x_train", "y_train"))
-    y = arrays["y_train"].astype(np.int64)
-    ten, two = chosen(y, range(10), size.shots), chosen(y, PAIR, 5 * size.shots)
-    unused = np.setdiff1d(np.arange(len(y)), np.union1d(ten, two))[-size.auxiliary :]
-    rows = np.concatenate([ten, two, unused])
-    nets, files = third_party(options.data, (size.net,))
-    net = nets[size.net]
-    model = Classifier(net, size.side, net.convs[-1].in_channels).to(options.device).eval()
-    images = torch.from_numpy((arrays["x_train"][rows].transpose(0, 3, 1, 2).astype(np.float32) - 128) / 128)
-    seen = features(model, "head", images, batch_size=50, cache=options.cache / options.name, progress=Progress())
-    seen, labels = standardised(seen, seen[-len(unused) :]), torch.from_numpy(y[rows])
-    first, second = slice(len(ten)), slice(len(ten), len(ten) + len(two))
-    is_pair = torch.isin(labels[-len(unused) :], torch.tensor(PAIR))
-    spare, spare_labels = seen[-len(unused) :], labels[-len(unused) :]
-    about = {"data": source, "weights": files, "side": size.side, "auxiliary": len(unused)}
-    every = {"scenarios": SCENARIOS, "every": size.every, "about": about}
+    found = images.sets(options, size.images)
+    every = {"scenarios": SCENARIOS, "every": size.every, "about": found.about}
     softmax, logit = (Training(c, size.steps, lr=0.001, clip=2.0, bias=c > 2, one_logit=c == 2) for c in (10, 2))
-    outside = (spare[is_pair], (spare_labels[is_pair] == PAIR[1]).long())
+    given = (
+        ("10 classes", softmax, found.ten, found.ten_outside),
+        ("one logit", logit, found.two, found.two_outside),
+    )
     return {
-        "10 classes": Task(
-            {
-                q: softmax.setting("10 classes", seen[first], labels[first], q, (spare, spare_labels))
-                for q in size.rates
-            },
-            runs=size.runs[0], repeats=size.repeats[0], **every,
-        ),
-        "one logit": Task(
-            {
-                q: logit.setting("one logit", seen[second], (labels[second] == PAIR[1]).long(), q, outside)
-                for q in size.rates
-            },
-            runs=size.runs[1], repeats=size.repeats[1], **every,
-        ),
+        name: Task(
+            {q: training.setting(name, *records, q, outside) for q in size.rates},
+            runs=size.runs[i], repeats=size.repeats[i], **every,
+        )
+        for i, (name, training, records, outside) in enumerate(given)
     }  # fmt: skip
 
 
@@ -134,7 +87,7 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the suite; 0 when it says what the paper says, 1 otherwise."""
-    options = add_arguments(parser("canary_figure3", __doc__)).parse_args(argv)
+    options = images.add_arguments(add_arguments(parser("canary_figure3", __doc__))).parse_args(argv)
     return report(options, tasks, PUBLISHED, missed)
 
 

@@ -3,7 +3,12 @@
 "Beyond Membership" (Pradhan et al., 2511.21804): an MLP on 50,000 records of Purchase100 (600-128-100, tanh), a new
 initialisation in each run, T = 2,500, C = 5, learning rate .0018, delta 1e-5, the noise for epsilon 10 under
 substitution, q = 1/4 and 1/16, 2,500 runs. Purchase100 cannot be had; here it is location30 (446 binary features, 30
-classes), an MLP of 446-128-30. On a CPU fewer records, steps and runs are used, as recorded; `--full` takes all.
+classes).
+
+On a CPU there are two smaller tasks on 1,000 records: "location30" has the paper's width and rates, an MLP of
+446-128-30, but 200 steps and 200 runs, with which no canary can be expected to exceed add/remove at q = 1/16
+(`python -m audit.suites.paper_c_canaries.adam` says why); "location30, 2,500 steps" has the paper's steps at that rate,
+with 16 hidden units and 400 runs. `--full` takes all records, the paper's width, steps and 2,500 runs, three times.
 
     python -m audit.suites.paper_c_canaries.scratch [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """
@@ -31,7 +36,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is.
+    """How large a task is.
 
     Args:
         records: that are trained on.
@@ -40,6 +45,7 @@ class Size:
         every: steps between audits.
         runs: R.
         rates: sample rates.
+        repeats: with other noise and batches.
     """
 
     records: int = 1000
@@ -48,26 +54,35 @@ class Size:
     every: int = 25
     runs: int = 200
     rates: tuple[float, ...] = (0.25, 0.0625)
+    repeats: int = 1
 
 
-FULL = Size(records=5010, steps=2500, every=125, runs=2500)
-QUICK = Size(records=60, hidden=8, steps=6, every=3, runs=40, rates=(0.25,))
+LONG = "location30, 2,500 steps"
+SMALL = {"location30": Size(), LONG: Size(hidden=16, steps=2500, every=125, runs=400, rates=(0.0625,))}
+FULL = {LONG: Size(records=5010, steps=2500, every=125, runs=2500, repeats=3)}
+QUICK = {"location30": Size(records=60, hidden=8, steps=6, every=3, runs=40, rates=(0.25,))}
 
 
 def tasks(options: Namespace) -> dict[str, Task]:
-    """The one task."""
-    size = QUICK if options.quick else FULL if options.full else Size()
+    """Each size's."""
     arrays, source = load(options.data, "location30", ("x", "y"))
-    rows = np.random.default_rng(0xF4).permutation(len(arrays["x"]))[: size.records]
-    x, y = (torch.from_numpy(arrays[name][rows]) for name in ("x", "y"))
-    training = Training(30, size.steps, lr=0.0018, clip=5.0, optimizer="adam", hidden=(size.hidden,))
-    settings = {q: training.setting("location30", x.float(), y.long(), q) for q in size.rates}
-    return {"location30": Task(settings, SCENARIOS, size.every, size.runs, about={"data": source})}
+    order = np.random.default_rng(0xF4).permutation(len(arrays["x"]))
+    found = {}
+    for name, size in (QUICK if options.quick else FULL if options.full else SMALL).items():
+        x, y = (torch.from_numpy(arrays[key][order[: size.records]]) for key in ("x", "y"))
+        training = Training(30, size.steps, lr=0.0018, clip=5.0, optimizer="adam", hidden=(size.hidden,))
+        settings = {q: training.setting(name, x.float(), y.long(), q) for q in size.rates}
+        found[name] = Task(settings, SCENARIOS, size.every, size.runs, size.repeats, about={"data": source})
+    return found
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """What the paper says and these results do not."""
-    wrong = weak(results, ("gradient",), ("0.25", "0.0625"))
+    """What the paper says and these results do not: at each rate one of the tasks shows it."""
+    wrong = []
+    for rate in sorted({rate for found in results.values() for rate in found["rates"]}, key=float):
+        at = {name: found for name, found in results.items() if rate in found["rates"]}
+        lines = [weak({name: found}, ("gradient",), (rate,)) for name, found in at.items()]
+        wrong += [] if not all(lines) else [line for each in lines for line in each]
     for name, rate, scenario, at, cell in cells_of(results):
         last, limit = cell["paper_estimator"]["mean"], at["add_remove"][-1]
         if scenario != "gradient" and last > limit:

@@ -14,7 +14,7 @@ from evidence import needs, run, twice
 from scipy.special import ndtri
 
 from audit.shared.run import Unusable
-from audit.suites.paper_c_canaries import figure2, figure3, runs, scratch, sentence_embeddings, tasks, text
+from audit.suites.paper_c_canaries import figure2, images, runs, scratch, sentence_embeddings, tasks, text
 from safexplain._privacy_loss import Steps, epsilons
 from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats import clopper_pearson
@@ -137,18 +137,18 @@ def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
 
 def test_the_images_trained_on_are_as_many_of_each_class():
     y = np.random.default_rng(0).integers(0, 10, 400)
-    rows = figure3.chosen(y, range(10), 7)
+    rows = images.chosen(y, range(10), 7)
     assert len(rows) == len(set(rows)) == 70
     assert (np.bincount(y[rows]) == 7).all()
-    assert set(y[figure3.chosen(y, figure3.PAIR, 5)]) == set(figure3.PAIR)
+    assert set(y[images.chosen(y, images.PAIR, 5)]) == set(images.PAIR)
 
 
 def test_features_are_standardised_by_what_is_not_trained_on():
     seen, public = torch.randn(50, 4) * 3 + 1, torch.randn(500, 4) * 3 + 1
     changed = seen.clone()
     changed[0] = 100.0  # one record more or less extreme changes no other record
-    assert torch.equal(figure3.standardised(seen, public)[1:], figure3.standardised(changed, public)[1:])
-    assert figure3.standardised(public, public).std().item() == pytest.approx(1, abs=0.01)
+    assert torch.equal(images.standardised(seen, public)[1:], images.standardised(changed, public)[1:])
+    assert images.standardised(public, public).std().item() == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.25])
@@ -227,7 +227,7 @@ def resumes(name, folder, *more):
 
 
 @pytest.mark.slow
-@needs("cifar10.npz", f"weights/{figure3.NETS['quick']}.npz")
+@needs("cifar10.npz", f"weights/{images.NETS['quick']}.npz")
 def test_figure_3_runs_quickly_and_resumes(tmp_path):
     found = resumes("figure3", tmp_path)
     assert found.keys() == {"10 classes", "one logit"}
