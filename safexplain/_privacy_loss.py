@@ -10,22 +10,11 @@ al. 2022, arXiv 2207.04380) of dp-accounting. Every number is an upper bound, ab
 accounting is not used: in dp-accounting 0.6 it leaves out that substitution changes the sum by 2C
 (google/differential-privacy issue 378).
 
-One step is dominated by a pair of distributions. One record changes the sum of clipped gradients by a vector of norm at
-most C when it is added, removed or emptied, and at most 2C when it is substituted. Noise of standard deviation
-`noise_multiplier * C` is added to the sum; below C = 1.
-
-| sampling | add_remove, zero_out | substitute |
-|---|---|---|
-| Poisson, q | (1-q) N(0) + q N(1) against N(0), and the reverse | (1-q) N(0) + q N(-1) against (1-q) N(0) + q N(1) |
-| fixed size, q = b/n | (1-q) N(0) + q N(2) against N(0), and the reverse | the same, both directions in one pair |
-| full batch | N(0) against N(1) | N(-1) against N(1) |
-
-Poisson under substitution: given the other records' batch, one record's gradient g or g' joins with probability q, and
-by the Neyman-Pearson lemma no g, g' in the ball tells more than g = -g' on its surface, for every order of the
-hockey-stick divergence, hence under composition. With a fixed size, the record stands where another of the batch would
-stand, 2C away (Zhu, Dong and Wang 2022, arXiv 2106.08567, Theorem 11); under substitution orders above and below one
-have different worst cases, which are joined into one symmetric pair. For zero_out with a fixed size the pair of
-substitution is used, an upper bound.
+One step is dominated by a pair of distributions: `safexplain._loss_pairs` has the table and the proofs. One record
+changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and at most 2C
+when it is substituted. Neighbours may also differ in a `group` of records that belong together, as those of one person:
+each of them is sampled independently, and the group's epsilon is computed from its own pair. That is never more, and
+usually much less, than the group-privacy theorem makes of the epsilon of one record.
 """
 
 from __future__ import annotations
@@ -43,8 +32,8 @@ from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dot
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
 
+from safexplain._loss_pairs import Pair
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, WeakDeltaWarning
 
@@ -85,11 +74,10 @@ ERROR = 3e-4
 CELLS = 1_000_000
 """Most intervals that the losses of one step may be split into; finer would be slow and need much memory."""
 
+LARGEST_GROUP = 1_000_000
+
 COMPOSED_CELLS = 4_000_000
 """Intervals that the losses of all steps together are split into, at most about."""
-
-TAIL = 9.0
-"""Losses of noise beyond so many standard deviations (probability 1e-19) count as infinite."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -170,7 +158,13 @@ class Epsilons:
 
 
 def epsilons(
-    noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, sampling: Sampling = "poisson"
+    noise_multiplier: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    *,
+    sampling: Sampling = "poisson",
+    group: int = 1,
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
@@ -183,6 +177,8 @@ def epsilons(
         steps: of the optimizer.
         delta: in (0, 1), smaller than one over the number of records.
         sampling: "poisson", "fixed-size" or "full-batch".
+        group: how many records neighbours differ in, as all those of one person; each is sampled independently, and
+            each one's gradient clipped. Exact under Poisson and full batches, an upper bound for a fixed size.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -192,24 +188,32 @@ def epsilons(
         >>> f"{spent.add_remove:.2f} {spent.substitute:.2f}"
         '4.48 10.00'
     """
-    return composed([Steps(noise_multiplier, sample_rate, steps, sampling)], delta)
+    return composed([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, group=group)
 
 
-def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
+def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilons:
     """Epsilon of several runs of steps on the same records, one after another, under each adjacency.
 
+    Args:
+        phases: the runs.
+        delta: in [1e-12, 1).
+        group: how many records neighbours differ in; the same ones in all phases.
+
     Raises:
-        ConfigurationError: delta is out of range.
+        ConfigurationError: delta or group is out of range.
     """
     check_delta(delta)
-    add_remove = epsilon_of(phases, delta, "add_remove")
-    substitute = max(epsilon_of(phases, delta, "substitute"), add_remove)  # it is never less, but for rounding
+    add_remove = epsilon_of(phases, delta, "add_remove", group=group)
+    substitute = max(
+        epsilon_of(phases, delta, "substitute", group=group), add_remove
+    )  # it is never less, but for rounding
     fixed = any(p.sampling == "fixed-size" and p.sample_rate < 1 for p in phases)
     return Epsilons(add_remove, substitute, substitute if fixed else add_remove, float(delta))
 
 
-def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> float:
+def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, group: int = 1) -> float:
     """Epsilon under one adjacency; arguments as for `composed`."""
+    check_group(group)
     phases = [p for p in phases if p.steps]
     if not phases:
         return 0.0
@@ -217,8 +221,8 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> f
         return math.inf
     if all(p.sample_rate == 1 for p in phases):
         distance = math.sqrt(sum(p.steps / p.noise_multiplier**2 for p in phases))
-        return float(get_epsilon_gaussian(1 / (distance * (2 if adjacency == "substitute" else 1)), delta))
-    if any(typical_loss(p.noise_multiplier, p.sample_rate, p.steps, p.sampling) > VACUOUS for p in phases):
+        return float(get_epsilon_gaussian(1 / (distance * group * (2 if adjacency == "substitute" else 1)), delta))
+    if any(typical_loss(p.noise_multiplier, p.sample_rate, p.steps, p.sampling, group) > VACUOUS for p in phases):
         return math.inf
     slack = ROUNDING * sum(p.steps for p in phases)
     if slack > delta / 10:
@@ -226,7 +230,7 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> f
             f"delta {delta:g} is too small for {sum(p.steps for p in phases):,} steps: rounding alone could cost"
             f" {slack:.1g}; use at least {10 * slack:.1g}"
         )
-    epsilon = float(_loss(tuple(phases), adjacency).get_epsilon_for_delta(delta - slack))
+    epsilon = float(_loss(tuple(phases), adjacency, group).get_epsilon_for_delta(delta - slack))
     return max(epsilon, 0.0) if epsilon <= VACUOUS else math.inf
 
 
@@ -243,7 +247,7 @@ def group_privacy_epsilon(
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)
     if steps == 0 or noise_multiplier == 0:
         return 0.0 if steps == 0 else math.inf
-    loss = _loss((phase,), "add_remove")
+    loss = _loss((phase,), "add_remove", 1)
 
     def excess(epsilon: float) -> float:
         return float(loss.get_delta_for_epsilon(epsilon)) * (1 + math.exp(min(epsilon, 700))) - delta
@@ -254,6 +258,15 @@ def group_privacy_epsilon(
             return math.inf
         top *= 2
     return 2 * float(brentq(excess, 0.0, top, xtol=1e-6)) if excess(0.0) > 0 else 0.0
+
+
+def check_group(group: int) -> int:
+    """The number of records that neighbours differ in; raises ConfigurationError unless it is whole and at least 1."""
+    if whole_number("group", group, 1) > LARGEST_GROUP:
+        raise ConfigurationError(
+            f"group: expected at most {LARGEST_GROUP:,} records that belong together, got {group!r}"
+        )
+    return int(group)
 
 
 def check_delta(delta: float, records: int | None = None) -> None:
@@ -279,19 +292,25 @@ def check_delta(delta: float, records: int | None = None) -> None:
 
 
 @lru_cache(maxsize=64)
-def _loss(phases: tuple[Steps, ...], adjacency: Adjacency) -> PrivacyLossDistribution:
+def _loss(phases: tuple[Steps, ...], adjacency: Adjacency, group: int) -> PrivacyLossDistribution:
     steps = sum(p.steps for p in phases)
-    interval = min(grid_interval(p.noise_multiplier, p.sample_rate, steps, p.sampling) for p in phases)
+    interval = min(grid_interval(p.noise_multiplier, p.sample_rate, steps, p.sampling, group) for p in phases)
     whole: PrivacyLossDistribution | None = None
     with np.errstate(over="ignore"):  # in scipy's logsumexp, of terms that are then weighted by zero
         for p in phases:
-            loss = one_step(p.noise_multiplier, p.sample_rate, adjacency, p.sampling, interval).self_compose(p.steps)
+            step = one_step(p.noise_multiplier, p.sample_rate, adjacency, p.sampling, interval, group)
+            loss = step.self_compose(p.steps)
             whole = loss if whole is None else whole.compose(loss)
     return whole
 
 
 def one_step(
-    noise_multiplier: float, sample_rate: float, adjacency: Adjacency, sampling: Sampling, interval: float
+    noise_multiplier: float,
+    sample_rate: float,
+    adjacency: Adjacency,
+    sampling: Sampling,
+    interval: float,
+    group: int = 1,
 ) -> PrivacyLossDistribution:
     """The privacy loss distribution of one step, discretised by connecting the dots of its exact privacy profile.
 
@@ -303,99 +322,36 @@ def one_step(
         adjacency: what neighbours differ in.
         sampling: how the batch is drawn.
         interval: width of the grid of privacy losses, in nats.
+        group: how many records neighbours differ in.
     """
-    q, d = sample_rate, _distance(noise_multiplier, sampling)
-    largest = _largest_losses(q, d)
-    if adjacency == "add_remove" or (adjacency == "zero_out" and sampling != "fixed-size"):
-        low = -math.log1p(-q) if q < 1 else largest[0]
-        remove = _profile(lambda epsilon: _removal(epsilon, d, q), -low, largest[0], interval)
+    pair = Pair(noise_multiplier, sample_rate, sampling, group)
+    up, both = pair.largest
+    if adjacency == "add_remove" or (adjacency == "zero_out" and not pair.fixed_size):
+        low = -pair.least if math.isfinite(pair.least) else up
         return PrivacyLossDistribution(
-            remove, _profile(lambda epsilon: _addition(epsilon, d, q), -largest[0], low, interval)
+            _profile(pair.removal, -low, up, interval), _profile(pair.addition, -up, low, interval)
         )
-    above, top = (_removal, largest[0]) if sampling == "fixed-size" else (_substitution, largest[1])
-    return PrivacyLossDistribution(_profile(lambda epsilon: _symmetric(above, epsilon, d, q), -top, top, interval))
+    return PrivacyLossDistribution(_profile(pair.substitution, -both, both, interval))
 
 
-def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
+def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling, group: int = 1) -> float:
     """The width at which connect-the-dots discretisation (arXiv 2207.04380) raises epsilon by about `ERROR`.
 
     Each step's loss is rounded apart within its interval v, which adds about v^2 to its variance; over the steps that
     raises epsilon by about steps v^2 / (2 sd), sd the standard deviation of the whole loss.
     """
-    total_sd = _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[1] * math.sqrt(steps)
-    total = typical_loss(noise_multiplier, sample_rate, steps, sampling) + 4 * total_sd
+    pair = Pair(noise_multiplier, sample_rate, sampling, group)
+    mean, sd = pair.moments
+    total_sd = sd * math.sqrt(steps)
+    total = steps * mean + 4 * total_sd
     allowed = ERROR * max(min(total, 1.0), total / 10)
-    finest = max(
-        1e-7,
-        20 * total_sd / COMPOSED_CELLS,
-        sum(_largest_losses(sample_rate, _distance(noise_multiplier, sampling))) / CELLS,
-    )
+    finest = max(1e-7, 20 * total_sd / COMPOSED_CELLS, sum(pair.largest) / CELLS)
     return max(min(math.sqrt(2 * allowed * total_sd / steps), max(1.0, total) / 50), finest)
 
 
-def typical_loss(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling) -> float:
+def typical_loss(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling, group: int = 1) -> float:
     """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
-    return steps * _loss_moments(sample_rate, _distance(noise_multiplier, sampling))[0]
-
-
-def _distance(sigma: float, sampling: Sampling) -> float:
-    return (2.0 if sampling == "fixed-size" else 1.0) / sigma
-
-
-def _largest_losses(q: float, d: float) -> tuple[float, float]:
-    """The loss when the noise is `TAIL` deviations above d, removing and substituting."""
-    rest = math.log1p(-q) if q < 1 else -math.inf
-    joined = math.log(q) - d * d / 2
-    up, down = (float(np.logaddexp(rest, joined + side * d * (TAIL + d))) for side in (1, -1))
-    return up, up - down
-
-
-def _loss_moments(q: float, d: float) -> tuple[float, float]:
-    """Mean and standard deviation of the loss log((1-q) + q N(d)/N(0)) under its numerator, by quadrature."""
-    x = np.linspace(-9, 9 + d, 4001)
-    loss = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + d * x - d * d / 2)
-    weight = np.exp(loss - x * x / 2)
-    weight /= weight.sum()
-    mean = float(weight @ loss)
-    return abs(mean), max(math.sqrt(float(weight @ (loss - mean) ** 2)), 1e-12)
-
-
-def _removal(epsilon: Array, d: float, q: float) -> Array:
-    """Hockey-stick divergence of order e^epsilon from (1-q) N(0) + q N(d) to N(0); any epsilon."""
-    reached = epsilon > (math.log1p(-q) if q < 1 else -math.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cut = (_log_joined(epsilon, q) + d * d / 2) / d
-        above = (1 - q) * ndtr(-cut) + q * ndtr(d - cut) - np.exp(epsilon + log_ndtr(-cut))
-    return np.where(reached, above, -np.expm1(np.minimum(epsilon, 0)))
-
-
-def _addition(epsilon: Array, d: float, q: float) -> Array:
-    """The same from N(0) to (1-q) N(0) + q N(d)."""
-    reached = -epsilon > (math.log1p(-q) if q < 1 else -math.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cut = (_log_joined(-epsilon, q) + d * d / 2) / d
-        shrunk = (1 - q) * np.exp(epsilon + log_ndtr(cut)) + q * np.exp(epsilon + log_ndtr(cut - d))
-    return np.where(reached, ndtr(cut) - shrunk, 0.0)
-
-
-def _substitution(epsilon: Array, d: float, q: float) -> Array:
-    """The same from (1-q) N(0) + q N(d) to (1-q) N(0) + q N(-d), for epsilon >= 0; asinh inverts the loss exactly."""
-    half = epsilon / 2
-    grown = (1 - q) / q * np.exp(half + d * d / 2) * -np.expm1(-epsilon) / 2
-    cut = (half + np.arcsinh(grown)) / d
-    minus = (1 - q) * np.exp(epsilon + log_ndtr(-cut)) + q * np.exp(epsilon + log_ndtr(-d - cut))
-    return np.asarray((1 - q) * ndtr(-cut) + q * ndtr(d - cut) - minus)
-
-
-def _log_joined(epsilon: Array, q: float) -> Array:
-    """log((e^epsilon - (1-q)) / q)."""
-    return np.asarray(epsilon + np.log1p(-(1 - q) * np.exp(-epsilon)) - math.log(q))
-
-
-def _symmetric(above: Callable[[Array, float, float], Array], epsilon: Array, d: float, q: float) -> Array:
-    """A profile known for epsilon >= 0, continued to a pair whose directions are alike: 1 - a + a H(1/a) at a < 1."""
-    values = above(np.abs(epsilon), d, q)
-    return np.where(epsilon >= 0, values, -np.expm1(np.minimum(epsilon, 0)) + np.exp(np.minimum(epsilon, 0)) * values)
+    return steps * Pair(noise_multiplier, sample_rate, sampling, group).moments[0]
 
 
 def _profile(divergence: Callable[[Array], Array], low: float, high: float, interval: float) -> PLDPmf:

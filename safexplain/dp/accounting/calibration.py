@@ -45,6 +45,7 @@ def noise_multiplier(
     adjacency: Adjacency = "substitute",
     *,
     sampling: Sampling = "poisson",
+    group: int = 1,
 ) -> float:
     """The least noise multiplier with which `steps` steps spend at most `target_epsilon`, to a relative 1e-4.
 
@@ -56,6 +57,7 @@ def noise_multiplier(
         adjacency: under which the budget is meant; "substitute" (the default) protects what a record says,
             "add_remove" only whether it was there.
         sampling: "poisson", "fixed-size" or "full-batch".
+        group: how many records neighbours differ in, as all those of one person.
 
     Returns:
         Standard deviation of the noise on the sum of clipped gradients over the clip bound; `epsilons` of it is at
@@ -75,10 +77,10 @@ def noise_multiplier(
         raise ConfigurationError("steps: expected at least 1, got 0; without steps no noise is needed")
 
     def excess(log_sigma: float) -> float:
-        epsilon = epsilon_of([Steps(math.exp(log_sigma), sample_rate, steps, sampling)], delta, adjacency)
+        epsilon = epsilon_of([Steps(math.exp(log_sigma), sample_rate, steps, sampling)], delta, adjacency, group=group)
         return min(math.log(max(epsilon, 1e-12) / target_epsilon), 50.0)
 
-    guess = math.log(max(sample_rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target_epsilon, 0.3))
+    guess = math.log(max(group * sample_rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target_epsilon, 0.3))
     low, high = _bracket(excess, guess)
     found = float(brentq(excess, low, high, xtol=2e-5))
     while excess(found) > 0:
@@ -94,6 +96,7 @@ def steps_within(
     adjacency: Adjacency = "substitute",
     *,
     sampling: Sampling = "poisson",
+    group: int = 1,
 ) -> int:
     """The most steps, up to ten million, that spend at most `target_epsilon`; 0 if one step spends more.
 
@@ -104,12 +107,14 @@ def steps_within(
     check_number("target_epsilon", target_epsilon, above=0.0)
 
     def within(steps: int) -> bool:
-        spent = epsilon_of([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, adjacency)
+        spent = epsilon_of([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, adjacency, group=group)
         return spent <= target_epsilon
 
     if not within(1):
         return 0
-    enough, too_many = _around(within, _likely_steps(target_epsilon, noise_multiplier, sample_rate, delta, adjacency))
+    enough, too_many = _around(
+        within, _likely_steps(target_epsilon / group, noise_multiplier, sample_rate, delta, adjacency)
+    )
     if enough >= MOST_STEPS:
         return MOST_STEPS
     while too_many - enough > max(enough // 5000 if enough > 10_000 else 0, 1):

@@ -45,6 +45,7 @@ def epsilon_from_errors(
     sample_rate: float = 1.0,
     steps: int = 1,
     sampling: Sampling | None = None,
+    group: int = 1,
 ) -> float:
     """Lower bound on epsilon from counted errors of an attack whose threshold these did not choose.
 
@@ -73,13 +74,14 @@ def epsilon_from_errors(
         sample_rate: q of the claimed mechanism.
         steps: of the claimed mechanism.
         sampling: of the claimed mechanism; None for "poisson", or a full batch where the sample rate is 1.
+        group: how many records D and D' differ in; the bound is on the epsilon of such a group.
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps or sampling is.
+        ConfigurationError: sample_rate, steps, sampling or group is.
     """
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
-    return checked_method(method, delta, confidence).bound(errors, delta, Family(sample_rate, steps, sampling))
+    return checked_method(method, delta, confidence).bound(errors, delta, Family(sample_rate, steps, sampling, group))
 
 
 def epsilon_ceiling(
@@ -170,6 +172,7 @@ def bound_epsilon(
     sample_rate: float = 1.0,
     steps: int = 1,
     sampling: Sampling | None = None,
+    group: int = 1,
     seed: int = 0,
 ) -> LowerBound:
     """Lower bound on epsilon from scores of independent runs on D and on D'; higher scores say D.
@@ -185,14 +188,15 @@ def bound_epsilon(
         sample_rate: q of the claimed mechanism ("pld").
         steps: of the claimed mechanism ("pld").
         sampling: of the claimed mechanism ("pld"), as in `epsilon_from_errors`.
+        group: how many records D and D' differ in ("pld"); the bound is on the epsilon of such a group.
         seed: of the random part.
 
     Raises:
         InputError: scores that are NaN, of another shape or too few; delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps or sampling is.
+        ConfigurationError: sample_rate, steps, sampling or group is.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
-    chosen, family = checked_method(method, delta, confidence), Family(sample_rate, steps, sampling)
+    chosen, family = checked_method(method, delta, confidence), Family(sample_rate, steps, sampling, group)
     if threshold is None:
         (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
         threshold = _best_threshold(d_first, d_prime_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)

@@ -32,6 +32,7 @@ def one_run_lower_bound(
     sample_rate: float = 1.0,
     steps: int = 1,
     sampling: Sampling | None = None,
+    group: int = 1,
 ) -> float:
     """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
 
@@ -49,13 +50,14 @@ def one_run_lower_bound(
         sample_rate: q of the claimed mechanism ("f-dp").
         steps: of the claimed mechanism ("f-dp").
         sampling: of the claimed mechanism ("f-dp"); None for "poisson", or a full batch where the sample rate is 1.
+        group: records of each canary ("f-dp"); the bound is on the epsilon of so many at once.
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps or sampling out of range.
+        ConfigurationError: sample_rate, steps, sampling or group out of range.
     """
     _check(correct, guesses, canaries, delta, method, confidence)
-    family = Family(sample_rate, steps, sampling)
+    family = Family(sample_rate, steps, sampling, group)
     if 2 * correct <= guesses:
         return 0.0
     if method == "steinke":

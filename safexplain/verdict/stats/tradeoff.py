@@ -26,7 +26,17 @@ from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-from safexplain._privacy_loss import ERROR, ROUNDING, VACUOUS, Sampling, Steps, grid_interval, one_step, typical_loss
+from safexplain._privacy_loss import (
+    ERROR,
+    ROUNDING,
+    VACUOUS,
+    Sampling,
+    Steps,
+    check_group,
+    grid_interval,
+    one_step,
+    typical_loss,
+)
 from safexplain.errors import ConfigurationError
 
 Array = NDArray[np.float64]
@@ -50,7 +60,8 @@ RESOLUTION = 0.005
 """Relative distance in epsilon at which the bisection stops."""
 
 SMALLEST_NOISE = 1 / 16
-"""Noise multiplier (twice this for a fixed size) below which curves are not computed: their exponentials overflow."""
+"""Noise multiplier (twice this for a fixed size, and times the group) below which curves are not computed: their
+exponentials overflow."""
 
 UNNOTICEABLE = 1e-7
 """Mean privacy loss below which a mechanism is taken to have epsilon 0."""
@@ -107,7 +118,7 @@ class PiecewiseLinear:
 
 
 @lru_cache(maxsize=4096)
-def trade_off(mechanism: Steps, delta: float) -> TradeOff:
+def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
     """The trade-off curve of the sampled Gaussian mechanism under substitution, from below.
 
     With all records in every batch it is that of one Gaussian. Otherwise it comes from privacy loss distributions,
@@ -116,15 +127,16 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     Args:
         mechanism: with noise, and at least one step.
         delta: of the epsilon, in (0, 1).
+        group: how many records are substituted at once.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
     if q == 1:
-        mu = 2 * math.sqrt(steps) / noise
+        mu = 2 * group * math.sqrt(steps) / noise
         return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
-    interval = COARSER * grid_interval(noise, q, steps, mechanism.sampling)
+    interval = COARSER * grid_interval(noise, q, steps, mechanism.sampling, group)
     with np.errstate(over="ignore"):  # of likelihood ratios that are then weighted by zero
-        loss = one_step(noise, q, "substitute", mechanism.sampling, interval).self_compose(steps)
+        loss = one_step(noise, q, "substitute", mechanism.sampling, interval, group).self_compose(steps)
         epsilon = max(float(loss.get_epsilon_for_delta(delta + slack)), 0.0)
         top = float(loss.get_epsilon_for_delta(max(NEGLIGIBLE, 10 * slack)))
         orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
@@ -168,6 +180,7 @@ class Family:
         sample_rate: q in (0, 1].
         steps: at least 1.
         sampling: how batches are drawn; None for "poisson", or a full batch where the sample rate is 1.
+        group: how many records D and D' differ in.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -176,8 +189,10 @@ class Family:
     sample_rate: float = 1.0
     steps: int = 1
     sampling: Sampling | None = None
+    group: int = 1
 
     def __post_init__(self) -> None:
+        check_group(self.group)
         if self.sampling is None:
             object.__setattr__(self, "sampling", "full-batch" if self.sample_rate == 1 else "poisson")
         if Steps(1.0, self.sample_rate, self.steps, self.sampling or "poisson").steps == 0:
@@ -200,6 +215,7 @@ class Claimed(TypedDict, total=False):
     sample_rate: float
     steps: int
     sampling: Sampling | None
+    group: int
 
 
 def smallest_refuted(
@@ -226,25 +242,25 @@ def smallest_refuted(
             low = middle
         elif side > 0:
             high = middle
-        elif refutes(curve := trade_off(family.at(middle), delta)):
+        elif refutes(curve := trade_off(family.at(middle), delta, family.group)):
             high, above = middle, curve
         else:
             low, below = middle, curve
     if above is None:
         return 0.0, None
-    return math.inf if below is None and _overflows(family.at(low)) else above.epsilon, above
+    return math.inf if below is None and _overflows(family.at(low), family.group) else above.epsilon, above
 
 
 @lru_cache(maxsize=65536)
 def _side(family: Family, point: int) -> int:
     """-1 where there is too little noise to compute anything, 1 where there is too much to learn anything, else 0."""
     member = family.at(point)
-    if _overflows(member):
+    if _overflows(member, family.group):
         return -1
-    loss = typical_loss(member.noise_multiplier, member.sample_rate, member.steps, member.sampling)
+    loss = typical_loss(member.noise_multiplier, member.sample_rate, member.steps, member.sampling, family.group)
     return int(loss < UNNOTICEABLE) - int(loss > VACUOUS)
 
 
-def _overflows(member: Steps) -> bool:
-    wide = 2 if member.sampling == "fixed-size" else 1
+def _overflows(member: Steps, group: int) -> bool:
+    wide = group * (2 if member.sampling == "fixed-size" else 1)
     return member.sample_rate < 1 and member.noise_multiplier < wide * SMALLEST_NOISE
