@@ -50,6 +50,7 @@ from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.finding import Finding
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
+from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.release import as_written, in_words
@@ -457,7 +458,9 @@ def audit_pools(
     notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
     features, store = population.x[0].numel() * len(methods), ExplainedStore.of(None if endpoint else options.store)
     whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
-    way = replace(way, store=store, executor=executor, large=not alone and whole > LARGEST_MAPS)
+    implied, why_not = _implied(options, policy, pools)
+    notes += why_not
+    way = replace(way, store=store, executor=executor, large=not alone and whole > LARGEST_MAPS, implied=implied)
     size = bytes_on_disk(copies * sum(p.asked.membership.size for p in pools), features) / 2**30
     keep = not way.large or size < (free := free_space(store.folder) / 2**30)
     if not keep:
@@ -653,6 +656,7 @@ class _Way:
     store: ExplainedStore = field(default_factory=lambda: ExplainedStore(None))
     executor: Executor | None = None
     large: bool = False
+    implied: Implied | None = None
 
     @property
     def method(self) -> str:
@@ -811,7 +815,7 @@ class _Way:
             exposed=self.options.exposed,
             progress=named(self.progress, f"attacking ({name})"),
         )
-        result = replace(result, quick=self.options.quick)
+        result = replace(result, quick=self.options.quick, implied=self.implied)
         if self.policy.release == "prediction":
             return Configuration("native", "no explanation, and predictions as they are", result, None)
         if signals is native:
@@ -1004,6 +1008,26 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
         )
     if found.keeps_claim is False:
         raise InputError(f"the canaries refute the privacy statement, which cannot be certified: {found}")
+
+
+def _implied(options: AuditOptions, policy: Policy, pools: Sequence[Pool]) -> tuple[Implied | None, list[str]]:
+    """What the stated guarantee implies for the scored examples, or in a note why it is not about them."""
+    if (stated := options.privacy) is None:
+        return None, []
+    why = ""
+    if not stated.weights:
+        why = "it names no weights, so that nothing binds it to this model; give the statement of the finished training"
+    elif len(pools) > 1:
+        why = "it is about one model, and several are audited"
+    elif options.subject_data == "pre-training":
+        why = "it is about the fine-tuning data, and the audit about the pre-training data"
+    elif pools[0].population.groups is not None:
+        why = "it is about single records, and the examples belong together in groups"
+    found = None if why else Implied.of(stated, policy.fpr)
+    if found is None:
+        why = why or "its epsilon is infinite"
+        return None, [f"Nothing follows from the privacy statement for the examples that were scored: {why}."]
+    return found, []
 
 
 def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]:

@@ -117,6 +117,7 @@ def _content(certificate: Certificate) -> dict[str, Any]:
     return {
         "verdict": judgement.verdict,
         "sentence": judgement.sentence,
+        "basis": judgement.basis,
         "claim": judgement.claim,
         "limit": judgement.limit,
         "bound": judgement.bound,
@@ -172,6 +173,7 @@ def _lines(certificate: Certificate) -> dict[str, str | list[str]]:
     return {
         "kind": BY_AUDIT,
         "verdict": judgement.verdict,
+        **({"basis": judgement.sentence} if judgement.basis == "by guarantee" else {}),
         **({"claim": AVERAGE} if judgement.claim == "auc" else {}),
         "signed": SIGNATURES[certificate.signature],
         **({"model": ", ".join(certificate.subject)} if certificate.endpoint is None else _endpoint(certificate)),

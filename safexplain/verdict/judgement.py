@@ -14,6 +14,10 @@ leak: half of it goes to the attacks called `MAIN`, which are expected to be the
 several targets share it equally. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it
 is wrong only if that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982).
 
+Where the training's own differential privacy already satisfies the policy (`implied`), the verdict is "certified" by
+guarantee, whatever the sample could decide, unless members were found to differ from non-members in other ways, or an
+attack found more than the guarantee allows.
+
 A `Judgement` follows from counts alone and is what a certificate holds; an `AuditResult` adds each attack's curve and
 rates, and what a larger sample would decide.
 """
@@ -43,6 +47,7 @@ from safexplain.verdict.evidence import (
     whole_in,
 )
 from safexplain.verdict.feasible import Bound, Option, Undecided, advice, feasible
+from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import Needed, Seen, could_certify, needed, needed_area, needed_excess, seen_power
 from safexplain.verdict.stats import RocCurve, auc_interval
@@ -113,6 +118,8 @@ class Judgement:
         targets: how many are judged, each on its own.
         others: judgements of the other targets; this one is the most exposed.
         quick: whether it is of a quick look, with few references and examples, which certifies nothing.
+        implied: what differential privacy of the one target's training implies for the records that were scored; None:
+            nothing is stated, or it is not about them.
     """
 
     policy: Policy
@@ -131,8 +138,11 @@ class Judgement:
     targets: int = 1
     others: tuple[Judgement, ...] = ()
     quick: bool = False
+    implied: Implied | None = None
 
     def __post_init__(self) -> None:
+        if self.implied is not None and (self.targets > 1 or self.mixture > 1):
+            raise InputError("implied: a privacy statement is about one model, and several are judged")
         if min(self.members, self.non_members) < 1:
             raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
         room = self.members * (1 + 1e-9)
@@ -302,10 +312,37 @@ class Judgement:
         return tuple(c for c in self.controls if c.failed)
 
     @cached_property
+    def contradiction(self) -> Evidence | None:
+        """The attack that surely finds more than the stated differential privacy allows any to find, if one does."""
+        most = None if self.implied is None or self._unlike else self.implied.tpr
+        above = [e for e in self.evidence if most is not None and self.bounds(e)[0] > most]
+        return max(above, key=lambda e: self.bounds(e)[0], default=None)
+
+    @cached_property
+    def by_guarantee(self) -> bool:
+        """Whether the stated differential privacy alone satisfies the policy, and nothing contradicts it."""
+        i = self.implied
+        if i is None or self.quick or self._unlike or self.split != "certification" or self.contradiction:
+            return False
+        return i.satisfies(self.policy, self.claim, self.limit, compared=self.compared)
+
+    @property
+    def basis(self) -> str:
+        """What the verdict rests on: "by guarantee", or "by measurement"."""
+        return "by guarantee" if self.verdict == "certified" and self.by_guarantee else "by measurement"
+
+    @property
+    def _unlike(self) -> bool:
+        """Whether a control found that members differ from non-members, not only that the attacks may be weak."""
+        return any(not c.spares_leaks for c in self.failed)
+
+    @cached_property
     def own_verdict(self) -> Verdict:
         """Of this target alone; see the module."""
         bounds = self.decisive.values()
-        if any(not c.spares_leaks for c in self.failed) or self.split != "certification" or not bounds:
+        if self.by_guarantee and not any(low > self.limit for low, _ in bounds):
+            return "certified"
+        if self._unlike or self.split != "certification" or not bounds:
             return "inconclusive"
         if any(low > self.limit for low, _ in bounds):
             return "leak"
@@ -404,6 +441,8 @@ class Judgement:
     def sentence(self) -> str:
         """The verdict in plain words: about what, against whom, what was found, what is allowed."""
         word = {"certified": "Certified", "leak": "Leak proven", "inconclusive": "Inconclusive"}[self.verdict]
+        if self.basis == "by guarantee":
+            return " ".join([self._guaranteed(), *self._caveats()])
         if not self.decisive:
             return " ".join([f"{word}{self.subject}: {'; '.join(self.reasons)}.", *self._caveats()])
         p, best = self.policy, self.strongest
@@ -441,9 +480,37 @@ class Judgement:
                 text += f"; {allowed}, but {'; '.join(self.reasons)}."
         return " ".join([text, *self._caveats()])
 
+    def _guaranteed(self) -> str:
+        """The sentence of a certificate by guarantee, with what was measured beside it."""
+        assert self.implied is not None
+        form = {"whole": ".1%", "excess": "+.1%", "auc": "+.3f"}[self.claim]
+        most = self.implied.most(self.claim, compared=self.compared)
+        at = "" if self.claim == "auc" else f" at a false-positive rate of at most {self.policy.fpr:.1%}"
+        above = "the 0.5 of guessing" if not self.compared else f"that of the {self.anyway} of the same queries alone"
+        what = {
+            "whole": "of the members found",
+            "excess": f"of the members found beside what the {self.anyway} of the same queries find",
+            "auc": f"of AUC above {above}",
+        }[self.claim]
+        measured = "Nothing could be measured beside it."
+        if self.decisive:
+            low, high = self.decisive[code(self.strongest)]
+            name = title(self.strongest.attack, self.strongest.signal)
+            measured = f"Measured beside it: {name}, the strongest judged attack, {low:{form}} to {high:{form}}."
+        return (
+            f"Certified by guarantee, against every attacker: {self.implied.sentence}. That is at most"
+            f" {most:{form}} {what}{at}, and the policy allows {self.limit:{form}}. {measured}"
+        )
+
     def _caveats(self) -> list[str]:
         """What a reader of the sentence would otherwise not know."""
         found = []
+        if (contrary := self.contradiction) is not None and self.implied is not None:
+            found.append(
+                f"{title(contrary.attack, contrary.signal)} finds at least {self.bounds(contrary)[0]:.1%} of the"
+                f" members, and the privacy statement allows no attack more than {self.implied.tpr:.1%}: the training"
+                " was not as stated, or members and non-members differ in other ways."
+            )
         if self.policy.claim != "whole" and not self.compared and self.policy.release != "prediction":
             what = self.anyway
             why = f"There are no {what} to compare with"
@@ -535,6 +602,7 @@ class Judgement:
             "could_certify": self.could_certify,
             "others": [o.to_dict() for o in self.others],
             **({"quick": True} if self.quick else {}),
+            **({} if self.implied is None else {"implied": self.implied.to_dict(), "basis": self.basis}),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -586,6 +654,7 @@ class Judgement:
                 target=number("target"),
                 targets=whole_in(content, "targets"),
                 others=tuple(Judgement.from_dict(o) for o in others),
+                implied=Implied.from_dict(content["implied"]) if "implied" in content else None,
             )
         except InputError:
             raise

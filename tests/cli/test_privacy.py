@@ -21,13 +21,19 @@ from safexplain.verdict.canaries.result import CanaryResult, Errors
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a network trained with DP, its data, its statement, and another network."""
-    folder = tmp_path_factory.mktemp("dp")
+    return network(tmp_path_factory.mktemp("dp"), epsilon=8)
+
+
+def network(folder: Path, *, epsilon: float) -> Path:
+    """The folder, filled."""
     digits = load_digits()
     x, y = (digits.data[:400] / 16).astype(np.float32), digits.target[:400]
     member = np.random.default_rng(0).random(400) < 0.5
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     inside = torch.from_numpy(x[member]), torch.from_numpy(y[member])
-    done = DPFineTuner(net, inside, epsilon=8, delta=1e-4, epochs=4, batch_size=40, lr=0.01, pretrained=False).fit()
+    done = DPFineTuner(
+        net, inside, epsilon=epsilon, delta=1e-4, epochs=4, batch_size=40, lr=0.01, pretrained=False
+    ).fit()
     done.statement.save(folder / "privacy.json")
     np.savez(folder / "data.npz", x=x, y=y, member=member)
     dynamic = ({0: torch.export.Dim("batch")},)
@@ -72,6 +78,25 @@ def test_the_guarantee_stands_in_certificate_and_report(
     out = capfd.readouterr().out
     assert "as stated: epsilon" in out
     assert predicate["canaries"]["sentence"] in out
+
+
+def test_where_epsilon_alone_satisfies_the_policy_the_certificate_is_by_guarantee(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Four reference models certify nothing by measurement; here nothing needs to be measured."""
+    network(tmp_path, epsilon=1)
+    assert audit(tmp_path, "model.pt2", tmp_path / "run") == 0
+    certificate = tmp_path / "run" / "certificate.json"
+    content = json.loads(certificate.read_text())["predicate"]["audit"]
+    assert content["basis"] == "by guarantee"
+    assert content["implied"]["tpr"] <= content["implied"]["by_epsilon"] < 0.02
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "What this alone allows any attacker" in report
+    assert "As good as the privacy statement." in report
+    assert "Not differential privacy." not in report
+    capfd.readouterr()
+    assert _run(["verify", str(certificate), "--model", str(tmp_path / "model.pt2")]) == 0
+    assert "by guarantee" in capfd.readouterr().out
 
 
 def test_a_statement_about_other_weights_is_refused(

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from safexplain.audit.report.words import percent
+from safexplain.verdict.implied import RocBound
 from safexplain.verdict.judgement import AttackResult, AuditResult
 from safexplain.verdict.power import power
 from safexplain.verdict.stats import RocCurve
@@ -54,7 +55,14 @@ def lower_end(results: Sequence[AuditResult]) -> float:
     return float(max(10 ** np.floor(np.log10(smallest)), 1e-5))
 
 
-def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None = None, salt: str = "roc") -> Markup:
+def roc_figure(
+    result: AuditResult,
+    least: float,
+    *,
+    compare: AuditResult | None = None,
+    bound: RocBound | None = None,
+    salt: str = "roc",
+) -> Markup:
     """Log-log ROC curves of one configuration.
 
     Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
@@ -64,6 +72,7 @@ def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None
         result: the configuration.
         least: left and lower end of the axes.
         compare: a configuration whose strongest attack is drawn faintly for comparison.
+        bound: above which no attack's curve lies, by the differential privacy of the training.
         salt: makes the identifiers inside this SVG unique in the page.
 
     Returns:
@@ -73,6 +82,9 @@ def roc_figure(result: AuditResult, least: float, *, compare: AuditResult | None
     def draw(axes: Axes) -> None:
         _frame(axes, least)
         _draw(axes, result, least, compare)
+        if bound is not None:
+            at = np.geomspace(least, 1.0, POINTS)
+            axes.plot(at, bound(at), color=GOOD, linewidth=1.6, linestyle=(0, (7, 2, 1.5, 2)), zorder=4)
 
     return drawn(draw, (SIZE, SIZE * 0.95), (0.165, 0.125, 0.795, 0.855), "roc", salt)
 

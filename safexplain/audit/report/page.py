@@ -12,6 +12,7 @@ from safexplain.audit.report import figures, maps, tables, words
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.audit.root_cause import sentence
 from safexplain.verdict.certificate.write import SUBJECT_DATA
+from safexplain.verdict.implied import RocBound
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""
@@ -22,11 +23,11 @@ def render(report: ReportData) -> str:
     results = [c.result for c in report.configurations]
     least = figures.lower_end(results)
     curves = []
+    bound = None if report.privacy is None or report.audited.result.implied is None else RocBound.of(report.privacy)
     for i, configuration in enumerate(report.configurations):
         compare = results[0] if i > 0 else None
-        curves.append(
-            (configuration, figures.roc_figure(configuration.result, least, compare=compare, salt=f"roc-{i}"))
-        )
+        figure = figures.roc_figure(configuration.result, least, compare=compare, bound=bound, salt=f"roc-{i}")
+        curves.append((configuration, figure))
     audited = report.audited.result
     likely = figures.Chances.of(audited)
     return (
@@ -44,6 +45,8 @@ def render(report: ReportData) -> str:
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause or ()),
             causes_sentence=report.root_cause_sentence or sentence(report.root_cause or ()),
+            bound=bound,
+            guaranteed=() if bound is None or report.privacy is None else tables.guarantee_rows(report, bound),
             likely=likely,
             likely_figure="" if likely is None else figures.chances_figure(likely, audited),
             words=words,

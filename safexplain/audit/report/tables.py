@@ -1,8 +1,8 @@
 """The report's tables as rows of text, ready for the template.
 
 A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
-Then come what an attacker finds at each level of patience, the targets, all attacks by level, parts of the members, and
-the versions of the map.
+Then come what an attacker finds at each level of patience, the targets, all attacks by level, parts of the members,
+the versions of the map, and what differential privacy alone allows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from markupsafe import Markup
 
 from safexplain.audit.exposure import SliceTable
 from safexplain.audit.report import words
-from safexplain.audit.report.model import Configuration
+from safexplain.audit.report.model import Configuration, ReportData
 from safexplain.audit.report.words import percent, points
 from safexplain.audit.root_cause import Ablation
 from safexplain.verdict.evidence import Evidence, code
-from safexplain.verdict.judgement import AttackResult, AuditResult, Judgement
+from safexplain.verdict.implied import RocBound, tpr_bound
+from safexplain.verdict.judgement import SHOWN_FPRS, AttackResult, AuditResult, Judgement
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.stats.paired import rank_at
 from safexplain.verdict.stats.roc import RateAtFpr
@@ -594,3 +595,42 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
         (words.KINDS[kind], tuple((a, bar(a)) for a in rows)) for kind, rows in groupby(ablations, lambda a: a.kind)
     )
     return CauseTable(words.percent(ablations[0].fpr, 3), scale.axis(), groups)
+
+
+@dataclass(frozen=True)
+class GuaranteeRow:
+    """What differential privacy alone allows at one false-positive rate, beside what was found there."""
+
+    fpr: str
+    by_epsilon: str
+    curve: str
+    substituted: str
+    found: str
+    attack: str
+
+
+def guarantee_rows(report: ReportData, bound: RocBound) -> tuple[GuaranteeRow, ...]:
+    """At the reported false-positive rates and the policy's.
+
+    Args:
+        report: with a privacy statement.
+        bound: of it, for one record added or removed.
+    """
+    stated, result = report.privacy, report.audited.result
+    assert stated is not None
+    epsilon, other = stated.epsilons.add_remove, RocBound.of(stated, "substitute")
+    rows = []
+    for fpr in sorted({*SHOWN_FPRS, result.policy.fpr}):
+        best = max(result.attacks, key=lambda a: a.at(fpr).tpr)
+        rate = best.at(fpr)
+        rows.append(
+            GuaranteeRow(
+                percent(fpr, 3),
+                percent(float(tpr_bound(fpr, epsilon, stated.delta))),
+                percent(float(bound(fpr))),
+                percent(float(other(fpr))),
+                f"{percent(rate.tpr)} ({words.interval(rate.low, rate.high)})",
+                words.attack_name(best.attack, best.signal),
+            )
+        )
+    return tuple(rows)

@@ -27,8 +27,11 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
         endpoint: whether a service was asked, whose model was not seen.
     """
     rows = [AVERAGE] if result.claim == "auc" else []
+    guaranteed = result.basis == "by guarantee"
     rows += [
-        (
+        BY_GUARANTEE
+        if guaranteed
+        else (
             "These attacks, not every attack.",
             "The result is empirical. “Certified” says that none of the judged attacks"
             f" {'finds' if result.claim == 'whole' else 'adds'} more than the policy allows; a stronger attack, or one"
@@ -80,10 +83,16 @@ def limits(result: AuditResult, other_key: bool | None, *, endpoint: bool = Fals
         )
     return (
         *rows,
-        (
-            "Not differential privacy.",
-            "No guarantee for each person follows: the rates are averages over members, and a few unusual examples"
-            " can be more exposed.",
+        *(
+            ()
+            if guaranteed
+            else (
+                (
+                    "Not differential privacy.",
+                    "No guarantee for each person follows: the rates are averages over members, and a few unusual"
+                    " examples can be more exposed.",
+                ),
+            )
         ),
         (
             ("This service, as it answered.", _OF_ENDPOINT)
@@ -103,6 +112,15 @@ _OF_ENDPOINT = (
     " was not judged."
 )
 """What an audit of an endpoint does not show."""
+
+
+BY_GUARANTEE = (
+    "As good as the privacy statement.",
+    "The certificate rests on what those who trained the model state of its training, which no audit can check;"
+    " canaries can refute it. It is about the records that were trained on so: the data of any pre-training, and what"
+    " the model tells of people in general, are outside.",
+)
+"""What a certificate by guarantee does not show."""
 
 
 AVERAGE = (

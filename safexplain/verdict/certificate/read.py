@@ -245,6 +245,12 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     optional = {"noise_stream", "privacy", "canaries", "search", "subject_data"}
     predicate = predicate_of(content, PREDICATE_TYPE, SCHEMA_VERSION, _FIELDS, optional)
     judgement = recount(predicate["audit"])
+    privacy = _block_of(predicate, "privacy", PrivacyStatement.from_dict)
+    if judgement.implied is not None:
+        try:
+            judgement.implied.check(privacy)
+        except InputError as error:
+            raise CertificateError(f"audit: {error}") from None
     if predicate["verdict"] != judgement.verdict:
         raise CertificateError(
             f"verdict says {predicate['verdict']!r:.40}, but {judgement.verdict!r} follows from the counts"
@@ -271,7 +277,7 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
         notes=notes_of(predicate),
         native=_native_of(predicate),
         limits=_limits_of(predicate),
-        privacy=_block_of(predicate, "privacy", PrivacyStatement.from_dict),
+        privacy=privacy,
         canaries=_block_of(predicate, "canaries", finding_of),
         search=_search_of(predicate),
         subject_data=_subject_data_of(predicate),

@@ -17,6 +17,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.verdict.certificate.write import PREDICATE_TYPE
+from safexplain.verdict.implied import Implied
 from safexplain.verdict.judgement import Judgement
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -52,6 +53,8 @@ def test_every_hardening_fits(hardening: Hardening) -> None:
     VALIDATOR.validate(json.loads(json.dumps(made(hardening=hardening.to_dict()))))
 
 
+IMPLIED = Implied(0.1, 1e-5, results.POLICY.fpr, 0.12, 0.11, 0.52)
+
 AUDITS = {
     "certified": lambda: results.audited(0.0, replace(results.POLICY, max_excess=0.4), parts=3, exposed=5),
     "leak": lambda: results.audited(4.0),
@@ -61,6 +64,9 @@ AUDITS = {
     "predictions alone": lambda: results.audited(0.0, replace(results.WHOLE, release="prediction")),
     "several targets": lambda: results.of_targets(0.0, 4.0),
     "by area": lambda: results.audited(0.0, replace(results.POLICY, claim="auc")),
+    "by guarantee": lambda: replace(
+        results.audited(0.0), implied=Implied(0.1, 1e-5, results.POLICY.fpr, 0.12, 0.11, 0.52)
+    ),
     "by area, with advice": lambda: results.audited(0.2, replace(results.POLICY, claim="auc"), examples=600),
 }
 
@@ -71,6 +77,7 @@ def test_what_an_audit_writes_fits(case: str) -> None:
     content = json.loads(json.dumps(made(audit=result.to_dict(), native=result.summary())))
     VALIDATOR.validate(content)
     named = set(SCHEMA["$defs"]["audit"]["properties"])
+    named -= set() if case == "by guarantee" else {"basis", "implied"}
     assert set(content["predicate"]["audit"]) == named, "the schema describes every field of an audit, and no other"
     assert case != "whole, with advice" or content["predicate"]["audit"]["needed"]
 

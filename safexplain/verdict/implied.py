@@ -1,0 +1,211 @@
+"""What (epsilon, delta)-differential privacy alone implies against every attacker, before any is run. No torch.
+
+A training that is (epsilon, delta)-private when one record is added or removed lets no attack on whatever is computed
+from the model, however often it asks, find more than
+
+    TPR <= min(exp(epsilon) FPR + delta, 1 - exp(-epsilon) (1 - delta - FPR))
+
+of the members at a false-positive rate FPR (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776, Theorem 2.1). A mechanism
+keeps one such pair for each delta; the least of all these bounds is its trade-off curve (Dong, Roth and Su 2019, arXiv
+1905.02383, Proposition 2.12), which is much tighter at low rates than the one pair that is usually stated.
+
+The rates are expectations over the randomness of the training and over whose record is attacked, with members drawn by
+independent coins. What the statement itself assumes is assumed here, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain._privacy_loss import Adjacency
+from safexplain._validate import check_number
+from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.verdict.policy import Claim, Policy
+from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
+
+__all__ = ["Implied", "RocBound", "tpr_bound"]
+
+Array = NDArray[np.float64]
+
+DELTAS = 24
+"""Small deltas, and as many large ones, at which epsilon is computed: each pair bounds by itself, more only tighten."""
+
+CELLS = 20_000
+"""Of the midpoint rule for the area, which is never below that of a concave curve."""
+
+
+def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
+    """Most members that any attack finds at these false-positive rates, by one pair (epsilon, delta): () or (n,).
+
+    Args:
+        fpr: in [0, 1].
+        epsilon: at least 0; infinite: no bound.
+        delta: in [0, 1].
+    """
+    rates = np.asarray(fpr, dtype=np.float64)
+    if not epsilon < math.inf:
+        return np.ones_like(rates)
+    with np.errstate(over="ignore"):
+        rising = np.exp(epsilon) * rates + delta
+    return np.clip(np.minimum(rising, 1 - math.exp(-epsilon) * (1 - delta - rates)), 0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class RocBound:
+    """No attack's ROC curve lies above it.
+
+    Args:
+        epsilons: (k,) at
+        deltas: (k,), pairs that all hold.
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    @classmethod
+    def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "add_remove") -> RocBound:
+        """Of a training; infinite epsilons are left out, so that it may be no bound at all."""
+        pairs = np.array([p for p in _pairs(statement, adjacency) if p[0] < math.inf], dtype=np.float64).reshape(-1, 2)
+        return cls(pairs[:, 0], pairs[:, 1])
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """Most members that any attack finds at these false-positive rates: () or (n,)."""
+        rates = np.asarray(fpr, dtype=np.float64)
+        bounds = [tpr_bound(rates, e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)]
+        return np.minimum.reduce(bounds, initial=1.0) if bounds else np.ones_like(rates)
+
+    @property
+    def auc(self) -> float:
+        """The area below, which no attack's is above; at most 1e-4 more than the exact one."""
+        return min(1.0, float(self((np.arange(CELLS) + 0.5) / CELLS).mean()))
+
+
+@lru_cache(maxsize=16)
+def _pairs(statement: PrivacyStatement, adjacency: Adjacency) -> tuple[tuple[float, float], ...]:
+    """Epsilon and delta, of many deltas."""
+    if not statement.phases:
+        return ((statement.epsilons.of(adjacency), 0.0),)
+    deltas = np.concatenate([np.geomspace(statement.delta, 0.1, DELTAS), np.linspace(0.1, 0.98, DELTAS)[1:]])
+    return tuple((replace(statement, delta=float(d)).epsilons.of(adjacency), float(d)) for d in deltas)
+
+
+@dataclass(frozen=True)
+class Implied:
+    """What a training's statement implies for the rate that a policy names.
+
+    Args:
+        epsilon: for one record added or removed, as stated.
+        delta: of it.
+        fpr: the policy's false-positive rate.
+        by_epsilon: most members that any attack finds there, by epsilon and delta alone.
+        tpr: the same by the mechanism's whole trade-off curve; at most `by_epsilon`.
+        auc: no attack's area under the ROC curve is larger.
+        pretrained: whether the starting weights had seen other data, of which nothing is implied.
+        seeded: whether batches and noise came from a seed that a user gave.
+
+    Raises:
+        ConfigurationError: a number that is none, or out of range.
+    """
+
+    epsilon: float
+    delta: float
+    fpr: float
+    by_epsilon: float
+    tpr: float
+    auc: float
+    pretrained: bool = False
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_number("implied: epsilon", self.epsilon, minimum=0.0))
+        for name in ("delta", "fpr", "by_epsilon", "tpr", "auc"):
+            value = check_number(f"implied: {name}", getattr(self, name), minimum=0.0)
+            if value > 1:
+                raise ConfigurationError(f"implied: {name} lies in [0, 1], got {value}")
+            object.__setattr__(self, name, value)
+        if self.tpr > self.by_epsilon * (1 + 1e-9) + 1e-12:
+            raise ConfigurationError(f"implied: tpr {self.tpr} is above by_epsilon {self.by_epsilon}")
+        if not (isinstance(self.pretrained, bool) and isinstance(self.seeded, bool)):
+            raise ConfigurationError("implied: pretrained and seeded are true or false")
+
+    @classmethod
+    def of(cls, statement: PrivacyStatement, fpr: float) -> Implied | None:
+        """Of a training; None where its epsilon is infinite and nothing is implied."""
+        epsilon, delta = statement.epsilons.add_remove, statement.delta
+        if not epsilon < math.inf:
+            return None
+        bound, least = RocBound.of(statement), float(tpr_bound(fpr, epsilon, delta))
+        tpr = min(float(bound(fpr)), least)
+        return cls(epsilon, delta, float(fpr), least, tpr, bound.auc, statement.pretrained, statement.seeded)
+
+    def most(self, claim: Claim, *, compared: bool) -> float:
+        """The largest value that what a claim is about can have, in the unit of the policy's limit.
+
+        Under "excess" the labels alone may find no member at all, so that what explanations add is at most all that is
+        found. Under "auc" the labels' own area is at least one less this one's.
+
+        Args:
+            claim: of the verdict.
+            compared: whether there are labels to compare with.
+        """
+        if claim == "auc":
+            return 2 * self.auc - 1 if compared else self.auc - 0.5
+        return self.tpr
+
+    def satisfies(self, policy: Policy, claim: Claim, limit: float, *, compared: bool) -> bool:
+        """Whether no attacker can violate the policy."""
+        return math.isclose(self.fpr, policy.fpr) and self.most(claim, compared=compared) <= limit
+
+    @property
+    def sentence(self) -> str:
+        """What is implied, in words."""
+        text = (
+            "as its privacy statement says, the training is differentially private with epsilon"
+            f" {self.epsilon:.3g} (one record added or removed) at delta {self.delta:g}, so that no attack, however"
+            f" patient, is expected to find more than {self.tpr:.1%} of the members at a false-positive rate of"
+            f" {self.fpr:.1%}, or to reach an AUC above {self.auc:.3f}"
+        )
+        if self.pretrained:
+            text += "; nothing of this holds for the data on which the starting weights were trained"
+        if self.seeded:
+            text += "; nor towards anyone who knows the seed of its noise"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Implied:
+        """What `to_dict` wrote.
+
+        Raises:
+            InputError: fields are missing or unknown, or hold no such numbers.
+        """
+        if not isinstance(content, Mapping) or content.keys() != set(cls.__dataclass_fields__):
+            raise InputError(f"implied: expected the fields {', '.join(cls.__dataclass_fields__)}")
+        try:
+            return cls(**content)
+        except SafexplainError as error:
+            raise InputError(str(error)) from None
+
+    def check(self, statement: PrivacyStatement | None) -> None:
+        """Compare with what follows from the statement; versions of the accountant differ a little.
+
+        Raises:
+            InputError: there is no statement, or something else follows from it.
+        """
+        follows = None if statement is None else Implied.of(statement, self.fpr)
+        if follows is None:
+            raise InputError("implied: no finite epsilon is stated from which it could follow")
+        for name, value in follows.to_dict().items():
+            found = getattr(self, name)
+            if found != value and not math.isclose(found, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                raise InputError(f"implied: {name} is {found}, but {value} follows from the privacy statement")

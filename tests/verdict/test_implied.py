@@ -1,0 +1,209 @@
+"""What (epsilon, delta) alone implies: no attack does better, the best one comes as near, and verdicts rest on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from certificates import compared, made, read_back, sealed
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from safexplain._privacy_loss import Steps
+from safexplain.errors import CertificateError, ConfigurationError, InputError
+from safexplain.verdict.certificate.read import recount
+from safexplain.verdict.evidence import Control, Evidence
+from safexplain.verdict.implied import Implied, RocBound, tpr_bound
+from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.policy import Policy
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+RATES = np.array([0.0, 1e-4, 0.001, 0.01, 0.05, 0.2, 0.5, 0.9, 1.0])
+
+
+def stated(noise: float, q: float = 1.0, steps: int = 1, **more: object) -> PrivacyStatement:
+    """One phase of the sampled Gaussian mechanism."""
+    phase = Steps(noise, q, steps, "full-batch" if q == 1 else "poisson")
+    return PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(phase,), **more)  # type: ignore[arg-type]
+
+
+PURE = PrivacyStatement("Laplace", 500, 0.0, pure_epsilon=1.0, pure_add_remove=0.5)
+
+
+# ---------------------------------------------------------------------------------------------------- the bound
+
+
+@given(st.floats(0, 20), st.floats(0, 1), st.floats(0, 1))
+def test_one_pair_bounds_the_rate_in_both_directions(epsilon: float, delta: float, fpr: float) -> None:
+    most = float(tpr_bound(fpr, epsilon, delta))
+    assert most <= math.exp(epsilon) * fpr + delta + 1e-12
+    assert (1 - fpr) <= math.exp(epsilon) * (1 - most) + delta + 1e-9 or most == pytest.approx(1)
+    assert min(1.0, fpr) <= most + 1e-12  # guessing is always possible
+
+
+def test_randomised_response_reaches_the_bound_of_a_pure_guarantee() -> None:
+    """The answer is the true bit with probability e^eps / (1 + e^eps): its two tests are vertices of the curve."""
+    epsilon = PURE.epsilons.add_remove
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+    bound = RocBound.of(PURE)
+    assert float(bound(1 - right)) == pytest.approx(right)
+    assert bound.auc == pytest.approx(0.5 + (right - 0.5), abs=1e-4)
+
+
+@pytest.mark.parametrize(("steps", "noise"), [(1, 2.0), (1, 0.7), (100, 20.0), (3, 50.0)])
+def test_the_best_attack_on_a_gaussian_mechanism_comes_near_it(steps: int, noise: float) -> None:
+    bound, mu = RocBound.of(stated(noise, steps=steps)), math.sqrt(steps) / noise
+    with np.errstate(invalid="ignore"):
+        best = norm.cdf(norm.ppf(RATES) + mu)
+    found = bound(RATES)
+    assert (found >= best - 1e-9).all()
+    assert (found <= best + 3e-3).all()
+    assert norm.cdf(mu / math.sqrt(2)) <= bound.auc <= norm.cdf(mu / math.sqrt(2)) + 2e-3
+
+
+@pytest.mark.parametrize(("steps", "noise", "q"), [(1, 0.8, 0.3), (4, 1.0, 0.2)])
+def test_no_attack_on_a_subsampled_mechanism_is_above(steps: int, noise: float, q: float) -> None:
+    """The likelihood ratio, the strongest attack there is, on 200,000 simulated trainings each way."""
+    rng = np.random.default_rng(5)
+    n = 200_000
+
+    def simulated(present: bool) -> np.ndarray:
+        in_batch = rng.random((n, steps)) < q
+        seen = present * in_batch + noise * rng.standard_normal((n, steps))
+        ratio = np.logaddexp(np.log1p(-q), np.log(q) + (2 * seen - 1) / (2 * noise**2))
+        return np.asarray(ratio.sum(1))
+
+    member, other = simulated(True), simulated(False)
+    bound = RocBound.of(stated(noise, q, steps))
+    for fpr in (0.01, 0.05, 0.2, 0.5):
+        tpr = float((member > np.quantile(other, 1 - fpr)).mean())
+        error = 4 * math.sqrt(fpr / n) * 3
+        assert tpr <= float(bound(fpr)) + error
+        assert tpr >= 0.9 * float(bound(fpr)) - error, "the bound would say nothing if it were far above"
+
+
+def test_the_curve_is_never_looser_than_the_stated_pair_and_much_tighter_at_low_rates() -> None:
+    found = Implied.of(stated(1.738, 0.1, 300), 0.01)
+    assert found is not None
+    assert found.tpr < found.by_epsilon / 3
+    assert Implied.of(PURE, 0.01) == replace(Implied.of(PURE, 0.01), tpr=float(tpr_bound(0.01, 0.5, 0)))  # type: ignore[type-var]
+
+
+def test_without_noise_nothing_is_implied() -> None:
+    assert Implied.of(stated(0.0, steps=3), 0.01) is None
+    assert (RocBound.of(stated(0.0))(RATES) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tpr": 0.5}, {"auc": 1.2}, {"epsilon": -1.0}, {"epsilon": math.inf}, {"seeded": 1}, {"fpr": "0.01"}]
+)
+def test_impossible_numbers_are_refused(changes: dict[str, object]) -> None:
+    good = Implied.of(PURE, 0.01)
+    assert good is not None
+    with pytest.raises((ConfigurationError, InputError)):
+        Implied.from_dict({**good.to_dict(), **changes})
+
+
+# --------------------------------------------------------------------------------------------------- the verdict
+
+POLICY = Policy(claim="whole", fpr=0.01, max_tpr=0.03, patience=(1,))
+STRONG, WEAK = Implied.of(stated(100.0), 0.01), Implied.of(stated(0.5), 0.01)
+
+
+def undecided(**more: object) -> Judgement:
+    """An audit of 40 members and 40 others, which could not decide anything."""
+    return Judgement(POLICY, (Evidence("LikelihoodRatio", "l1", "explanation", 1, 1, 6, 0),), 40, 40, 0, **more)  # type: ignore[arg-type]
+
+
+def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_not_decide() -> None:
+    assert undecided().verdict == "inconclusive"
+    found = undecided(implied=STRONG)
+    assert (found.verdict, found.exit_code, found.basis) == ("certified", 0, "by guarantee")
+    assert "by guarantee" in found.sentence
+    assert "Measured beside it" in found.sentence
+    assert found.to_dict()["basis"] == "by guarantee"
+    assert found.reasons == ()
+
+
+def test_a_guarantee_that_does_not_satisfy_it_changes_no_verdict() -> None:
+    found = undecided(implied=WEAK)
+    assert (found.verdict, found.basis) == ("inconclusive", "by measurement")
+    assert "guarantee" not in found.sentence
+
+
+@pytest.mark.parametrize("claim", ["excess", "auc"])
+def test_so_it_does_for_what_is_added_and_for_areas(claim: str) -> None:
+    policy = Policy(claim=claim, fpr=0.05, max_tpr=0.2, max_auc_excess=0.2, patience=(1,))  # type: ignore[arg-type]
+    few = compared(policy, n=40 if claim == "excess" else 12)
+    assert few.verdict == "inconclusive"
+    assert replace(few, implied=Implied.of(stated(100.0), 0.05)).verdict == "certified"
+    assert replace(few, implied=Implied.of(stated(0.5), 0.05)).verdict == "inconclusive"
+
+
+def test_a_proven_leak_stays_one_and_contradicts_the_statement() -> None:
+    found = Evidence("LikelihoodRatio", "l1", "explanation", 1, 600, 700, 500)
+    leak = Judgement(POLICY, (found,), 1000, 1000, 16, uses=1, implied=STRONG)
+    assert (leak.verdict, leak.basis) == ("leak", "by measurement")
+    assert leak.contradiction is not None
+    assert "privacy statement allows no attack more than" in leak.sentence
+
+
+def test_an_unreleased_signal_contradicts_it_too() -> None:
+    """The guarantee is about everything that is computed from the model, so also about its losses."""
+    quiet = Evidence("LikelihoodRatio", "l1", "explanation", 1, 10, 20, 5)
+    loss = Evidence("LikelihoodRatio", "loss", "loss", 1, 600, 700, 500)
+    found = Judgement(POLICY, (quiet, loss), 1000, 1000, 0, uses=1, implied=STRONG)
+    assert not found.by_guarantee
+    assert found.verdict == "inconclusive"
+
+
+def test_where_members_differ_from_others_nothing_is_certified_by_guarantee() -> None:
+    unlike = Control("blind baseline", True, "inputs differ", {"auc": 0.7})
+    assert undecided(implied=STRONG, controls=(unlike,)).verdict == "inconclusive"
+
+
+def test_nor_in_a_quick_look_nor_on_the_selection_split() -> None:
+    assert undecided(implied=STRONG, quick=True).verdict == "inconclusive"
+    assert undecided(implied=STRONG, split="selection").verdict == "inconclusive"
+
+
+def test_a_statement_is_about_one_model() -> None:
+    with pytest.raises(InputError, match="about one model"):
+        undecided(implied=STRONG, mixture=2)
+
+
+# ----------------------------------------------------------------------------------------------- the certificate
+
+STATED = stated(100.0, pretrained=True, weights="ab" * 32)
+IMPLYING = replace(undecided(), implied=Implied.of(STATED, POLICY.fpr))
+
+
+def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path: Path) -> None:
+    content = made(IMPLYING, privacy=STATED.to_dict())
+    found = read_back(content, tmp_path)
+    assert found.judgement == IMPLYING
+    assert found.judgement.basis == "by guarantee"
+    assert "starting weights" in found.judgement.sentence
+    json.dumps(content, allow_nan=False)
+
+
+def test_forged_numbers_and_a_missing_statement_are_found(tmp_path: Path) -> None:
+    weak = stated(0.5, weights="ab" * 32)
+    with pytest.raises(CertificateError, match="follows from the privacy statement"):
+        read_back(sealed(made(IMPLYING, privacy=weak.to_dict())), tmp_path)
+    with pytest.raises(CertificateError, match="no finite epsilon is stated"):
+        read_back(sealed(made(IMPLYING)), tmp_path)
+    content = made(IMPLYING, privacy=STATED.to_dict())
+    content["predicate"]["audit"]["implied"]["tpr"] = 0.009
+    with pytest.raises(CertificateError, match="follows"):
+        read_back(sealed(content), tmp_path)
+
+
+def test_a_certificate_of_before_is_read_as_it_was() -> None:
+    content = made(undecided(), privacy=STATED.to_dict())
+    assert recount(content["predicate"]["audit"]).verdict == "inconclusive"
