@@ -1021,8 +1021,12 @@ def _implied(options: AuditOptions, policy: Policy, pools: Sequence[Pool]) -> tu
         why = "it is about one model, and several are audited"
     elif options.subject_data == "pre-training":
         why = "it is about the fine-tuning data, and the audit about the pre-training data"
-    elif pools[0].population.groups is not None:
-        why = "it is about single records, and the examples belong together in groups"
+    elif (pools[0].population.groups is not None) != (stated.unit == "person"):
+        why = (
+            "it is about persons, and the data do not say whose each example is (groups)"
+            if stated.unit == "person"
+            else "it is about single records, and the examples belong together in groups"
+        )
     found = None if why else Implied.of(stated, policy.fpr)
     if found is None:
         why = why or "its epsilon is infinite"
