@@ -31,8 +31,8 @@ __all__ = [
     "record_scores",
 ]
 
-RecordScenario = Literal["crafted", "mislabelled", "natural"]
-"""Those in which z' is a record: S3 to S5."""
+RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier", "poison"]
+"""Those in which z' is a record: S3 to S5, and two more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,11 @@ class RecordCanary:
     Args:
         scenario: how z' was made.
         target: row of the data that is z.
-        x: input of z', of the shape of one record; in scenario "mislabelled" that of z.
+        x: input of z', of the shape of one record; in scenarios "mislabelled" and "poison" that of z.
         y: label of z'; in scenario "crafted" that of z.
         cosine: between the gradients of z and z' under the reference model, in [-1, 1]; the lower the better.
         norms: of these two gradients, of z first, before clipping.
+        also: other rows that hold z too in D, and z' too in D' ("poison").
     """
 
     scenario: RecordScenario
@@ -70,6 +71,12 @@ class RecordCanary:
     y: int
     cosine: float | None = None
     norms: tuple[float, float] | None = None
+    also: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Those in which D and D' differ."""
+        return (self.target, *self.also)
 
 
 Canary = GradientCanary | RecordCanary
@@ -99,8 +106,8 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
 
     | scenario | score |
     |---|---|
-    | crafted, natural | margin at z minus margin at z' |
-    | mislabelled | logit of y minus logit of y' at the input that z and z' share |
+    | crafted, natural, outlier | margin at z minus margin at z' |
+    | mislabelled, poison | logit of y minus logit of y' at the input that z and z' share |
 
     Args:
         logits_z: (R, outputs) at the input of z.
@@ -115,7 +122,7 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
     Raises:
         InputError: labels out of range.
     """
-    if scenario == "mislabelled":
+    if scenario in ("mislabelled", "poison"):
         if y == y_canary:
             raise InputError(f"a mislabelled canary has another label than its target, got {y} for both")
         if logits_z.shape[1] == 1:

@@ -1,7 +1,8 @@
-"""Canaries of scenarios S2 to S5 for a model and its data (arXiv 2511.21804, Algorithms 2 to 5)."""
+"""The canaries of a model and its data: S2 to S5 (arXiv 2511.21804, Algorithms 2 to 5), the outlier and the poison."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -18,6 +19,7 @@ from safexplain.audit.canaries.canary import (
     check_target,
 )
 from safexplain.audit.canaries.craft_input import Box, Target, craft_input
+from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
@@ -36,6 +38,7 @@ def make_canary(
     reference: Reference,
     *,
     auxiliary: tuple[Tensor, Tensor] | None = None,
+    records: int = 1,
     generator: torch.Generator | None = None,
 ) -> Canary:
     """The canary of a scenario for the reference's target record z.
@@ -46,6 +49,8 @@ def make_canary(
     | crafted | an input within the ranges of `x`, under z's label, made so that its gradient opposes z's |
     | mislabelled | z's input under the label whose gradient opposes z's most |
     | natural | the auxiliary record whose gradient opposes z's most |
+    | outlier | a record far from all others, under another label |
+    | poison | that of mislabelled, several times: z stands in all these places in D, z' in D' |
 
     Args:
         scenario: which.
@@ -54,7 +59,9 @@ def make_canary(
         y: (n,) labels.
         reference: of the same data; `dataclasses.replace(reference, target=...)` for another target.
         auxiliary: records (x, y) that are not in the data, for "natural".
-        generator: of the records that "crafted" tries as starts, on the device of `x`; None: the first ones.
+        records: places of the poison, z's among them.
+        generator: of these places, and of the records that "crafted" tries as starts, on the device of `x`; None: the
+            first ones.
 
     Returns:
         The canary, with the cosine and the norms of the two gradients under the reference model if it is a record.
@@ -76,10 +83,14 @@ def make_canary(
         )
     if scenario == "gradient":
         return GradientCanary(reference.target, reference.least_moving, reference.drift)
+    if scenario == "outlier":
+        return RecordCanary("outlier", reference.target, *far_record(x, y, reference.target))
     x = at_least_single(x)
     target = Target(network, reference.theta, x[reference.target], int(y[reference.target]))
     if scenario == "mislabelled":
         return _mislabelled(target, reference.target)
+    if scenario == "poison":
+        return _poison(_mislabelled(target, reference.target), records, len(x), generator)
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
@@ -95,6 +106,16 @@ def _mislabelled(target: Target, row: int) -> RecordCanary:
     others = torch.tensor([c for c in range(target.network.classes) if c != target.y], device=target.x.device)
     found = target.to_all(target.x.expand(len(others), *target.x.shape), others)
     return _record("mislabelled", target, row, target.x, int(others[found.cosine.argmin()]))
+
+
+def _poison(one: RecordCanary, records: int, n: int, generator: torch.Generator | None) -> RecordCanary:
+    """The same in other places, too."""
+    if not 2 <= records <= n // 2:
+        raise ConfigurationError(f"records: expected 2 to {n // 2}, half of the data, got {records}")
+    device = "cpu" if generator is None else generator.device
+    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator, device=device)
+    others = [row for row in order.tolist() if row != one.target]
+    return replace(one, scenario="poison", also=tuple(others[: records - 1]))
 
 
 def _natural(target: Target, row: int, auxiliary: tuple[Tensor, Tensor] | None) -> RecordCanary:

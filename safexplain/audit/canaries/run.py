@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ import torch
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
-from safexplain._validate import check_number
+from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
-from safexplain.audit.canaries.canary import Canary, GradientCanary
+from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.setting import Setting
@@ -35,6 +36,9 @@ __all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "worst_case_sc
 
 GUESSED = 0.2
 """Share of the coins that are guessed: those of the largest movements. 10 to 25 % are best where epsilon is 10."""
+
+POISONED = 2
+"""Records that the poison replaces unless told otherwise. Epsilon grows with each, and few runs show less of it."""
 
 Threshold = float | Literal["auto", "split"]
 """A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores on D and D' lie on
@@ -51,6 +55,8 @@ def run_canaries(
     threshold: Threshold = "auto",
     confidence: float = 0.95,
     canary: Canary | None = None,
+    target: int | None = None,
+    records: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device | str] | None = None,
@@ -68,6 +74,8 @@ def run_canaries(
         threshold: above which a run is said to be on D.
         confidence: of each bound.
         canary: one of your own; None: crafted.
+        target: row that it stands in for; None: the record of whose label the model is least sure.
+        records: that the poison replaces, 2 unless given; the claim is judged about so many together.
         seed: of everything random.
         device: where to train.
         devices: several, which share the runs; goes before `device`. One processor shares them among its threads.
@@ -78,8 +86,10 @@ def run_canaries(
         ConfigurationError: an unknown scenario or method, or too few runs.
         InputError: data that cannot be trained on, or no auxiliary records for the natural canary.
     """
-    name, threshold = scenario_of(scenario), checked_threshold(threshold)
+    name, threshold = scenario_of(scenario), checked_threshold(threshold, scenario)
     check_method(method, setting.claim)
+    copies = poisoned(name, records)
+    claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
     began = time.monotonic()
     places = [torch.device(d) for d in devices or [device]]
     placed, known = setting.to(places[0]), canary
@@ -87,7 +97,7 @@ def run_canaries(
         rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         scores, known = worst_case_scores(placed.mechanism, runs, every=every, rng=rng), None
     else:
-        known = canary or canary_for(placed, name, seed=seed, progress=progress)
+        known = canary or canary_for(placed, name, target=target, records=copies, seed=seed, progress=progress)
         if len(places) == 1 and places[0].type == "cpu":
             places = places * torch.get_num_threads()
         with _one_thread_each(places):
@@ -99,14 +109,14 @@ def run_canaries(
             )  # fmt: skip
     return judge(
         scores,
-        setting.claim,
+        claim,
         scenario=name,
         method=method,
         threshold=fixed_threshold(threshold, known),
         confidence=confidence,
         seconds=time.monotonic() - began,
         seed=seed,
-        setting=setting.describe(),
+        setting={**setting.describe(), **({} if known is None else {"target": known.target})},
     )
 
 
@@ -180,17 +190,30 @@ def run_once(
     )
 
 
-def canary_for(setting: Setting, scenario: ScenarioName, *, seed: int = 0, progress: Progress = silent) -> Canary:
-    """The canary of a scenario that needs one, on the setting's device."""
+def canary_for(
+    setting: Setting,
+    scenario: ScenarioName,
+    *,
+    target: int | None = None,
+    records: int = 1,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Canary:
+    """The canary of a scenario that needs one, on the setting's device; other arguments as for `run_canaries`."""
+    if target is not None:
+        check_target(target, len(setting.x))
     progress("crafting", 0, 1)
     generator = generator_of(seed, "craft", setting.x.device)
     found = reference(
         setting.network, setting.x, setting.y, setting.recipe, generator=generator, initial=setting.initial,
         movement=scenario == "gradient",
     )  # fmt: skip
+    if target is not None:
+        found = replace(found, target=target)
     made = make_canary(
-        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, generator=generator
-    )
+        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, records=records,
+        generator=generator,
+    )  # fmt: skip
     progress("crafting", 1, 1)
     return made
 
@@ -254,15 +277,34 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def checked_threshold(threshold: Any) -> Threshold:
+def checked_threshold(threshold: Any, scenario: str = "gradient") -> Threshold:
     """The threshold, if it is "auto", "split" or a finite number.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: it is none of these, or a number of a scenario whose runs have several scores.
     """
     if isinstance(threshold, str) and threshold in ("auto", "split"):
         return "split" if threshold == "split" else "auto"
-    return check_number('threshold (neither "auto" nor "split")', threshold)
+    number = check_number('threshold (neither "auto" nor "split")', threshold)
+    if scenario in ("outlier", "layers"):
+        raise ConfigurationError(
+            f'threshold: runs of scenario "{scenario}" have several scores, one of which is chosen with its threshold'
+            f' on some of them; expected "auto" or "split", got {threshold!r}'
+        )
+    return number
+
+
+def poisoned(scenario: ScenarioName, records: int | None) -> int:
+    """How many records are replaced together.
+
+    Raises:
+        ConfigurationError: several, of a scenario that replaces one.
+    """
+    if scenario == "poison":
+        return POISONED if records is None else whole_number("records", records, 2)
+    if records not in (None, 1):
+        raise ConfigurationError(f'records: scenario "{scenario}" replaces one; several are replaced by "poison"')
+    return 1
 
 
 def fixed_threshold(threshold: Threshold, canary: Canary | None) -> float | None:

@@ -186,7 +186,7 @@ def plan_probe(
     """
     check_train(train, None)
     clock, number = Clock(torch.device("cpu"), BUDGET), seed_of_run(seed, "reference", 0)
-    dataset = NeighbouringData(records(data), 0)
+    dataset = NeighbouringData(records(data))
     with seeded(number):
         one = clock(lambda: call(train, dataset, number, None))
     stages: list[Stage] = []

@@ -31,6 +31,7 @@ from safexplain.verdict.stats import (
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
+from safexplain.verdict.stats.score_choice import choose_score
 
 __all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "load_finding"]
 
@@ -43,8 +44,10 @@ class Scores:
 
     Args:
         steps: (k,) increasing; the last is the released model.
-        d: (k, runs on D), finite.
-        d_prime: (k, runs on D'), in which the canary stood in the record's place.
+        d: (k, runs on D), not NaN; or (k, runs on D, s) with names for s scores of each run, which say D where they
+            are high or where they are low: the best one is chosen on some of the runs.
+        d_prime: (k, runs on D'), in which the canary stood in the record's place; or (k, runs on D', s).
+        names: (s,) of several scores.
 
     Raises:
         InputError: the shapes do not fit, a score is NaN, or steps do not increase.
@@ -53,13 +56,16 @@ class Scores:
     steps: tuple[int, ...]
     d: Array
     d_prime: Array
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(int(t) for t in self.steps))
         for name in ("d", "d_prime"):
             values = np.asarray(getattr(self, name), dtype=np.float64)
-            if values.ndim != 2 or len(values) != len(self.steps) or not values.size:
-                raise InputError(f"scores {name}: expected shape ({len(self.steps)} steps, runs), got {values.shape}")
+            several = (len(self.names),) if self.names else ()
+            if values.ndim < 2 or values.shape != (len(self.steps), values.shape[1], *several) or not values.size:
+                expected = ", ".join((f"{len(self.steps)} steps", "runs", *(f"{n} scores" for n in several)))
+                raise InputError(f"scores {name}: expected shape ({expected}), got {values.shape}")
             if np.isnan(values).any():
                 raise InputError(f"scores {name}: {int(np.isnan(values).sum())} of {values.size} are NaN")
             object.__setattr__(self, name, values)
@@ -271,7 +277,7 @@ def judge(
     """Bounds at every audited step.
 
     Args:
-        scores: of the runs on D and on D'.
+        scores: of the runs on D and on D'; of several, one is chosen with its threshold, and named in the setting.
         claim: what they are measured against.
         scenario: name or number of the canary.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
@@ -282,20 +288,25 @@ def judge(
         setting: what was trained on what, for readers.
 
     Raises:
-        ConfigurationError: a method that needs the mechanism, which the claim does not name.
+        ConfigurationError: a method that needs the mechanism, which the claim does not name; or a fixed threshold of
+            several scores.
         InputError: too few runs.
     """
     check_method(method, claim)
-    errors = []
+    if scores.names and threshold is not None:
+        raise ConfigurationError('threshold: of several scores it is chosen together with the score; use "split"')
+    errors, about = [], dict(setting or {})
     for step, d, d_prime in zip(scores.steps, scores.d, scores.d_prime, strict=True):
-        bound = bound_epsilon(
-            d, d_prime, claim.delta, method, threshold=threshold, confidence=confidence, seed=seed,
-            **claim.after(step).sampled(),
-        )  # fmt: skip
+        family: dict[str, Any] = {"confidence": confidence, **claim.after(step).sampled()}
+        at = threshold
+        if scores.names:
+            chosen = choose_score(d, d_prime, claim.delta, method, seed=seed, **family)
+            d, d_prime, at = chosen.d, chosen.d_prime, chosen.threshold
+            about["score"] = f"{scores.names[chosen.score]}, {'low' if chosen.negative else 'high'} on D"
+        bound = bound_epsilon(d, d_prime, claim.delta, method, threshold=at, seed=seed, **family)
         counts = (bound.false_positives, bound.negatives, bound.false_negatives, bound.positives)
         errors.append(Errors(step, bound.threshold, *counts))
-    name = scenario_of(scenario)
-    return CanaryResult(name, claim, method, confidence, tuple(errors), scores.runs, seconds, dict(setting or {}))
+    return CanaryResult(scenario_of(scenario), claim, method, confidence, tuple(errors), scores.runs, seconds, about)
 
 
 def finding_of(content: Any) -> Finding:

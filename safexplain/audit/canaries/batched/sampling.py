@@ -87,22 +87,26 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Substitutes:
-    """Record z in the runs on D, z' in those on D'; one coin a run.
+    """Record z in the runs on D, z' in those on D', k copies of each; one coin a run for every copy.
 
     Args:
-        x: (2, d), of z and z'.
-        y: (2,), of z and z'.
+        x: (2 k, d): z k times, then z' k times.
+        y: (2 k,) their labels.
         on_d: (runs,) bool.
     """
 
     x: Tensor
     y: Tensor
     on_d: Tensor
-    canaries: int = 1
+
+    @property
+    def canaries(self) -> int:
+        """The k."""
+        return len(self.x) // 2
 
     def weights(self, coins: Tensor) -> Tensor:
-        """(runs, 1) -> (runs, 2)."""
-        return coins & torch.stack([self.on_d, ~self.on_d], 1)
+        """(runs, k) -> (runs, 2 k)."""
+        return torch.cat([coins & self.on_d[:, None], coins & ~self.on_d[:, None]], 1)
 
     def add(self, total: Tensor, coins: Tensor) -> None:
         """Nothing."""

@@ -26,6 +26,7 @@ from safexplain.audit.canaries.canary import (
     check_records,
     record_scores,
 )
+from safexplain.audit.canaries.outlier import OUTLIER_SCORES, outlier_scores, probe_rows
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Scores
@@ -35,7 +36,7 @@ __all__ = ["train_one_run", "train_runs"]
 Array = NDArray[np.float64]
 
 Score = Callable[[Tensor, int], Tensor]
-"""(runs, P) parameters after a step, and its number -> (runs,)."""
+"""(runs, P) parameters after a step, and its number -> (runs,), or (runs, s) for several scores."""
 
 
 def train_runs(
@@ -68,6 +69,7 @@ def train_runs(
         x: (n, d) features of D, in whose precision is trained: float32 or float64; half precision is raised.
         y: (n,) class indices.
         canary: the row that is the target, and what stands there in D'; a gradient canary replaces the record in both.
+            Copies of a poison join batches each by its own coin.
         recipe: of the training; its `classes`, `bias` and `one_logit` are those of the network.
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound.
         runs: on D and D' together; D has half of them, rounded up.
@@ -82,7 +84,7 @@ def train_runs(
         progress: told in runs.
 
     Returns:
-        Scores, higher on D.
+        Scores, higher on D; for an outlier several of each run, see `outlier_scores`.
 
     Raises:
         InputError: data or a canary that cannot be used, or weights that diverged.
@@ -93,7 +95,9 @@ def train_runs(
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    job = Job(network, x, y, [canary.target], recipe, noise_multiplier, runs, generator, initial, shared_batches)
+    rows = canary.rows if isinstance(canary, RecordCanary) else (canary.target,)
+    names = OUTLIER_SCORES if isinstance(canary, RecordCanary) and canary.scenario == "outlier" else ()
+    job = Job(network, x, y, rows, recipe, noise_multiplier, runs, generator, initial, shared_batches)
     watch = _gradients(canary, job) if isinstance(canary, GradientCanary) else _records(canary, job)
     steps = [*range(every, recipe.steps, every), recipe.steps]
 
@@ -107,11 +111,11 @@ def train_runs(
         return np.asarray(torch.stack(found).double().cpu())
 
     values = job.blocks(
-        train, lambda block: (len(steps), len(block)), [canary, steps],
+        train, lambda block: (len(steps), len(block), *((len(names),) if names else ())), [canary, steps],
         devices=devices, cache=cache, progress=progress,
     )  # fmt: skip
     together = np.concatenate(values, axis=1)
-    return Scores(tuple(steps), together[:, ::2], together[:, 1::2])
+    return Scores(tuple(steps), together[:, ::2], together[:, 1::2], names)
 
 
 def train_one_run(
@@ -211,16 +215,21 @@ def _records(canary: RecordCanary, job: Job) -> Callable[[Block, Tensor], tuple[
     """D has the target, D' the canary's record."""
     z, label = job.x[canary.target], int(job.y[canary.target])
     check_records("canary", job.network, canary.x[None], torch.tensor([canary.y]))
-    pair, labels = torch.stack([z, canary.x.to(z)]), torch.tensor([label, canary.y])
+    pair, copies = torch.stack([z, canary.x.to(z)]), len(canary.rows)
+    labels = torch.tensor([label, canary.y]).repeat_interleave(copies)
+    probes = probe_rows(len(job.x), canary.rows) if canary.scenario == "outlier" else []
 
     def watch(block: Block, theta: Tensor) -> tuple[Inserted, Score]:
-        both = pair.to(theta)
+        both, others, theirs = pair.to(theta), job.x[probes].to(theta), job.y[probes]
 
         def score(now: Tensor, step: int) -> Tensor:
             logits = job.network.logits(now, both)
+            if canary.scenario == "outlier":
+                return outlier_scores(logits, job.network.logits(now, others), label, canary.y, theirs)
             return record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
 
-        return Substitutes(both, labels.to(theta.device), _on_d(block, theta.device)), score
+        inserted = both.repeat_interleave(copies, 0), labels.to(theta.device)
+        return Substitutes(*inserted, _on_d(block, theta.device)), score
 
     return watch
 

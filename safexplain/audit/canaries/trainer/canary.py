@@ -19,8 +19,9 @@ from torch.func import functional_call, grad, vmap
 from safexplain._files import whole_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary
+from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, true_class_probability
-from safexplain.audit.canaries.trainer.data import GradientHook, stacked
+from safexplain.audit.canaries.trainer.data import GradientHook, Pair, stacked
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
@@ -30,9 +31,14 @@ __all__ = [
     "given_canary",
     "load_canary",
     "logits_of",
+    "make_outlier",
     "make_record",
     "save_canary",
 ]
+
+
+SOME = 1024
+"""Records of a data set on demand that are read for an outlier."""
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
@@ -57,8 +63,20 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
     same = torch.equal(instead, z)
     if same and label == int(own):
         raise InputError("canary: it is the target record itself; D and D' would be the same")
-    kind = "mislabelled" if same else "crafted" if scenario == "mislabelled" else scenario
-    return RecordCanary(kind, target, instead, label)  # type: ignore[arg-type]
+    kind: Any = scenario
+    if scenario not in ("outlier", "poison"):
+        kind = "mislabelled" if same else "crafted" if scenario == "mislabelled" else scenario
+    return RecordCanary(kind, target, instead, label)
+
+
+def make_outlier(data: Any, target: int) -> RecordCanary:
+    """A record far from the others, which takes no model; of a data set that is read on demand, from some of them."""
+    n, at = len(data), target
+    if not isinstance(data, Pair) and n > SOME:
+        rows = sorted({*range(0, n, n // SOME), target})
+        data, at = [data[row] for row in rows], rows.index(target)
+    x, y = stacked(data)
+    return RecordCanary("outlier", target, *far_record(x, y.reshape(len(y), -1).squeeze(1), at))
 
 
 def make_record(
@@ -68,6 +86,7 @@ def make_record(
     target: int | None,
     auxiliary: tuple[Tensor, Tensor] | None,
     seed: int,
+    records: int = 1,
 ) -> RecordCanary:
     """Craft z' for a module; the target is the record whose true class is least probable under it unless given."""
     model = _plain(model)
@@ -84,8 +103,9 @@ def make_record(
     confidence = true_class_probability(network, network.theta[None], x, y)
     at = int(confidence.argmin()) if target is None else target
     found = make_canary(
-        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, generator=generator
-    )
+        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, records=records,
+        generator=generator,
+    )  # fmt: skip
     assert isinstance(found, RecordCanary)
     return found
 
@@ -167,11 +187,11 @@ class ModuleNetwork:
         return found
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
     """Logits (n, outputs) on the CPU, of a model in evaluation mode.
 
     Raises:
-        InputError: they are of another shape, or not finite.
+        InputError: they are of another shape, or not finite where that is expected.
     """
     parameter = next(model.parameters(), x)
     with torch.no_grad():
@@ -182,7 +202,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
             " records; expected logits (n, classes), or pass score= to compute the score from it yourself"
         )
     found = found.detach().double().cpu().reshape(len(x), -1)
-    if not bool(found.isfinite().all()):
+    if finite and not bool(found.isfinite().all()):
         raise InputError(
             "the model that train returned gives NaN or infinite logits for the target or its canary: training"
             " diverged; lower its learning rate"

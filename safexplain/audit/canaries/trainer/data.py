@@ -8,7 +8,7 @@ rows of `grad_sample` are in their order. Values are not compared, so that augme
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,23 +20,22 @@ from safexplain._digest import digest
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["OVER", "Fetched", "GradientHook", "NeighbouringData", "digest_of", "records", "stacked"]
+__all__ = ["OVER", "Fetched", "GradientHook", "NeighbouringData", "Pair", "digest_of", "records", "stacked"]
 
 Record = tuple[Tensor, Tensor]
 
 
 class NeighbouringData(Dataset[Record]):
-    """The records of D or of D': they differ in one record, or, for a gradient canary, in none.
+    """The records of D or of D': they differ in one record, in those of a poison, or, for a gradient canary, in none.
 
     Args:
         data: see `records`.
-        target: number of the record z.
-        instead: z' in D'; None: z stays.
+        instead: what stands in the place of which records.
         fetched: told about every record that is fetched; None: nobody is.
     """
 
-    def __init__(self, data: Any, target: int, instead: Record | None = None, fetched: Fetched | None = None) -> None:
-        self.data, self.target, self.instead, self.fetched = data, target, instead, fetched
+    def __init__(self, data: Any, instead: Mapping[int, Record] | None = None, fetched: Fetched | None = None) -> None:
+        self.data, self.instead, self.fetched = data, dict(instead or {}), fetched
 
     def __len__(self) -> int:
         return len(self.data)
@@ -61,7 +60,7 @@ class NeighbouringData(Dataset[Record]):
         return at % len(self)
 
     def _record(self, number: int) -> Record:
-        x, y = self.instead if self.instead is not None and number == self.target else self.data[number]
+        x, y = self.instead[number] if number in self.instead else self.data[number]
         return x.clone(), y.clone()  # training may change in place what it gets
 
 
@@ -75,13 +74,13 @@ def records(data: Any) -> Any:
     if isinstance(found, InMemory):
         if not isinstance(found.x, Tensor):
             raise InputError("data: expected one input tensor a record, got several; put them into one")
-        return _Pair(found.x, found.y)
+        return Pair(found.x, found.y)
     return _OnDemand(data)
 
 
 def stacked(data: Any) -> tuple[Tensor, Tensor]:
     """All records as x (n, ...) and y (n,)."""
-    if isinstance(data, _Pair):
+    if isinstance(data, Pair):
         return data.x, data.y
     found = [data[i] for i in range(len(data))]
     return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
@@ -89,10 +88,10 @@ def stacked(data: Any) -> tuple[Tensor, Tensor]:
 
 def digest_of(data: Any) -> str:
     """Of all records in order. A map-style data set is read once."""
-    return digest(*((data.x, data.y) if isinstance(data, _Pair) else (digest(*data[i]) for i in range(len(data)))))
+    return digest(*((data.x, data.y) if isinstance(data, Pair) else (digest(*data[i]) for i in range(len(data)))))
 
 
-class _Pair:
+class Pair:
     """Tensors as records."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:

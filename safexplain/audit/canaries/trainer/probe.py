@@ -7,7 +7,7 @@ models on the data sets of `data`, and judges the scores. Its cache is keyed by 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +21,20 @@ from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.canary import Canary, check_target
-from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
+from safexplain.audit.canaries.outlier import OUTLIER_SCORES
+from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poisoned
 from safexplain.audit.canaries.trainer.canary import (
     find_coordinate,
     given_canary,
     load_canary,
+    make_outlier,
     make_record,
     save_canary,
 )
-from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData, digest_of, records
+from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData, digest_of
+from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.runs import (
+    Finished,
     Key,
     Run,
     RunStore,
@@ -109,16 +113,19 @@ class CanaryProbe:
         method: BoundMethod = "pld",
         threshold: Threshold = "auto",
         confidence: float = 0.95,
-        score: Callable[[Any], float] | None = None,
+        score: Callable[[Any], Any] | None = None,
+        records: int | None = None,
     ) -> None:
         check_method(method, claim)
-        self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
+        self.train, self.scenario = train, scenario_of(scenario)
+        self.records = poisoned(self.scenario, records)
+        self.claim = claim.of_group(self.records) if self.records > 1 else claim
         check_train(train, devices)
-        self.data, self.seed = records(data), whole_number("seed", seed, 0)
+        self.data, self.seed = records_of(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.score = model, auxiliary, score
         self.method: BoundMethod = method
-        self.threshold: Threshold = checked_threshold(threshold)
+        self.threshold: Threshold = checked_threshold(threshold, "" if score else self.scenario)
         self.confidence = check_number("confidence", confidence, above=0.0)
         if self.confidence >= 1:
             raise ConfigurationError(f"confidence: expected a number between 0 and 1, got {confidence!r}")
@@ -131,7 +138,7 @@ class CanaryProbe:
             raise ConfigurationError('scenario "gradient" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
-        self._target = 0 if self.scenario == "gradient" and target is None else target
+        self._target = 0 if self.scenario in ("gradient", "outlier") and target is None else target
         self._given = None if canary is None else given_canary(canary, self.data, target, self.scenario)
         if self._given is not None:
             self.scenario = self._given.scenario
@@ -173,10 +180,8 @@ class CanaryProbe:
             run = Run(self.train, self.data, canary, self.score, self.seed)
             run_all(run, keys, store, workers=self.workers, devices=self.devices, progress=told)
         taken = {key: store.runs[key] for key in keys}
-        d, d_prime = (np.array([[taken[k].score for k in keys if k[0] == side]]) for side in ("D", "D'"))
-        steps = 1 if self.claim.mechanism is None else self.claim.mechanism.steps
         return judge(
-            Scores((steps,), d, d_prime),
+            self._scores(taken),
             self.claim,
             scenario=self.scenario,
             method=self.method,
@@ -191,12 +196,29 @@ class CanaryProbe:
             },
         )
 
+    def _scores(self, taken: Mapping[Key, Finished]) -> Scores:
+        several = {len(finished.scores) for finished in taken.values()}
+        if len(several) > 1:
+            raise InputError(f"score: expected as many numbers of every run, got {sorted(several)}")
+        d, d_prime = (np.array([[run.scores for (on, _), run in taken.items() if on == side]]) for side in ("D", "D'"))
+        if not np.isfinite(np.concatenate([d, d_prime], 1)).any():
+            raise InputError(
+                "the models of all runs give NaN or infinite logits, on D and on D': training diverged; lower its"
+                " learning rate"
+            )
+        steps = (1 if self.claim.mechanism is None else self.claim.mechanism.steps,)
+        if several == {1}:
+            return Scores(steps, d[..., 0], d_prime[..., 0])
+        own = self.score is not None
+        names = tuple(f"score {i}" for i in range(*several)) if own else OUTLIER_SCORES
+        return Scores(steps, d, d_prime, names)
+
     def _made(self) -> Canary:
         device = self.devices[0] if self.devices else None
         seed = seed_of_run(self.seed, "reference", 0)
 
         def train(hook: GradientHook | None) -> Any:
-            dataset = NeighbouringData(self.data, self._target or 0, fetched=hook.fetched if hook else None)
+            dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
             try:
                 with seeded(seed), hook.watching() if hook else nullcontext():
                     return call(self.train, dataset, seed, device)
@@ -210,13 +232,15 @@ class CanaryProbe:
 
         if self.scenario == "gradient":
             return find_coordinate(train, self._target or 0)
+        if self.scenario == "outlier":
+            return make_outlier(self.data, self._target or 0)
         model = train(None) if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
                 " a ready canary=(x', y') with target="
             )
-        return make_record(self.scenario, model, self.data, self._target, self.auxiliary, seed)
+        return make_record(self.scenario, model, self.data, self._target, self.auxiliary, seed, self.records)
 
     def _digest(self, version: str | None) -> str:
         given = self._given
@@ -231,7 +255,7 @@ class CanaryProbe:
             None if given is None else [given.target, given.x, given.y],
             auxiliary,
             self._target,
-            None,  # in version 0.1 a parameter could be chosen: what it stored is still found
+            None if self.records == 1 else self.records,  # None: what older versions stored is still found
             self.seed,
             functions,
         )

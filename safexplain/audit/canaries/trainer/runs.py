@@ -25,6 +25,7 @@ from torch import nn
 
 from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, record_scores
+from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData
 from safexplain.errors import InputError
@@ -50,13 +51,12 @@ class Run:
         train: the user's function.
         data: records of D.
         canary: in D'.
-        score: of what `train` returns; None: from logits, or from the parameter of a gradient canary.
+        score: of what `train` returns, one number or several; None: from logits, or from the parameter of a gradient
+            canary.
         seed: of all runs.
     """
 
-    def __init__(
-        self, train: Train, data: Any, canary: Canary, score: Callable[[Any], float] | None, seed: int
-    ) -> None:
+    def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], Any] | None, seed: int) -> None:
         self.train, self.data, self.score, self.canary, self.seed = train, data, score, canary, seed
         if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
             self.canary = replace(canary, x=canary.x.cpu())
@@ -65,16 +65,19 @@ class Run:
         """Train one model.
 
         Raises:
-            InputError: training or scoring raised an error, or the score is not finite; it says which run it was.
+            InputError: training or scoring raised an error, or the score is no number; it says which run it was.
         """
         began, (side, number) = time.monotonic(), key
         seed = seed_of_run(self.seed, _STORED[side], number)
         try:
             with seeded(seed):
                 score = self._score(side, seed, device)
-            if not math.isfinite(score):
+            outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
+            allowed = all(not math.isnan(number) for number in score) if outlier else all(map(math.isfinite, score))
+            if not allowed or not score:
                 raise InputError(
-                    f"score: expected a finite number, got {score}: training diverged, or score= has no number for it"
+                    f"score: expected a finite number, got {score[0] if len(score) == 1 else score}: training diverged,"
+                    " or score= has no number for it"
                 )
         except Exception as error:
             raise InputError(
@@ -82,23 +85,30 @@ class Run:
             ) from error
         return Finished(score, time.monotonic() - began)
 
-    def _score(self, side: Side, seed: int, device: str | None) -> float:
+    def _score(self, side: Side, seed: int, device: str | None) -> tuple[float, ...]:
         canary = self.canary
-        z = self.data[canary.target]
         if isinstance(canary, GradientCanary):
             hook = GradientHook(canary.target, canary.coordinate, 1.0 if side == "D" else -1.0)
             with hook.watching():
-                call(self.train, NeighbouringData(self.data, canary.target, fetched=hook.fetched), seed, device)
-            return (0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved
+                call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
+            return ((0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved,)
+        z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
-        dataset = NeighbouringData(self.data, canary.target, instead if side == "D'" else None)
+        rows = canary.rows if side == "D'" else canary.also
+        dataset = NeighbouringData(self.data, dict.fromkeys(rows, instead if side == "D'" else z))
         model = call(self.train, dataset, seed, device)
         if self.score is not None:
-            return float(self.score(model))
+            return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
         if not isinstance(model, nn.Module):
             raise InputError(f"train must return a torch.nn.Module, got {type(model).__name__}; or pass score=")
-        logits = logits_of(model, torch.stack([z[0], instead[0]]))
-        return float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario))
+        pair = torch.stack([z[0], instead[0]])
+        if canary.scenario != "outlier":
+            logits = logits_of(model, pair)
+            return (float(record_scores(logits[:1], logits[1:], int(z[1]), canary.y, canary.scenario)),)
+        others = [self.data[row] for row in probe_rows(len(self.data), canary.rows)]
+        logits = logits_of(model, torch.cat([pair, torch.stack([x for x, _ in others])]), finite=False)
+        labels = torch.stack([y for _, y in others]).reshape(-1)
+        return tuple(outlier_scores(logits[None, :2], logits[None, 2:], int(z[1]), canary.y, labels)[0].tolist())
 
 
 def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None) -> Any:
@@ -133,11 +143,11 @@ class Finished:
     """What is kept of a run.
 
     Args:
-        score: of its model; higher on D.
+        scores: of its model, one or several; one is higher on D.
         seconds: that it took.
     """
 
-    score: float
+    scores: tuple[float, ...]
     seconds: float
 
 
@@ -164,8 +174,9 @@ class RunStore:
     def _read(self, line: str) -> None:
         try:
             row = json.loads(line)
-            found = Finished(float(row["score"]), row["seconds"])
-            if math.isfinite(found.score):
+            score = row["score"]
+            found = Finished(tuple(map(float, score)) if isinstance(score, list) else (float(score),), row["seconds"])
+            if not any(map(math.isnan, found.scores)):
                 side: Side = "D" if row["world"] == "a" else "D'"
                 self.runs.setdefault((side, int(row["number"])), found)
         except (ValueError, KeyError, TypeError):  # a line that was cut off when its process died
@@ -180,7 +191,8 @@ class RunStore:
         self.runs[key] = finished
         if self.path is None:
             return
-        row = {"world": _STORED[key[0]], "number": key[1], "score": finished.score, "seconds": finished.seconds}
+        score = finished.scores[0] if len(finished.scores) == 1 else finished.scores
+        row = {"world": _STORED[key[0]], "number": key[1], "score": score, "seconds": finished.seconds}
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")

@@ -138,7 +138,7 @@ def test_a_score_that_is_no_number_stops_at_once_and_is_not_stored(tmp_path, bad
 @pytest.mark.parametrize("given", [data(), Rows()], ids=["tensors", "data set"])
 def test_a_record_that_is_changed_in_place_stays_as_it_was_for_others(given):
     instead = (torch.full((D,), 9.0), torch.tensor(1))
-    dataset = NeighbouringData(records(given), 1, instead)
+    dataset = NeighbouringData(records(given), {1: instead})
     before = [(x.clone(), y.clone()) for x, y in dataset]
     for x, y in [*dataset, *dataset.__getitems__(range(N))]:
         x.add_(1)

@@ -117,7 +117,7 @@ def sums_of(monkeypatch, loop, hook, dataset=None):
 
             patch.setattr(kind, "add_noise", add_noise)
         with hook.watching():
-            loop(NeighbouringData(data(), TARGET, fetched=hook.fetched) if dataset is None else dataset)
+            loop(NeighbouringData(data(), fetched=hook.fetched) if dataset is None else dataset)
     return torch.stack(sums)
 
 
@@ -137,7 +137,7 @@ def test_the_row_is_the_targets(monkeypatch):
     others = [i for i in range(N) if i != TARGET]
     zeroed = sums_of(monkeypatch, opacus, GradientHook(TARGET, COORDINATE, 0.0))
     hook = GradientHook(TARGET, COORDINATE, 1.0)
-    rest = Subset(NeighbouringData(data(), TARGET, fetched=hook.fetched), others)
+    rest = Subset(NeighbouringData(data(), fetched=hook.fetched), others)
     left_out = sums_of(monkeypatch, lambda d: opacus(d, batch=N - 1), hook, rest)
     torch.testing.assert_close(zeroed[0], left_out[0])
     wrong = sums_of(monkeypatch, opacus, GradientHook(TARGET + 1, COORDINATE, 0.0))
@@ -147,7 +147,7 @@ def test_the_row_is_the_targets(monkeypatch):
 def test_the_score_is_how_far_the_parameter_moved_from_where_the_optimizer_first_saw_it():
     hook, start = GradientHook(TARGET, COORDINATE, 1.0), network()
     with hook.watching():
-        model = opacus(NeighbouringData(data(), TARGET, fetched=hook.fetched))
+        model = opacus(NeighbouringData(data(), fetched=hook.fetched))
     ends, begins = (next(m.parameters()).detach().flatten()[COORDINATE] for m in (model, start))
     assert hook.moved == pytest.approx(float(ends - begins), abs=1e-7)
     assert hook.moved < 0, "a gradient of +C moves it down"
@@ -162,7 +162,7 @@ def test_everything_is_as_it_was_afterwards_also_after_an_error():
         raise KeyError("stop")
 
     with pytest.raises(KeyError), hook.watching():
-        stops(NeighbouringData(data(), TARGET, fetched=hook.fetched))
+        stops(NeighbouringData(data(), fetched=hook.fetched))
     assert DPOptimizer.__init__ is init
     assert DPOptimizer.clip_and_accumulate is clip
     assert not {"clip_and_accumulate", "add_noise"} & set(vars(hook.optimizer))
@@ -177,7 +177,7 @@ def test_a_reference_trains_without_noise_and_knows_how_far_each_parameter_moved
         seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
 
     with hook.watching():
-        loop(NeighbouringData(data(), TARGET, fetched=hook.fetched))
+        loop(NeighbouringData(data(), fetched=hook.fetched))
     begins = torch.cat([p.detach().flatten() for p in start.parameters()])
     assert (hook.movement >= (seen[0] - begins).abs() - 1e-6).all()
     assert float(hook.movement.max()) < 0.1 * C * 6 * 2, "noise of the given multiplier moves further"
@@ -228,13 +228,13 @@ STOPPED = {
 def test_a_loop_in_which_the_row_cannot_be_told_is_refused(loop, reason):
     hook = GradientHook(TARGET, COORDINATE, 1.0)
     with pytest.raises(RefusedError, match=reason), hook.watching():
-        loop(NeighbouringData(data(), TARGET, fetched=hook.fetched))
+        loop(NeighbouringData(data(), fetched=hook.fetched))
 
 
 def test_a_coordinate_that_is_not_there_is_refused():
     hook = GradientHook(TARGET, 10_000, 1.0)
     with pytest.raises(InputError, match="the optimizer holds 26 parameters"), hook.watching():
-        opacus(NeighbouringData(data(), TARGET, fetched=hook.fetched))
+        opacus(NeighbouringData(data(), fetched=hook.fetched))
 
 
 def test_optimizers_of_other_threads_are_left_alone():
@@ -256,14 +256,14 @@ def test_optimizers_of_other_threads_are_left_alone():
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-        opacus(NeighbouringData(data(), TARGET, fetched=hook.fetched), epochs=1)
+        opacus(NeighbouringData(data(), fetched=hook.fetched), epochs=1)
     assert hook.optimizer is not made[0]
     assert "clip_and_accumulate" not in vars(made[0])
 
 
 def test_the_worlds_differ_in_the_target_alone():
     instead = (torch.full((D,), 9.0), torch.tensor(1))
-    a, b = NeighbouringData(data(), TARGET), NeighbouringData(data(), TARGET, instead)
+    a, b = NeighbouringData(data()), NeighbouringData(data(), {TARGET: instead})
     assert len(a) == len(b) == N
     differs = [i for i, (one, other) in enumerate(zip(a, b, strict=True)) if not torch.equal(one[0], other[0])]
     assert differs == [TARGET]
