@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
@@ -32,6 +32,7 @@ from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dot
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.stats import binom
 
 from safexplain._loss_pairs import Pair
 from safexplain._validate import check_number, whole_number
@@ -42,8 +43,9 @@ Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "substitute", "zero_out"]
 """One record present or absent; one record's value, label or attributes anything; one record or an empty one."""
 
-Sampling = Literal["poisson", "fixed-size", "full-batch"]
-"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch."""
+Sampling = Literal["poisson", "fixed-size", "full-batch", "truncated-poisson"]
+"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch;
+Poisson, where of a batch that is too large for the memory only a part is taken."""
 
 PROTECTS: dict[Adjacency, str] = {
     "add_remove": "whether a record was in the training data",
@@ -94,6 +96,23 @@ def check_sampling(sampling: str) -> None:
         raise ConfigurationError(f"sampling: expected one of {', '.join(get_args(Sampling))}, got {sampling!r}")
 
 
+def check_truncation(sampling: str, largest_batch: int | None, records: int | None) -> None:
+    """Raise ConfigurationError unless both are given for "truncated-poisson", and neither for other batches."""
+    if sampling != "truncated-poisson":
+        if largest_batch is not None or records is not None:
+            raise ConfigurationError(
+                f'largest_batch and records belong to sampling="truncated-poisson", got them with {sampling!r}'
+            )
+        return
+    if largest_batch is None or records is None:
+        raise ConfigurationError(
+            'sampling="truncated-poisson" needs largest_batch, which Poisson batches are cut down to, and records, for'
+            f" which coins are drawn; got {largest_batch!r} and {records!r}"
+        )
+    whole_number("largest_batch", largest_batch, 1)
+    whole_number("records", records, 1)
+
+
 @dataclass(frozen=True)
 class Steps:
     """A number of equal steps of the sampled Gaussian mechanism.
@@ -103,8 +122,13 @@ class Steps:
             training without noise.
         sample_rate: q, the probability that a given record is in a given batch, in (0, 1].
         steps: how many, at least 0.
-        sampling: "poisson"; "fixed-size" (uniform subsets without replacement, q = size / records); or "full-batch"
-            (q must be 1).
+        sampling: "poisson"; "fixed-size" (uniform subsets without replacement, q = size / records); "full-batch" (q
+            must be 1); or "truncated-poisson".
+        largest_batch: of "truncated-poisson": a Poisson batch of more records is cut down to so many. Which of them are
+            kept does not matter for the bound, which counts with the worst whenever a batch is cut (see `truncation`);
+            but coins are drawn for all `records` anew in each step, sums are divided by the expected batch size and
+            never by the size of a batch, and nobody is told whether one was cut.
+        records: of "truncated-poisson": n, how many records the coins are drawn for.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -114,9 +138,12 @@ class Steps:
     sample_rate: float
     steps: int
     sampling: Sampling = "poisson"
+    largest_batch: int | None = None
+    records: int | None = None
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling)
+        check_truncation(self.sampling, self.largest_batch, self.records)
         check_number("noise_multiplier", self.noise_multiplier, minimum=0.0)
         if not 0 < check_number("sample_rate", self.sample_rate) <= 1:
             raise ConfigurationError(
@@ -127,6 +154,15 @@ class Steps:
             raise ConfigurationError(f'sampling="full-batch" has sample_rate 1, got {self.sample_rate!r}')
         steps: object = self.steps
         whole_number("steps", int(steps) if isinstance(steps, float) and steps.is_integer() else steps, 0)
+
+    @property
+    def is_poisson(self) -> bool:
+        """Each record joins by its own coin, though of a large batch not all may be taken."""
+        return self.sampling in ("poisson", "truncated-poisson")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without what other ways of sampling need; `Steps(**...)` reads them."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -165,6 +201,8 @@ def epsilons(
     *,
     sampling: Sampling = "poisson",
     group: int = 1,
+    largest_batch: int | None = None,
+    records: int | None = None,
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
@@ -176,9 +214,11 @@ def epsilons(
         sample_rate: q, from the data actually trained on: expected batch size over number of records.
         steps: of the optimizer.
         delta: in (0, 1), smaller than one over the number of records.
-        sampling: "poisson", "fixed-size" or "full-batch".
+        sampling: "poisson", "fixed-size", "full-batch" or "truncated-poisson".
         group: how many records neighbours differ in, as all those of one person; each is sampled independently, and
             each one's gradient clipped. Exact under Poisson and full batches, an upper bound for a fixed size.
+        largest_batch: of "truncated-poisson", as in `Steps`.
+        records: of "truncated-poisson", as in `Steps`.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -188,7 +228,8 @@ def epsilons(
         >>> f"{spent.add_remove:.2f} {spent.substitute:.2f}"
         '4.48 10.00'
     """
-    return composed([Steps(noise_multiplier, sample_rate, steps, sampling)], delta, group=group)
+    phase = Steps(noise_multiplier, sample_rate, steps, sampling, largest_batch, records)
+    return composed([phase], delta, group=group)
 
 
 def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilons:
@@ -219,7 +260,10 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, g
         return 0.0
     if any(p.noise_multiplier == 0 for p in phases):
         return math.inf
-    if all(p.sample_rate == 1 for p in phases):
+    cut = truncation(phases, adjacency, group)
+    if 2 * cut >= delta:
+        return math.inf
+    if all(p.sample_rate == 1 for p in phases) and not cut:
         distance = math.sqrt(sum(p.steps / p.noise_multiplier**2 for p in phases))
         return float(get_epsilon_gaussian(1 / (distance * group * (2 if adjacency == "substitute" else 1)), delta))
     if any(typical_loss(p.noise_multiplier, p.sample_rate, p.steps, p.sampling, group) > VACUOUS for p in phases):
@@ -230,8 +274,46 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, g
             f"delta {delta:g} is too small for {sum(p.steps for p in phases):,} steps: rounding alone could cost"
             f" {slack:.1g}; use at least {10 * slack:.1g}"
         )
-    epsilon = float(_loss(tuple(phases), adjacency, group).get_epsilon_for_delta(delta - slack))
+    loss = _loss(tuple(phases), adjacency, group)
+    epsilon = _smallest_epsilon(loss, delta - slack, cut)
     return max(epsilon, 0.0) if epsilon <= VACUOUS else math.inf
+
+
+def truncation(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1) -> float:
+    """An upper bound on the probability that any Poisson batch of a training exceeds its largest size.
+
+    While none does, truncated batches are Poisson batches, coin by coin. With probability tau that one does, on either
+    of two neighbouring data sets, (e, d) of Poisson batches becomes (e, d + (1 + exp(e)) tau), whatever is then done
+    (Chua et al. 2024, arXiv 2411.04205). The larger data set counts: under add/remove, that of `group` records more
+    than are stated.
+    """
+    return float(
+        sum(
+            p.steps * binom.sf(p.largest_batch, p.records + (group if adjacency == "add_remove" else 0), p.sample_rate)
+            for p in phases
+            if p.largest_batch is not None and p.records is not None
+        )
+    )
+
+
+def _smallest_epsilon(loss: PrivacyLossDistribution, delta: float, cut: float) -> float:
+    """The smallest epsilon with delta(epsilon) + (1 + e^epsilon) cut <= delta, from above; infinite: there is none."""
+    low = max(float(loss.get_epsilon_for_delta(delta - 2 * cut)), 0.0)
+    if not cut or low > VACUOUS:
+        return low
+
+    def excess(epsilon: float) -> float:
+        return float(loss.get_delta_for_epsilon(epsilon)) + (1 + math.exp(epsilon)) * cut - delta
+
+    highest = math.log(delta / cut - 1)
+    for high in np.linspace(low, highest, 65)[1:] if highest > low else ():
+        if excess(high) <= 0:
+            while high - low > 1e-6:
+                middle = (low + high) / 2
+                low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+            return float(high)
+        low = high
+    return math.inf
 
 
 def group_privacy_epsilon(

@@ -49,6 +49,10 @@ SAMPLED = {
     "poisson": "each record joined each batch by its own coin, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
     "full-batch": "every record was in every batch",
+    "truncated-poisson": (
+        "each record joined each batch by its own coin; of a batch that was too large, only a part was taken; batches"
+        " and their sizes stay hidden"
+    ),
 }
 SEEDED = (
     "batches and noise come from a seed that the user gave: there is no guarantee towards who knows it, or sees two"
@@ -136,6 +140,12 @@ class PrivacyStatement:
             )
         if self.phases:
             check_delta(self.delta)
+        for phase in self.phases:
+            if phase.records not in (None, self.records):
+                raise ConfigurationError(
+                    f"phases: truncated batches were drawn of {phase.records} records, the statement is about"
+                    f" {self.records}"
+                )
         size = self.expected_batch_size
         for phase in self.phases if size is not None else ():
             rate = (size or 0.0) / self.records
@@ -176,7 +186,7 @@ class PrivacyStatement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
-        stated = {**asdict(self), "phases": [asdict(p) for p in self.phases]}
+        stated = {**asdict(self), "phases": [p.to_dict() for p in self.phases]}
         for name, default in _LATER.items():
             if stated[name] == default:
                 del stated[name]
@@ -280,10 +290,11 @@ def _of_persons(line: str) -> str:
 
 
 def _steps(phase: Steps) -> str:
-    return (
+    told = (
         f"{phase.steps:,} steps with noise multiplier {phase.noise_multiplier:.4g}, {phase.sampling} batches, sample"
         f" rate {phase.sample_rate:.4g}"
     )
+    return told if phase.largest_batch is None else f"{told}, of a batch at most {phase.largest_batch:,} records"
 
 
 def _epsilon(value: float) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
-from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency, check_delta, epsilons
+from safexplain._privacy_loss import Adjacency, Epsilons, Steps, check_adjacency, check_delta, composed
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -76,7 +76,7 @@ class Claim:
         m = self.mechanism
         if m is None:
             return None
-        return epsilons(m.noise_multiplier, m.sample_rate, m.steps, self.delta, sampling=m.sampling, **self._grouped())
+        return composed([m], self.delta, group=self.group)
 
     @property
     def add_remove(self) -> float | None:
@@ -128,14 +128,16 @@ class Claim:
         m = self.mechanism
         if m is None:
             return {}
-        return {"sample_rate": m.sample_rate, "steps": m.steps, "sampling": m.sampling, **self._grouped()}
+        of_steps = m.to_dict()
+        del of_steps["noise_multiplier"]
+        return of_steps | self._grouped()
 
     def _grouped(self) -> dict[str, Any]:
         return {} if self.group == 1 else {"group": self.group}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `group` where it is above 1."""
-        content = asdict(self)
+        content = asdict(self) | {"mechanism": None if self.mechanism is None else self.mechanism.to_dict()}
         del content["group"]
         return content | self._grouped()
 

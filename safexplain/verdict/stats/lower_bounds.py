@@ -46,6 +46,8 @@ def epsilon_from_errors(
     steps: int = 1,
     sampling: Sampling | None = None,
     group: int = 1,
+    largest_batch: int | None = None,
+    records: int | None = None,
 ) -> float:
     """Lower bound on epsilon from counted errors of an attack whose threshold these did not choose.
 
@@ -75,13 +77,17 @@ def epsilon_from_errors(
         steps: of the claimed mechanism.
         sampling: of the claimed mechanism; None for "poisson", or a full batch where the sample rate is 1.
         group: how many records D and D' differ in; the bound is on the epsilon of such a group.
+        largest_batch: of "truncated-poisson" batches, as in `Steps`.
+        records: of "truncated-poisson" batches, as in `Steps`.
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
-    return checked_method(method, delta, confidence).bound(errors, delta, Family(sample_rate, steps, sampling, group))
+    return checked_method(method, delta, confidence).bound(
+        errors, delta, Family(sample_rate, steps, sampling, group, largest_batch, records)
+    )
 
 
 def epsilon_ceiling(
@@ -173,6 +179,8 @@ def bound_epsilon(
     steps: int = 1,
     sampling: Sampling | None = None,
     group: int = 1,
+    largest_batch: int | None = None,
+    records: int | None = None,
     seed: int = 0,
 ) -> LowerBound:
     """Lower bound on epsilon from scores of independent runs on D and on D'; higher scores say D.
@@ -189,6 +197,8 @@ def bound_epsilon(
         steps: of the claimed mechanism ("pld").
         sampling: of the claimed mechanism ("pld"), as in `epsilon_from_errors`.
         group: how many records D and D' differ in ("pld"); the bound is on the epsilon of such a group.
+        largest_batch: of "truncated-poisson" batches, as in `Steps`.
+        records: of "truncated-poisson" batches, as in `Steps`.
         seed: of the random part.
 
     Raises:
@@ -196,7 +206,10 @@ def bound_epsilon(
         ConfigurationError: sample_rate, steps, sampling or group is.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
-    chosen, family = checked_method(method, delta, confidence), Family(sample_rate, steps, sampling, group)
+    chosen, family = (
+        checked_method(method, delta, confidence),
+        Family(sample_rate, steps, sampling, group, largest_batch, records),
+    )
     if threshold is None:
         (d_first, d), (d_prime_first, d_prime) = _parts(d, d_prime, seed)
         threshold = _best_threshold(d_first, d_prime_first, chosen, delta, 1 - STRICTER * (1 - confidence), family)

@@ -33,6 +33,8 @@ def one_run_lower_bound(
     steps: int = 1,
     sampling: Sampling | None = None,
     group: int = 1,
+    largest_batch: int | None = None,
+    records: int | None = None,
 ) -> float:
     """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
 
@@ -51,13 +53,15 @@ def one_run_lower_bound(
         steps: of the claimed mechanism ("f-dp").
         sampling: of the claimed mechanism ("f-dp"); None for "poisson", or a full batch where the sample rate is 1.
         group: records of each canary ("f-dp"); the bound is on the epsilon of so many at once.
+        largest_batch: of "truncated-poisson" batches, as in `Steps`.
+        records: of "truncated-poisson" batches, as in `Steps`.
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
         ConfigurationError: sample_rate, steps, sampling or group out of range.
     """
     _check(correct, guesses, canaries, delta, method, confidence)
-    family = Family(sample_rate, steps, sampling, group)
+    family = Family(sample_rate, steps, sampling, group, largest_batch, records)
     if 2 * correct <= guesses:
         return 0.0
     if method == "steinke":

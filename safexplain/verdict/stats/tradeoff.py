@@ -24,6 +24,7 @@ from typing import Protocol, TypedDict
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from safexplain._privacy_loss import (
@@ -35,6 +36,7 @@ from safexplain._privacy_loss import (
     check_group,
     grid_interval,
     one_step,
+    truncation,
     typical_loss,
 )
 from safexplain.errors import ConfigurationError
@@ -130,7 +132,8 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
         group: how many records are substituted at once.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
-    if q == 1:
+    cut = truncation([mechanism], "substitute", group)
+    if q == 1 and not cut:
         mu = 2 * group * math.sqrt(steps) / noise
         return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
@@ -138,9 +141,17 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
     with np.errstate(over="ignore"):  # of likelihood ratios that are then weighted by zero
         loss = one_step(noise, q, "substitute", mechanism.sampling, interval, group).self_compose(steps)
         epsilon = max(float(loss.get_epsilon_for_delta(delta + slack)), 0.0)
+        if cut:  # Poisson batches have at most delta + (1 + e^epsilon) cut where truncated ones have delta
+
+            def excess(e: float) -> float:
+                return float(loss.get_delta_for_epsilon(e)) - slack - cut * (1 + math.exp(e)) - delta
+
+            top = min(epsilon, VACUOUS)
+            epsilon = 0.0 if excess(0.0) <= 0 else epsilon if excess(top) >= 0 else float(brentq(excess, 0.0, top))
         top = float(loss.get_epsilon_for_delta(max(NEGLIGIBLE, 10 * slack)))
         orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
-        profile = np.minimum(np.asarray(loss.get_delta_for_epsilon(orders)) + slack, 1.0)
+        profile = np.asarray(loss.get_delta_for_epsilon(orders)) + slack + cut * (1 + np.exp(orders))
+        profile = np.minimum(profile, 1.0)
     return PiecewiseLinear(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
 
 
@@ -181,6 +192,8 @@ class Family:
         steps: at least 1.
         sampling: how batches are drawn; None for "poisson", or a full batch where the sample rate is 1.
         group: how many records D and D' differ in.
+        largest_batch: of "truncated-poisson", as in `Steps`.
+        records: of "truncated-poisson", as in `Steps`.
 
     Raises:
         ConfigurationError: a value out of range, or shuffled batches.
@@ -190,22 +203,28 @@ class Family:
     steps: int = 1
     sampling: Sampling | None = None
     group: int = 1
+    largest_batch: int | None = None
+    records: int | None = None
 
     def __post_init__(self) -> None:
         check_group(self.group)
         if self.sampling is None:
             object.__setattr__(self, "sampling", "full-batch" if self.sample_rate == 1 else "poisson")
-        if Steps(1.0, self.sample_rate, self.steps, self.sampling or "poisson").steps == 0:
+        if self._of(1.0).steps == 0:
             raise ConfigurationError("steps: expected at least 1, got 0; without steps nothing is learnt")
 
     @property
     def is_gaussian(self) -> bool:
         """All steps together are one Gaussian mechanism."""
-        return self.sample_rate == 1
+        return self.sample_rate == 1 and not truncation([self._of(1.0)], "substitute", self.group)
 
     def at(self, point: int) -> Steps:
         """The member at a point of the grid."""
-        return Steps(math.exp(point / UNITS), self.sample_rate, self.steps, self.sampling or "poisson")
+        return self._of(math.exp(point / UNITS))
+
+    def _of(self, noise: float) -> Steps:
+        sampling = self.sampling or "poisson"
+        return Steps(noise, self.sample_rate, self.steps, sampling, self.largest_batch, self.records)
 
 
 class Claimed(TypedDict, total=False):
@@ -216,6 +235,8 @@ class Claimed(TypedDict, total=False):
     steps: int
     sampling: Sampling | None
     group: int
+    largest_batch: int | None
+    records: int | None
 
 
 def smallest_refuted(
