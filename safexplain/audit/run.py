@@ -49,6 +49,7 @@ from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.result import check_certifiable
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.implied import Implied
 from safexplain.verdict.policy import Policy
@@ -999,6 +1000,8 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
             f"the privacy statement is about other weights than the model's: {stated.weights[:16]}... stated,"
             f" {weights[:16]}... found; give the statement that the training of this model wrote"
         )
+    if found is not None:
+        check_certifiable(found)
     if stated is None or found is None:
         return
     if found.claim.mechanism not in stated.phases:

@@ -220,7 +220,7 @@ SHORT: dict[Verdict, str] = {
     "consistent with substitute": "consistent",
     "violates add/remove as a claim about records or attributes": "violates add/remove",
     "violates the claim: a bug": "A BUG",
-    "inconclusive": "inconclusive",
+    "inconclusive: weak canary": "inconclusive",
 }
 """Verdicts, for a column of the table."""
 

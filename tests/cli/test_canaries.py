@@ -72,7 +72,7 @@ def test_a_broken_claim_exits_with_1_and_too_few_runs_with_3(config, tmp_path, c
     assert run("--config", loud, "--run-dir", tmp_path / "a", "--quiet") == 1
     assert capfd.readouterr().out == "violates add/remove as a claim about records or attributes\n"
     assert run("--config", config, "--run-dir", tmp_path / "b", "--quiet", "--runs", 8) == 3
-    assert capfd.readouterr().out == "inconclusive\n"
+    assert capfd.readouterr().out == "inconclusive: weak canary\n"
 
 
 def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
@@ -183,7 +183,7 @@ def test_a_training_function_of_the_current_directory_is_found_by_workers(config
     monkeypatch.chdir(tmp_path)
     config.write_text(config.read_text().replace("lr = 0.5", "noise_multiplier = 3.6\nfunction = 'worked:train'"))
     assert run("--config", config, "--run-dir", tmp_path / "run", "--runs", 8, "--workers", 2, "--quiet") == 3
-    assert capfd.readouterr().out == "inconclusive\n"
+    assert capfd.readouterr().out == "inconclusive: weak canary\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""From a lower bound on epsilon to a verdict about a claim. No torch here: a certificate can carry it."""
+"""From a lower bound on epsilon to a verdict about a claim. No torch here: a certificate can carry it.
+
+A bound above the claim refutes it, however few the runs. A bound below it speaks for the claim only if the audit had
+the power to find otherwise: at least `POWER` against a training that spends twice the claim.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ Verdict = Literal[
     "consistent with substitute",
     "violates add/remove as a claim about records or attributes",
     "violates the claim: a bug",
-    "inconclusive",
+    "inconclusive: weak canary",
 ]
 
 _CONSISTENT, _ADD_REMOVE, _BUG, _INCONCLUSIVE = get_args(Verdict)
@@ -24,19 +28,23 @@ _CONSISTENT, _ADD_REMOVE, _BUG, _INCONCLUSIVE = get_args(Verdict)
 _MEANING: dict[Verdict, str] = {
     "consistent with substitute": "Nothing speaks against the claim.",
     "violates add/remove as a claim about records or attributes": (
-        "The training is consistent with its epsilon for a substituted record; its epsilon for an added or removed one"
-        " promises nothing about what a record, its label or its attributes are."
+        "That is within the epsilon of a substituted record; the epsilon of an added or removed one promises nothing"
+        " about what a record, its label or its attributes are."
     ),
     "violates the claim: a bug": (
         "No training with this guarantee does that: its noise, clipping, sampling or accounting is wrong."
     ),
-    "inconclusive": (
-        "That speaks neither for the claim nor against it: train more runs, or use a stronger canary (gradient)."
-    ),
+    "inconclusive: weak canary": "That speaks neither for the claim nor against it.",
 }
+
+POWER = 0.8
+"""Least power with which a claim that was not refuted is called kept."""
 
 TOLERANCE = 5e-3
 """Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
+
+POWER_TOLERANCE = 0.02
+"""The same for a stated power, absolutely."""
 
 FREE = ("clopper-pearson", "zanella-beguelin", "steinke")
 """Bounds that take nothing of the mechanism as given."""
@@ -73,6 +81,23 @@ class Finding(ABC):
     def ceiling(self) -> float:
         """The bound if the adversary had made no error: more could not have been shown with these runs."""
 
+    @property
+    @abstractmethod
+    def power(self) -> float:
+        """Probability that such an audit refutes the claim where the training spends twice as much, in [0, 1].
+
+        As many runs, by the same method and threshold rule, with this canary as strong as its errors show it to be in
+        the training at hand (`safexplain.verdict.stats.bound_power`). 0 where the claim promises nothing.
+        """
+
+    @abstractmethod
+    def _power_of(self, times: float, method: str | None = None) -> float:
+        """The power of so many times the runs, errors in the same proportion; or of another method."""
+
+    @abstractmethod
+    def _advice(self) -> str:
+        """How many runs, or what else, would give the power that is missing."""
+
     @abstractmethod
     def _counts(self) -> dict[str, Any]:
         """What the bounds were computed from, plain JSON types."""
@@ -94,26 +119,33 @@ class Finding(ABC):
         - "violates the claim: a bug": more than the epsilon of a substituted record. Of the audits of a correct
           training, at most 1 - confidence say so.
         - "violates add/remove as a claim about records or attributes": more than the epsilon of an added or removed
-          record, within that of a substituted one. Nothing is wrong with the training, only with promising the smaller
-          number for what records contain.
-        - "consistent with substitute": neither, and the runs could have shown it.
-        - "inconclusive": neither, but D and D' were not told apart at all, or the runs were too few.
+          record, not refuted for a substituted one. Nothing need be wrong with the training, only with promising the
+          smaller number for what records contain.
+        - "consistent with substitute": neither, and twice the claim would have been found with a power of `POWER`.
+        - "inconclusive: weak canary": neither, but this canary in so many runs would have missed twice the claim.
         """
         lower, substitute, add_remove = self.epsilon_lower, self.epsilon_substitute, self.epsilon_add_remove
         if substitute is not None and lower > substitute:
             return "violates the claim: a bug"
         if add_remove is not None and lower > add_remove:
             return "violates add/remove as a claim about records or attributes"
-        if lower == 0 or self.ceiling < max(self._claimed()):
-            return "inconclusive"
-        return "consistent with substitute"
+        return "consistent with substitute" if self.has_power else "inconclusive: weak canary"
+
+    @property
+    def has_power(self) -> bool:
+        """Whether the audit would have found twice the claim with a probability of at least `POWER`."""
+        return self.power >= POWER
 
     @property
     def keeps_claim(self) -> bool | None:
-        """Whether the claim stands, under the adjacency in which it was made; None: the runs do not tell."""
-        if self.verdict == _ADD_REMOVE:
-            return self.claim.adjacency == "substitute"
-        return {_CONSISTENT: True, _BUG: False}.get(self.verdict)
+        """Whether the claim stands, under the adjacency in which it was made; None: the runs do not tell.
+
+        More than add/remove promises refutes a claim under add/remove. A claim under substitution is not touched by
+        it, and kept if the audit had the power to find twice of it.
+        """
+        if self.verdict == _BUG or (self.verdict == _ADD_REMOVE and self.claim.adjacency == "add_remove"):
+            return False
+        return True if self.has_power else None
 
     @property
     def exit_code(self) -> int:
@@ -137,14 +169,23 @@ class Finding(ABC):
             if value is not None
         ]
         assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
-        share = ""
-        if self.verdict == "consistent with substitute":
-            share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed."
         return (
-            f"Epsilon for a substituted record is at least {self.epsilon_lower:.2f}{assumed}"
+            f"Epsilon for {_records(self.claim.group)} is at least {self.epsilon_lower:.2f}{assumed}"
             f" ({self.confidence:.0%} confidence, delta {self.claim.delta:g}; at most {self.ceiling:.2f} could have"
-            f" been shown); claimed are {' and '.join(claimed)}. {_MEANING[self.verdict]}{share}"
+            f" been shown); claimed are {' and '.join(claimed)}. {_MEANING[self.verdict]}{self._about_power()}"
         )
+
+    def _about_power(self) -> str:
+        """What the verdict is worth, where it is not a proven violation."""
+        if self.keeps_claim is False:
+            return ""
+        share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed;"
+        found = "would have been found with a probability of"
+        if self.keeps_claim:
+            return f"{share} twice the claim {found} {_percent(self.power)}."
+        whether = "" if self.verdict == _INCONCLUSIVE else " Whether the claim is kept remains open."
+        missing = f"only {_percent(self.power)}, of {POWER:.0%} that a verdict needs"
+        return f"{whether}{share} twice the claim {found} {missing}. {self._advice()}"
 
     def _claimed(self) -> list[float]:
         """Both epsilons, as far as they are known."""
@@ -164,6 +205,7 @@ class Finding(ABC):
             "Delta": f"{self.claim.delta:g}",
             "Confidence": f"{self.confidence:.1%}",
             "Runs": f"{self.runs:,}",
+            "Power to find twice the claim": _percent(self.power),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,6 +217,7 @@ class Finding(ABC):
             "epsilon_substitute": _finite(self.epsilon_substitute),
             "ceiling": self.ceiling,
             "verdict": self.verdict,
+            "power": self.power,
             "runs": self.runs,
             "seconds_per_run": self.seconds_per_run,
             "keeps_claim": self.keeps_claim,
@@ -191,14 +234,18 @@ class Finding(ABC):
         """Compare what is stated with what follows from the counts.
 
         Raises:
-            InputError: they differ.
+            InputError: they differ. A finding without a power, of an earlier version that called claims consistent
+                without one, is read; its verdict is then the one that follows.
         """
         again = self.to_dict()
         for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute"):
             stated, follows = content[name], again[name]
             if stated != follows and not math.isclose(stated, follows, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise InputError(f"{name} is stated as {stated}, but {follows} follows from the counts")
-        if content["verdict"] != self.verdict:
+        if "power" in content and not abs(content["power"] - self.power) <= POWER_TOLERANCE:
+            raise InputError(f"power is stated as {content['power']}, but {self.power} follows from the counts")
+        old = "power" not in content and content["verdict"] in (_CONSISTENT, "inconclusive")
+        if content["verdict"] != self.verdict and not (old and self.verdict in (_CONSISTENT, _INCONCLUSIVE)):
             raise InputError(f'the verdict is stated as "{content["verdict"]}", but "{self.verdict}" follows')
 
     def __str__(self) -> str:
@@ -207,3 +254,12 @@ class Finding(ABC):
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that what is too little never reads as enough."""
+    return f"{math.floor(100 * share + 1e-9)}%"
+
+
+def _records(group: int) -> str:
+    return "a substituted record" if group == 1 else f"{group} substituted records"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from safexplain._files import ArrayFile, write_arrays
 from safexplain._privacy_loss import VACUOUS
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.finding import FREE, POWER, Finding
 from safexplain.verdict.stats import (
     bound_epsilon,
     epsilon_ceiling,
@@ -29,11 +29,12 @@ from safexplain.verdict.stats import (
     one_run_ceiling,
     one_run_lower_bound,
 )
-from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
+from safexplain.verdict.stats.bound_power import Excess, excess_over, many_runs_power, one_run_power, runs_needed
 from safexplain.verdict.stats.one_run import OneRunMethod
 from safexplain.verdict.stats.score_choice import choose_score
 
-__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "finding_of", "judge", "load_finding"]
+__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "decisive", "finding_of", "judge", "load_finding"]
 
 Array = NDArray[np.float64]
 
@@ -179,6 +180,33 @@ class CanaryResult(Finding):
         counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **self._family(at.step)), VACUOUS)
 
+    @cached_property
+    def power(self) -> float:
+        """Of the released model's errors."""
+        return self._power_of(1.0)
+
+    def _power_of(self, times: float, method: str | None = None) -> float:
+        at, excess = self.errors[-1], excess_of(self.claim)
+        if excess is None:
+            return 0.0
+        counts = [round(times * n) for n in (at.false_positives, at.negatives, at.false_negatives, at.positives)]
+        errors = ErrorCounts(counts[0], counts[1], counts[2], counts[3], self.confidence)
+        fixed = at.negatives + at.positives == self.runs
+        return many_runs_power(errors, cast(BoundMethod, method or self.method), excess, fixed=fixed)
+
+    def _advice(self) -> str:
+        needed = runs_needed(self.runs, self._power_of, POWER)
+        if needed is not None:
+            return f"About {needed:,} runs with this canary would do; or use a stronger one (gradient, outlier)."
+        stronger = "pld" if self.claim.mechanism else "gdp"
+        if self.method in FREE and (better := self._power_of(1.0, stronger)) >= POWER:
+            assuming = "takes the mechanism but for its noise" if self.claim.mechanism else "takes it to be Gaussian"
+            return (
+                f'That is for want of the method "{self.method}", which takes nothing as given: "{stronger}", which'
+                f" {assuming} as claimed, would have found it with {better:.0%}."
+            )
+        return "No number of runs with this canary would do: use a stronger one (gradient, outlier)."
+
     def _family(self, step: int) -> dict[str, Any]:
         return {"confidence": self.confidence, **self.claim.after(step).sampled()}
 
@@ -249,6 +277,25 @@ class OneRunResult(Finding):
             one_run_ceiling(self.guesses, self.canaries, self.claim.delta, self.method, **self._family()), VACUOUS
         )
 
+    @cached_property
+    def power(self) -> float:
+        """Of one run with as many canaries."""
+        return self._power_of(1.0)
+
+    def _power_of(self, times: float, method: str | None = None) -> float:
+        excess = excess_of(self.claim)
+        if excess is None:
+            return 0.0
+        correct, guesses, canaries = (round(times * n) for n in (self.correct, self.guesses, self.canaries))
+        used = cast(OneRunMethod, method or self.method)
+        return one_run_power(correct, guesses, canaries, used, excess, self.confidence)
+
+    def _advice(self) -> str:
+        needed = runs_needed(self.canaries, self._power_of, POWER)
+        if needed is not None:
+            return f"About {needed:,} canaries as strong as these would do; or train many runs."
+        return "No number of such canaries would do: use stronger ones, or train many runs."
+
     def _family(self) -> dict[str, Any]:
         return {"confidence": self.confidence, **self.claim.sampled()}
 
@@ -309,6 +356,33 @@ def judge(
     return CanaryResult(scenario_of(scenario), claim, method, confidence, tuple(errors), scores.runs, seconds, about)
 
 
+def decisive(findings: Sequence[Finding]) -> Finding:
+    """Of several findings about one claim, the one that decides.
+
+    One that refutes the claim; otherwise, of those with enough power, one that shows more than add/remove promises;
+    otherwise the one with most power, and of equal ones the one with the highest bound. Each bound must hold at a
+    confidence that allows for their number.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not findings:
+        raise InputError("expected one finding or more, got none")
+
+    def rank(found: Finding) -> tuple[bool, bool, bool, bool, float, float]:
+        bug, kept = found.verdict == "violates the claim: a bug", found.keeps_claim is True
+        above = kept and found.verdict != "consistent with substitute"
+        return found.keeps_claim is False, bug, kept, above, found.power, found.epsilon_lower
+
+    return max(findings, key=rank)
+
+
+def check_certifiable(found: Finding) -> None:
+    """Raise InputError if the finding leaves open whether the claim is kept: a certificate would pass on nothing."""
+    if found.keeps_claim is None:
+        raise InputError(f"the canaries are inconclusive and say nothing for a certificate: {found}")
+
+
 def finding_of(content: Any) -> Finding:
     """The finding that its `to_dict` gave, its bound computed again; other fields are ignored.
 
@@ -338,6 +412,13 @@ def load_finding(path: str | Path) -> Finding:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the canaries {path}: {error}") from None
     return finding_of(content)
+
+
+def excess_of(claim: Claim) -> Excess | None:
+    """The training that spends twice the claim, in the adjacency in which it is made; None: nothing is promised."""
+    claimed = claim.add_remove if claim.adjacency == "add_remove" else claim.substitute
+    assert claimed is not None
+    return excess_over(claimed, claim.delta, claim.mechanism, claim.adjacency, claim.group)
 
 
 def check_method(method: str, claim: Claim) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict.canaries.finding import Finding
-from safexplain.verdict.canaries.result import finding_of
+from safexplain.verdict.canaries.result import check_certifiable, finding_of
 from safexplain.verdict.certificate import strict_json
 from safexplain.verdict.certificate.sign import Key, is_envelope, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
@@ -278,7 +278,7 @@ def read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
         native=_native_of(predicate),
         limits=_limits_of(predicate),
         privacy=privacy,
-        canaries=_block_of(predicate, "canaries", finding_of),
+        canaries=_block_of(predicate, "canaries", _certifiable_finding),
         search=_search_of(predicate),
         subject_data=_subject_data_of(predicate),
         signature=signature,
@@ -386,6 +386,13 @@ def _block_of(predicate: Mapping[str, Any], name: str, read: Callable[[Any], Rea
         return read(predicate[name])
     except InputError as error:
         raise CertificateError(f"{name}: {error}") from None
+
+
+def _certifiable_finding(content: Any) -> Finding:
+    """What canaries found, unless it leaves open whether the claim is kept."""
+    found = finding_of(content)
+    check_certifiable(found)
+    return found
 
 
 def _search_of(predicate: Mapping[str, Any]) -> dict[str, Any] | None:

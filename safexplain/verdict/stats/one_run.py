@@ -83,6 +83,27 @@ def one_run_ceiling(
     return one_run_lower_bound(guesses, guesses, canaries, delta, method, **claimed)
 
 
+def shows_more(
+    correct: int, guesses: int, canaries: int, epsilon: float, delta: float, curve: TradeOff | None, risk: float
+) -> bool:
+    """Whether so many right guesses have a probability below the risk where this much is spent.
+
+    Args:
+        correct: guesses that were right.
+        guesses: how many coins were guessed.
+        canaries: how many coins there were.
+        epsilon: that is spent (method "steinke").
+        delta: of it.
+        curve: of the mechanism that spends it (method "f-dp"); None: nothing is known of the mechanism.
+        risk: 1 - confidence.
+    """
+    if 2 * correct <= guesses:
+        return False
+    if curve is None:
+        return _probability(correct, guesses, canaries, epsilon, delta) < risk
+    return _is_too_good(curve, correct, guesses, canaries, risk)
+
+
 def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
     """Largest epsilon under which so many right guesses have at most this probability."""
 

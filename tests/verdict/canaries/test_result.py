@@ -32,9 +32,10 @@ def result(errors: int, runs: int = 2000, claim: Claim = FULL, **changes: Any) -
     [
         (0, 2000, "violates the claim: a bug", 1),
         (185, 2000, "violates add/remove as a claim about records or attributes", 0),
-        (330, 2000, "consistent with substitute", 0),
-        (495, 2000, "inconclusive", 3),
-        (0, 16, "inconclusive", 3),
+        (330, 2000, "inconclusive: weak canary", 3),
+        (495, 2000, "inconclusive: weak canary", 3),
+        (0, 16, "inconclusive: weak canary", 3),
+        (20, 200, "violates add/remove as a claim about records or attributes", 3),
     ],
 )
 def test_the_verdict_follows_from_the_bound_and_both_epsilons(errors, runs, verdict, code):
@@ -42,6 +43,18 @@ def test_the_verdict_follows_from_the_bound_and_both_epsilons(errors, runs, verd
     assert found.verdict == verdict
     assert found.exit_code == code
     assert f"at least {found.epsilon_lower:.2f}" in found.sentence
+
+
+def test_a_claim_is_kept_only_where_twice_of_it_would_have_been_found():
+    """Most canaries that could show twice a claim show more than add/remove promises, so this one is under that."""
+    claim = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove")
+    kept, few = result(440, claim=claim), result(44, 200, claim=claim)
+    assert (kept.verdict, kept.exit_code, kept.keeps_claim) == ("consistent with substitute", 0, True)
+    assert kept.power > 0.95
+    assert "would have been found with a probability of 98%" in kept.sentence
+    assert (few.verdict, few.exit_code, few.keeps_claim) == ("inconclusive: weak canary", 3, None)
+    assert few.power < 0.5
+    assert "runs with this canary would do" in few.sentence
 
 
 def test_who_promised_the_smaller_epsilon_for_records_has_not_kept_it():
@@ -128,6 +141,8 @@ def test_a_result_survives_json_and_is_computed_again():
         ({"ceiling": 9.0}, "ceiling"),
         ({"epsilon_substitute": 20.0}, "epsilon_substitute"),
         ({"verdict": "consistent with substitute"}, "verdict"),
+        ({"power": 0.8}, "power is stated as 0.8"),
+        ({"power": None}, "canar"),
         ({"errors": []}, "errors"),
         ({"runs": 10}, "at most the 10 runs"),
         ({"method": "guess"}, "method"),

@@ -19,7 +19,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 CLAIM = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
 MANY = CanaryResult("gradient", CLAIM, "pld", 0.95, (Errors(500, 0.0, 185, 1000, 185, 1000),), 2000, 9.0, {"on": "x"})
-ONCE = OneRunResult(CLAIM, "f-dp", 0.95, 1000, 200, 180, 3.0)
+ONCE = OneRunResult(Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5), "f-dp", 0.95, 1000, 200, 135, 3.0)
 ALONE = CanaryResult(
     "natural", Claim(None, 1e-5, epsilon=2.0), "clopper-pearson", 0.95, (Errors(1, 0.5, 0, 50, 0, 50),), 100, 1.0
 )
@@ -30,6 +30,23 @@ def test_the_finding_is_read_back_and_fits_the_schema(found: Finding, tmp_path: 
     content = made(canaries=found.to_dict())
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(content)))
     assert read_back(content, tmp_path).canaries == found
+
+
+def test_what_an_earlier_version_wrote_is_read_if_the_claim_was_kept_with_power(tmp_path: Path) -> None:
+    content = made(canaries=MANY.to_dict())
+    del content["predicate"]["canaries"]["power"]
+    assert read_back(sealed(content), tmp_path).canaries == MANY
+
+
+def test_a_finding_that_leaves_the_claim_open_is_refused(tmp_path: Path) -> None:
+    weak = CanaryResult("gradient", CLAIM, "pld", 0.95, (Errors(500, 0.0, 330, 1000, 330, 1000),), 2000, 9.0)
+    with pytest.raises(CertificateError, match=r"canaries: .*inconclusive.*stronger"):
+        read_back(made(canaries=weak.to_dict()), tmp_path)
+    earlier = made(canaries=weak.to_dict())
+    earlier["predicate"]["canaries"]["verdict"] = "consistent with substitute"
+    del earlier["predicate"]["canaries"]["power"]
+    with pytest.raises(CertificateError, match=r"canaries: .*inconclusive"):
+        read_back(sealed(earlier), tmp_path)
 
 
 def test_without_canaries_a_certificate_is_as_before(tmp_path: Path) -> None:
@@ -43,7 +60,8 @@ def test_without_canaries_a_certificate_is_as_before(tmp_path: Path) -> None:
         (MANY, {"epsilon_lower": 0.1}, "epsilon_lower is stated as 0.1"),
         (MANY, {"verdict": "consistent with substitute"}, "the verdict is stated as"),
         (MANY, {"epsilon_add_remove": 30.0}, "epsilon_add_remove is stated"),
-        (ONCE, {"correct": 190}, "epsilon_lower is stated"),
+        (MANY, {"power": 0.9}, "power is stated as 0.9"),
+        (ONCE, {"correct": 150}, "epsilon_lower is stated"),
         (ONCE, {"guesses": 5000}, "correct <= guesses <= canaries"),
     ],
 )
