@@ -67,7 +67,8 @@ def audit_training(
         tuner: whose model, data, plan and options are taken.
         scenario: "crafted", "mislabelled" or "natural" go through the tuner's own training, as does "gradient" in mode
             "hooks" or "functorch". For a head, "gradient" trains the described mechanism in code of its own: it tells
-            what the mechanism gives away, not whether the tuner's code is right. None: crafted for a head, otherwise
+            what the mechanism gives away, not whether the tuner's code is right. With `groups=`, one record of a person
+            is substituted, and "gradient" is none. None: crafted for a head, otherwise
             mislabelled.
         runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
         every: for the gradient canary of a head, audit after each so many steps too.
@@ -88,7 +89,12 @@ def audit_training(
     name = None if scenario is None else scenario_of(scenario)
     if name == "worst-case":
         raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
-    head = has_closed_form(model, tuner.records, tuner.config)
+    if tuner.persons is not None and name in ("gradient", "layers"):
+        raise ConfigurationError(
+            f"{name}: its gradient takes the place of one record's, and this training clips those of persons; with"
+            ' groups=, "mislabelled" or "natural" replace a record of a person'
+        )
+    head = tuner.persons is None and has_closed_form(model, tuner.records, tuner.config)
     if every is not None and not (head and name == "gradient"):
         raise InputError(
             "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"
@@ -260,7 +266,8 @@ def _version(tuner: DPFineTuner) -> str:
             f"optimizer or loss cannot be told from others ({reason}), so that finished runs could be mistaken; leave"
             " cache out"
         ) from None
-    return repr([tuner.plan, sorted(config.purpose().items()), config.mode, tuner.statement.trained, functions])
+    whose = [] if tuner.persons is None else [tuner.persons.digest()]
+    return repr([tuner.plan, sorted(config.purpose().items()), config.mode, tuner.statement.trained, functions, *whose])
 
 
 def _data(tuner: DPFineTuner) -> Any:

@@ -15,13 +15,14 @@ from torch import nn
 from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency
 from safexplain._progress import Progress, shown, silent
-from safexplain.dp.heads.finetune_head import has_closed_form, train_head
+from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, train_head
 from safexplain.dp.models.checks import Mode, check_classes, check_loss, check_rows, outputs_of
 from safexplain.dp.models.parameters import Trainable, select
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import restore, train_mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping
 from safexplain.dp.sgd.config import OptimizerChoice, TrainingConfig, cross_entropy
+from safexplain.dp.sgd.persons import Persons
 from safexplain.dp.sgd.plan import TrainingBudget, plan_training
 from safexplain.dp.sgd.records import InMemory, Loss, records_of
 from safexplain.dp.sgd.train_loop import train_network
@@ -70,6 +71,11 @@ class DPFineTuner:
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
         piece: most examples in memory at a time, whatever the batch.
+        groups: whose each record is, one whole number or text a record: the guarantee is then about persons with all
+            of their rows. Batches are of persons, `batch_size` and `delta` are meant for persons, the gradients of a
+            person's rows are averaged and clipped once, and the sample rate is over the number of persons.
+        rows_per_group: most rows of a person that a step takes, 16 unless given; of who has more, another choice at
+            random in each step. A public constant: do not read it off the data.
         device: where to train; a GPU if there is one.
         pretrained: whether the starting weights have seen other data, which the statement then calls unprotected.
         workers: processes that load a data set.
@@ -102,6 +108,8 @@ class DPFineTuner:
         loss: Loss = cross_entropy,
         mode: Mode | None = None,
         piece: int = 64,
+        groups: Any = None,
+        rows_per_group: int | None = None,
         device: str | torch.device | None = None,
         pretrained: bool = True,
         workers: int = 0,
@@ -114,9 +122,18 @@ class DPFineTuner:
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.records = records_of(data, workers)
         budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
-        self.plan = plan_training(budget, len(self.records), batch_size, epochs=epochs, steps=steps)
         clipping = clipping or AutoSClipping()
-        mode = mode or ("hooks" if getattr(clipping, "per_layer", False) else "ghost")
+        self.persons = None
+        if groups is not None:
+            most = min(16, piece) if rows_per_group is None else rows_per_group
+            self.persons = Persons(groups, len(self.records), most)
+            _check_persons(self.persons, batch_size, piece, mode)
+        elif rows_per_group is not None:
+            raise ConfigurationError("rows_per_group goes with groups=, the person of each record")
+        units = self.records if self.persons is None else self.persons
+        self.plan = plan_training(budget, len(units), batch_size, epochs=epochs, steps=steps)
+        of_rows = self.persons is not None or getattr(clipping, "per_layer", False)
+        mode = mode or ("hooks" if of_rows else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
         self.device = _device(device)
         self.trainable, self.pretrained = trainable, pretrained
@@ -126,12 +143,15 @@ class DPFineTuner:
     @property
     def statement(self) -> PrivacyStatement:
         """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
-        return self.plan.statement(
+        stated = self.plan.statement(
             clipping=self.config.clipping,
             trained=self._trained(),
             pretrained=self.pretrained,
             seeded=self.config.seed is not None,
         )
+        if self.persons is None:
+            return stated
+        return replace(stated, unit="person", rows_per_person=self.persons.most)
 
     def fit(self) -> DPFineTuned:
         """Train, going on from the checkpoint if there is one.
@@ -149,18 +169,27 @@ class DPFineTuner:
                 f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.wanted} steps"
                 f" with noise multiplier {self.plan.noise_multiplier:g}: training stops there"
             )
+        if self.persons is not None and self.persons.with_more:
+            _warn(
+                f"{self.persons.with_more:,} of {len(self.persons):,} persons have more than {self.persons.most} rows:"
+                f" each step leaves out all but {self.persons.most} of theirs, drawn at random; raise rows_per_group to"
+                " use more of them at a time"
+            )
         model = self.prepared()
         with ExitStack() as stack:
             progress = self.progress or stack.enter_context(shown())
             skipped = self._train(model, progress)
         if skipped:
-            _warn(f"{skipped} gradients of single examples were not finite and did not count; look at the data")
+            whose = "single examples" if self.persons is None else "persons"
+            _warn(f"{skipped} gradients of {whose} were not finite and did not count; look at the data")
         model = restore(model)
         model.requires_grad_(True).eval()
         return DPFineTuned(model, replace(self.statement, weights=weights_digest(model)), skipped)
 
     def again(self, data: Any, *, seed: int) -> DPFineTuner:
         """The same training, plan and start on other data of the same size, without checkpoint and silent.
+
+        With `groups`, each record belongs to the person of the record in whose place it stands.
 
         Raises:
             InputError: there are more records, or fewer.
@@ -207,25 +236,33 @@ class DPFineTuner:
 
     def _train(self, model: nn.Module, progress: Progress) -> int:
         """Train in place; returns how many examples were skipped."""
-        if has_closed_form(model, self.records, self.config):
+        trained, records = model, self.records
+        if has_closed_form(model, records, self.config):
             cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
-            train_head(model, cast(InMemory, self.records), self.plan, self.config, cache=cache, progress=progress)
-            return 0
+            given = cast(InMemory, records)
+            if self.persons is None:
+                train_head(model, given, self.plan, self.config, cache=cache, progress=progress)
+                return 0
+            problem = head_problem(model, given, self.plan, self.config, cache=cache)
+            trained, records = problem.layer.train(), InMemory(problem.x, given.y.to(problem.x.device).long())
         purpose = {
             "model": model_digest(self._start).hex(),
             "data": self.records.digest(),
             "statement": self.statement.to_dict(),
             **self.config.purpose(),
         }
+        if self.persons is not None:
+            purpose["groups"] = self.persons.digest()
         return train_network(
-            model,
-            self.records,
+            trained,
+            records,
             self.plan,
             self.config,
             checkpoint=self.checkpoint,
             checkpoint_seconds=self.checkpoint_seconds,
             purpose=purpose,
             progress=progress,
+            persons=self.persons,
         )
 
 
@@ -240,6 +277,24 @@ def _device(name: str | torch.device | None) -> torch.device:
             f"device: {name} cannot be used ({told}); expected cpu, or cuda on a machine with a GPU"
         ) from None
     return torch.device(name)
+
+
+def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode | None) -> None:
+    """Raise ConfigurationError where other options do not go with groups."""
+    if mode == "ghost":
+        raise ConfigurationError(
+            'mode: with groups=, expected "hooks" or "functorch": mode "ghost" has norms of single rows, not of persons'
+        )
+    if batch_size > len(persons):
+        raise ConfigurationError(
+            f"batch_size: with groups=, it is the expected number of persons in a batch; expected at most the"
+            f" {len(persons):,} persons, got {batch_size:g}"
+        )
+    if persons.most > piece:
+        raise ConfigurationError(
+            f"rows_per_group: all rows of a person go through the model at once; expected at most piece, {piece}, got"
+            f" {persons.most}"
+        )
 
 
 def _warn(message: str) -> None:

@@ -51,8 +51,12 @@ class PoissonSampler:
         """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
         if sample_rate >= 1:
             return np.arange(records)
-        stream = np.random.Philox(key=np.frombuffer(self.key, dtype=np.uint64), counter=[0, 0, 0, step])
-        return np.flatnonzero(np.random.Generator(stream).random(records) < sample_rate)
+        return np.flatnonzero(self.stream(step).random(records) < sample_rate)
+
+    def stream(self, step: int, number: int = 0) -> np.random.Generator:
+        """Random numbers of one step; streams of other steps or numbers have none in common."""
+        key = np.frombuffer(self.key, dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, step]))
 
 
 class PoissonBatchSampler(Sampler[list[int]]):

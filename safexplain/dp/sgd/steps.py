@@ -29,6 +29,7 @@ from safexplain.dp.models.checks import Mode
 from safexplain.dp.models.layer_rules import GhostHooks
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
+from safexplain.dp.sgd.persons import means
 from safexplain.dp.sgd.records import Inputs, Loss
 from safexplain.errors import ConfigurationError, RefusedError
 
@@ -56,12 +57,14 @@ class PerSampleStep(ABC):
         hooks.disable_hooks()
         optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, x: Inputs, y: Tensor) -> Tensor:
+    def accumulate(self, x: Inputs, y: Tensor, whose: Tensor | None = None) -> Tensor:
         """Forward pass, and the sum of the clipped gradients of these examples added to the logical batch.
 
         Args:
             x: inputs of shape (batch, ...), or a tuple of them.
             y: targets of shape (batch, ...).
+            whose: (batch,) the person of each, from 0 without a gap: the mean gradient of a person is then clipped
+                instead of each example's. All examples of a person must be here. Not in mode ghost.
 
         Returns:
             The losses, detached, of shape (batch,). They are not private.
@@ -82,7 +85,7 @@ class PerSampleStep(ABC):
             )
         self._forget_gradients()
         with self._watching():
-            return self._add(x, y)
+            return self._add(x, y, whose)
 
     def step(self) -> None:
         """Noise once, divide by the expected batch size, step and clear; of noise only if nothing was accumulated."""
@@ -106,7 +109,7 @@ class PerSampleStep(ABC):
         self.optimizer.original_optimizer.zero_grad()
 
     @abstractmethod
-    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
         """Add the clipped sum of at least one example; return the losses, detached, of shape (batch,)."""
 
     def _losses(self, x: Inputs, y: Tensor) -> Tensor:
@@ -155,9 +158,13 @@ class HooksStep(PerSampleStep):
 
     _seen_as = "grad_sample"
 
-    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
         losses = self._losses(x, y)
         self._fire(losses)
+        if whose is not None:
+            for p in self.optimizer.params:
+                if p.grad_sample is not None:
+                    p.grad_sample = means(p.grad_sample, whose)
         self.optimizer.clip_and_accumulate()
         for p in self.optimizer.params:
             p.grad_sample = None
@@ -169,7 +176,9 @@ class GhostStep(PerSampleStep):
 
     _seen_as = "_norm_sample"
 
-    def _add(self, x: Inputs, y: Tensor) -> Tensor:
+    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
+        if whose is not None:
+            raise ConfigurationError('mode "ghost" has the norm of each example alone; persons need mode="hooks"')
         losses = self._losses(x, y)
         first = losses.detach()
         while not (finite := (norms := self._norms(losses)).isfinite()).all():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
 from safexplain.dp.sgd.checkpoint import Saver
 from safexplain.dp.sgd.config import TrainingConfig
+from safexplain.dp.sgd.persons import Persons, Piece
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Records
 from safexplain.dp.sgd.sampling import PoissonSampler, fresh_generator, seed_of, share_of, shared_sampler
@@ -37,15 +35,16 @@ def train_network(
     checkpoint_seconds: float,
     purpose: dict[str, Any],
     progress: Progress,
+    persons: Persons | None = None,
 ) -> int:
     """Train in place by per-example gradients, going on from the checkpoint if there is one.
 
     Under torch.distributed, each process takes its share of every batch, and the first one saves. The model is in
     training mode, what trains requiring gradients, on the device where to train. A checkpoint is only continued if it
-    agrees with `purpose`.
+    agrees with `purpose`. With `persons`, batches are of persons, of whom `plan` speaks.
 
     Returns:
-        How many examples had no finite gradient and did not count.
+        How many examples (persons) had no finite gradient and did not count.
 
     Raises:
         InputError: the weights became NaN or infinite, or the checkpoint is of another training.
@@ -77,10 +76,13 @@ def train_network(
             saver.path, progress = None, silent
 
         @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
-        def rows(t: int) -> NDArray[np.int64]:
-            return share_of(sampler.batch(t, plan.records, plan.sample_rate), rank, processes)
+        def batch(t: int) -> list[Piece]:
+            drawn = share_of(sampler.batch(t, plan.records, plan.sample_rate), rank, processes).tolist()
+            if persons is not None:
+                return persons.pieces(drawn, config.piece, sampler.stream(t, 1))
+            return [(drawn[i : i + config.piece], []) for i in range(0, len(drawn), config.piece)]
 
-        _take_steps(step, model, records, plan, config, rows, start, saver, progress)
+        _take_steps(step, model, records, plan, config, batch, start, saver, progress)
     finally:
         step.close()
     return step.optimizer.skipped
@@ -92,22 +94,21 @@ def _take_steps(
     records: Records,
     plan: TrainingPlan,
     config: TrainingConfig,
-    rows: Callable[[int], NDArray[np.int64]],
+    batch: Callable[[int], list[Piece]],
     start: int,
     saver: Saver,
     progress: Progress,
 ) -> None:
-    """Take the steps from `start` to the end of the plan; `rows` gives this process's part of a step's batch.
+    """Take the steps from `start` to the end of the plan; `batch` gives this process's part of a step's batch.
 
     Progress is told steps, epsilon and the mean loss of the last batch, which no guarantee covers.
     """
-    device, piece, seed = next(model.parameters()).device, config.piece, config.seed
+    device, seed = next(model.parameters()).device, config.seed
 
     def wanted() -> Iterator[list[int]]:
         for t in range(start, plan.steps):
-            chosen = rows(t)
-            for first in range(0, len(chosen), piece):
-                yield chosen[first : first + piece].tolist()
+            for rows, _ in batch(t):
+                yield rows
 
     pieces = records.pieces(wanted())
     every = max(plan.steps // CHECKS, 1)
@@ -116,10 +117,12 @@ def _take_steps(
         for t in range(start, plan.steps):
             if seed is not None:
                 _reseed(step.optimizer.generator, seed, t)
-            total, count = torch.zeros((), device=device), len(rows(t))
-            for _ in range(math.ceil(count / piece)):
+            total, count = torch.zeros((), device=device), 0
+            for _, whose in batch(t):
                 x, y = next(pieces)
-                total += step.accumulate(_to(x, device), y.to(device, non_blocking=True)).sum()
+                count += len(y)
+                of = torch.tensor(whose, device=device) if whose else None
+                total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
             with saver.step():
                 step.step()
             if saver.taken % every == 0 or saver.taken == plan.steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +56,14 @@ def test_heads_are_trained_by_the_tuners_own_code(monkeypatch):
     assert audit_training(tuned, runs=400).verdict == "violates the claim: a bug"
     with pytest.raises(InputError, match="every"):
         audit_training(tuned, runs=20, every=5)
+
+
+def test_a_training_by_persons_is_audited_through_its_own_code():
+    tuned = tuner(network(), groups=np.arange(40) // 4, batch_size=10, trainable="head", steps=2)
+    found = audit_training(tuned, "mislabelled", runs=8)
+    assert found.claim.mechanism == tuned.plan.phase()
+    with pytest.raises(ConfigurationError, match="those of persons"):
+        audit_training(tuned, "gradient", runs=8)
 
 
 def test_coins_of_heads_are_their_own():
