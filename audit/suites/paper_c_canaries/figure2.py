@@ -8,13 +8,14 @@ Beside the paper's estimator (Gaussian DP, the highest bound over all thresholds
 the mechanism's own trade-off curve, at the threshold 0 fixed in advance, and at one chosen on 30 % of the runs. The
 truth is known here, so bounds above it can be counted: both what all steps together leak, and what their sum does.
 
-    python -m audit.suites.paper_c_canaries.figure2 [--runs N] [--repeats N] [--out FILE] [--quick]
+    python -m audit.suites.paper_c_canaries.figure2 [--runs N] [--repeats N] [--full] [--quick]
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,14 @@ def cell(mechanism: Steps, size: Size, seed: int) -> dict[str, Any]:
     }
 
 
+def estimated(named: Mapping[tuple[float, int], float], size: Size) -> float:
+    """Seconds that all cells will take: the first one's, of one repeat, times their number."""
+    (rate, _), noise = next(iter(named.items()))
+    start = time.perf_counter()
+    cell(Steps(noise, rate, STEPS), Size(size.runs, 1), 0)
+    return (time.perf_counter() - start) * size.repeats * len(named)
+
+
 def above(cells: dict[str, Any], truth: str = "of_the_sum") -> dict[str, str]:
     """Bound -> how many of it exceed the truth, out of how many."""
     found = {}
@@ -160,11 +169,16 @@ def main(argv: list[str] | None = None) -> int:
     p = parser("canary_figure2", __doc__)
     p.add_argument("--runs", type=int, help="on D and D' together (default 50,000)")
     p.add_argument("--repeats", type=int, help="of each cell (default 3)")
+    p.add_argument("--full", action="store_true", help="the paper's sizes, which are the default")
     options = p.parse_args(argv)
     start, size = time.perf_counter(), QUICK if options.quick else Size()
     size = Size(options.runs or size.runs, options.repeats or size.repeats)
     progress, cells = Progress("figure 2: "), {}
     named = {(q, e): s for q, noise in NOISE.items() for e, s in zip(TARGETS, noise, strict=True)}
+    if options.full:
+        print(
+            f"{estimated(named, size):.0f} s of one core, no GPU: an estimate from one cell, timed just now", flush=True
+        )
     for i, ((q, target), sigma) in enumerate(named.items()):
         cells[f"{q:g}, {target}"] = cell(Steps(sigma, q, STEPS), size, i)
         progress("cells", i + 1, len(named))

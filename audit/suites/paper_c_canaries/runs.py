@@ -27,9 +27,21 @@ from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import epsilon_ceiling
 
-from ...shared.run import Parts, concluded, destination, earlier, provenance, rounded, table, write_json
+from ...shared.run import (
+    Parts,
+    Unusable,
+    concluded,
+    destination,
+    earlier,
+    provenance,
+    rounded,
+    table,
+    write_json,
+)
 from .figure2 import highest_over_thresholds
+from .rejudge import rejudge
 from .tasks import DELTA, EPSILON, Adversary, Task, facts_of, scored
+from .work import estimated
 
 BOUNDING = ("safexplain.verdict.canaries.result",)
 """What decides verdicts, given scores; with all that it imports."""
@@ -37,13 +49,19 @@ PILOT = 0.2
 """Share of the runs of a record canary that fix its threshold."""
 
 
-def add_arguments(p: ArgumentParser) -> ArgumentParser:
-    """What these suites take beside the common options."""
+def add_sizes(p: ArgumentParser) -> ArgumentParser:
+    """How large, and where."""
     p.add_argument("--device", default="cpu")
     p.add_argument("--runs", type=int, help="on D and D' together, of each canary, rate and repeat")
     p.add_argument("--repeats", type=int, help="with other noise and batches")
-    p.add_argument("--only", help="a task, by its name; the results of others are kept")
-    p.add_argument("--full", action="store_true", help="the paper's sizes, which need a GPU")
+    p.add_argument("--full", action="store_true", help="the paper's sizes, for a GPU; says first how long that takes")
+    p.add_argument("--rejudge", action="store_true", help="train nothing: verdicts anew from the counts of the result")
+    return p
+
+
+def add_arguments(p: ArgumentParser) -> ArgumentParser:
+    """What suites of several tasks take beside the common options."""
+    add_sizes(p).add_argument("--only", help="a task, by its name; the results of others are kept")
     return p
 
 
@@ -193,11 +211,18 @@ def report(
     torch.set_num_threads(1)
     given = {k: v for k in ("runs", "repeats") if (v := getattr(options, k)) is not None}
     out = destination(options)
+    if options.rejudge:
+        return rejudge(out)
     results = earlier(out, options.quick) if options.only else {}
-    for name, task in tasks(options).items():
-        if options.only in (None, name):
-            began, found = time.perf_counter(), run(name, replace(task, **given), options)
-            results[name] = found | {"run": provenance(time.perf_counter() - began, options.device)}
+    known = tasks(options)
+    if options.only and options.only not in known:
+        raise Unusable(f"--only: expected one of {', '.join(map(repr, known))}; got {options.only!r}")
+    chosen = {name: replace(task, **given) for name, task in known.items() if options.only in (None, name)}
+    if options.full:
+        print(estimated(chosen.values(), options.device)[1], flush=True)
+    for name, task in chosen.items():
+        began, found = time.perf_counter(), run(name, task, options)
+        results[name] = found | {"run": provenance(time.perf_counter() - began, options.device)}
     wrong = [] if options.quick else impossible(results) + check(results)
     print(show(results))
     content = {

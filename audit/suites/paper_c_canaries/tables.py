@@ -75,14 +75,112 @@ def on_data(found: dict[str, Any]) -> str:
         for rate, at in result["rates"].items():
             for scenario, cell in at["cells"].items():
                 ours, paper, first = cell["epsilon_lower"], cell["paper_estimator"], cell["repeats"][0]
-                spread = "" if ours["two_se"] is None else f" ± {ours['two_se']:.2f}"
                 rows.append((
-                    f"{task}, q = {rate}, {scenario}", f"{first['trained']:,}", f"{ours['mean']:.2f}{spread}",
+                    f"{task}, q = {rate}, {scenario}", f"{first['trained']:,}", with_error(ours),
                     f"{paper['mean']:.2f}", f"{at['add_remove'][-1]:.2f}", f"{at['substitute'][-1]:.2f}",
-                    first["verdict"].partition(" as ")[0].partition(":")[0],
+                    ", ".join(shown_power(one.get("power")) for one in cell["repeats"]),
+                    ", ".join(dict.fromkeys(short(one["verdict"]) for one in cell["repeats"])),
                 ))  # fmt: skip
-    header = ("canary", "runs", "epsilon at least", "paper's estimator", "add/remove", "substituted", "verdict")
+    header = (
+        "canary",
+        "runs",
+        "epsilon at least",
+        "paper's estimator",
+        "add/remove",
+        "substituted",
+        "power",
+        "verdict",
+    )
     return markdown(header, rows)
+
+
+def with_error(found: dict[str, Any]) -> str:
+    """Mean, and twice its standard error where there are repeats."""
+    return f"{found['mean']:.2f}" + ("" if found["two_se"] is None else f" ± {found['two_se']:.2f}")
+
+
+def short(verdict: str) -> str:
+    """A verdict without its explanation."""
+    return verdict.partition(" as ")[0] if "add/remove" in verdict else verdict
+
+
+def shown_power(power: float | None) -> str:
+    """To two places; nothing where there is none."""
+    return "" if power is None else f"{power:.2f}"
+
+
+def alone(found: dict[str, Any]) -> str:
+    """A gradient canary and the noise alone on their parameter: medians of both bounds, and how many exceed.
+
+    The fewest and the most steps, without other betas of Adam.
+    """
+    rows, every = [], [cell["steps"] for cell in found["cells"]]
+    for cell in found["cells"]:
+        for name, each in cell["scores"].items():
+            if cell["steps"] not in (min(every), max(every)) or "betas" in name:
+                continue
+            sizes = (each[runs] for runs in ("200", "400", "2500"))
+            rows.append((
+                f"T = {cell['steps']:,}, q = {cell['sample_rate']:g}, {name}", f"{cell['add_remove']:.2f}",
+                *(f"{s['epsilon_lower_median']:.2f}, {s['paper_estimator_median']:.2f}"
+                  f" ({s['above_add_remove']:.0%}, {s['paper_above_add_remove']:.0%})" for s in sizes),
+            ))  # fmt: skip
+    header = ("steps, sample rate, update", "add/remove", "200 runs", "400 runs", "2,500 runs")
+    return markdown(header, rows)
+
+
+def by_runs(found: dict[str, Any]) -> str:
+    """Figure 5: a column a number of runs."""
+    rates = found["results"]["5"]["rates"]
+    rows = [
+        (
+            f"q = {rate}, {scenario}", f"{at['add_remove']:.2f}",
+            *(f"{with_error(c['epsilon_lower'])}; {min(map(float, c['power'])):.2f}" for c in cells),
+        )
+        for rate, at in rates.items() for scenario, cells in at["cells"].items()
+    ]  # fmt: skip
+    counts = next(iter(next(iter(rates.values()))["cells"].values()))
+    return markdown(("canary", "add/remove", *(f"{c['runs']:,} runs" for c in counts)), rows)
+
+
+def utility(found: dict[str, Any]) -> str:
+    """Figure A1: accuracy at a few steps."""
+    a1 = found["results"]["A1"]
+    at = [i for i, _ in enumerate(a1["steps"]) if (i + 1) % (len(a1["steps"]) // 4) == 0]
+    rows = [
+        (name, str(arm["models"]), *(f"{arm['mean'][i]:.1%} ± {arm['two_se'][i]:.1%}" for i in at))
+        for name, arm in a1["accuracy"].items()
+    ]
+    return markdown(("trained with", "models", *(f"{a1['steps'][i]} steps" for i in at)), rows)
+
+
+def clip_bounds(found: dict[str, Any]) -> str:
+    """Figure A2."""
+    return on_data({"results": found["results"]["A2"]["values"]})
+
+
+def numbers_of_steps(found: dict[str, Any]) -> str:
+    """Figure A3."""
+    return on_data({"results": found["results"]["A3"]["values"]})
+
+
+def learning_rates(found: dict[str, Any]) -> str:
+    """Figure A4."""
+    return on_data({"results": found["results"]["A4"]["values"]})
+
+
+def ratios(found: dict[str, Any]) -> str:
+    """Figure A5: what substitution costs over add/remove, a row a noise multiplier."""
+    cells = found["results"]["A5"]["cells"]
+    rates = list(dict.fromkeys(c["sample_rate"] for c in cells))
+    rows = []
+    for noise in sorted({c["noise_multiplier"] for c in cells}):
+        at = {c["sample_rate"]: c for c in cells if c["noise_multiplier"] == noise}
+        rows.append((
+            f"{noise:g}",
+            *(f"{at[q]['ratio']:.2f} ({at[q]['substitute']:.2f})" if q in at else "" for q in rates),
+        ))  # fmt: skip
+    return markdown(("noise multiplier", *(f"q = {q:g}" for q in rates)), rows)
 
 
 def training(found: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ class Size:
         steps: T.
         every: steps between audits.
         runs: R.
+        repeats: with other noise and batches.
         scales: by name, what embeddings of norm 1 are multiplied by, and sample rates.
     """
 
@@ -55,6 +56,7 @@ class Size:
     steps: int = 2500
     every: int = 125
     runs: int = 400
+    repeats: int = 1
     scales: tuple[tuple[str, float, tuple[float, ...]], ...] = (
         ("times 5", 5.0, (1.0, 0.25)),
         ("times 384^(1/2)", WIDTH**0.5, (1.0, 0.25)),
@@ -62,7 +64,7 @@ class Size:
     )
 
 
-FULL = Size(records=55_000, auxiliary=12_349, runs=2500)
+FULL = Size(records=55_000, auxiliary=12_349, runs=2500, repeats=3)
 QUICK = Size(records=60, auxiliary=30, steps=10, every=5, runs=40)
 
 
@@ -80,7 +82,7 @@ def tasks(options: Namespace) -> dict[str, Task]:
     for name, scale, rates in size.scales:
         spare = (scale * seen[outside], labels[outside])
         settings = {q: training.setting(name, scale * seen[inside], labels[inside], q, spare) for q in rates}
-        found[name] = Task(settings, SCENARIOS, size.every, size.runs, about=about | {"scale": scale})
+        found[name] = Task(settings, SCENARIOS, size.every, size.runs, size.repeats, about=about | {"scale": scale})
     return found
 
 
