@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 TIMES = 2.0
 """What is to be found: a training that spends so many times the claim."""
 
-NODES = 12
+NODES = 10
 """Points of equal probability at which each posterior is read."""
 
 NOISES = np.geomspace(0.01, 1000.0, 81)
@@ -48,7 +48,7 @@ NOISES = np.geomspace(0.01, 1000.0, 81)
 MOST_COUNTS = 48
 """Values to which the number of joined batches is reduced."""
 
-POINTS = 96
+POINTS = 64
 """Numbers of errors at which a binomial distribution is read, where there are more."""
 
 PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
@@ -130,7 +130,7 @@ def many_runs_power(errors: ErrorCounts, method: BoundMethod, excess: Excess, *,
     less = noise * excess.shrink
     if fixed:
         return float(test.power(sums.cdf(-threshold, less), sums.cdf(threshold, less)).mean())
-    grid = np.geomspace(less.min(), max(less.max(), less.min() * 1.001), 16)
+    grid = np.geomspace(less.min(), max(less.max(), less.min() * 1.001), 12)
     placed = np.stack([sums.quantile(ndtr(PLACES), r) for r in grid])
     best = test.power(sums.cdf(-placed, grid[:, None]), sums.cdf(placed, grid[:, None])).max(1)
     return float(np.interp(np.log(less), np.log(grid), best).mean())

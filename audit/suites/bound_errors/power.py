@@ -1,0 +1,253 @@
+"""Canary verdicts: how often they are wrong, and whether the power that they state is the power that they have.
+
+Two trainings are audited again and again by a canary of some strength: the right one, which spends the epsilon that it
+claims, and one that spends twice as much by too little noise. A score is the sum of the canary's gradients over all
+steps (in units of C; strength 1 is the worst case) and of the noise, as in `bound_errors`. For each cell:
+
+  bug       right trainings that are called broken: at most 5 % may be
+  stated    mean power that audits of the right training state
+  ready     share of these that state .8 or more, and say that the claim is kept
+  found     share of the audits of the training at twice the claim that refute the claim: the power in truth
+  mistaken  share of these that say that the claim is kept
+
+Stated power is a promise: where most audits of the right training state .8 or more, at least 80 % of those of the
+training at twice the claim must find it. The suite fails where surely fewer do, or a right training is surely called
+broken in more than 5 %.
+
+Then thresholds: one split of the runs (30 % choose), and the median over many splits, each at half the risk
+(Meinshausen, Meier and Buehlmann 2009, arXiv 0811.2177, theorem 3.1), as jax_privacy offers it.
+
+    python -m audit.suites.bound_errors.power [--out FILE] [--cache DIR] [--quick]
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safexplain._privacy_loss import Adjacency, Steps
+from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.finding import POWER, Finding
+from safexplain.verdict.canaries.result import OneRunResult, Scores, judge
+from safexplain.verdict.stats import bound_epsilon, clopper_pearson
+from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
+
+from ...shared.run import Parts, Progress, concluded, destination, finish, parser, provenance, write_json
+
+Array = NDArray[np.float64]
+
+REPEATS, QUICK_REPEATS = 60, 8
+DELTA, RISK = 1e-5, 0.05
+SURE = 0.999
+"""Confidence of the limits of a rate: of hundreds of cells, none fails by chance."""
+
+TRAININGS = (
+    (1.0, 500, 10.0),
+    (1.0, 500, 2.0),
+    (0.25, 500, 10.0),
+    (0.25, 500, 3.0),
+    (0.02, 1000, 3.0),
+    (0.0625, 20, 8.0),
+)
+"""Sampling rate, steps, claimed epsilon."""
+STRENGTHS = (1.0, 0.8, 0.6, 0.4)
+RUNS = (200, 1000)
+RULES = ("fixed", "split")
+
+THRESHOLDS = list(product((1.0, 4.0, 10.0), (200, 1000, 5000), ("gdp", "clopper-pearson")))
+"""Epsilon, runs, method, of one Gaussian mechanism."""
+SPLITS, THRESHOLD_REPEATS = 25, 200
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is audited, and how.
+
+    Args:
+        sample_rate: q.
+        steps: of the training.
+        epsilon: claimed, under `adjacency`.
+        strength: of the canary; 1 is the worst case.
+        runs: on D and D' together, or canaries of one run.
+        rule: "fixed" (threshold 0), "split", or the share of canaries guessed.
+        method: of the bound.
+        adjacency: of the claim.
+    """
+
+    sample_rate: float
+    steps: int
+    epsilon: float
+    strength: float
+    runs: int
+    rule: str
+    method: str = "pld"
+    adjacency: Adjacency = "substitute"
+
+    def noise(self, times: float) -> float:
+        """The noise multiplier that spends so many times the claim."""
+        found = noise_multiplier(
+            times * self.epsilon, self.sample_rate, self.steps, DELTA, self.adjacency, sampling=self.sampling
+        )
+        return float(found)
+
+    @property
+    def sampling(self) -> Any:
+        """How batches are drawn."""
+        return "full-batch" if self.sample_rate == 1 else "poisson"
+
+    @property
+    def claim(self) -> Claim:
+        """Of the right training, which it keeps exactly."""
+        mechanism = Steps(self.noise(1.0), self.sample_rate, self.steps, self.sampling)
+        return Claim(mechanism, DELTA, adjacency=self.adjacency)
+
+    def find(self, claim: Claim, noise: float, number: int) -> Finding:
+        """One audit of a training with this noise."""
+        rng = np.random.default_rng([0xF00D, self.runs, number])
+        if self.method in get_args(OneRunMethod):
+            share = float(self.rule)
+            scores = self._sums(rng, noise, self.runs)  # of the gradient that the coin chose
+            surest = np.argsort(-np.abs(scores))[: round(share * self.runs)]
+            correct = int((scores[surest] > 0).sum())
+            return OneRunResult(claim, self.method, 1 - RISK, self.runs, len(surest), correct, 1.0)  # type: ignore[arg-type]
+        d, d_prime = self._sums(rng, noise, self.runs // 2), -self._sums(rng, noise, self.runs // 2)
+        return judge(
+            Scores((self.steps,), d[None], d_prime[None]), claim, scenario="gradient", method=self._many,
+            threshold=0.0 if self.rule == "fixed" else None, confidence=1 - RISK, seed=number,
+        )  # fmt: skip
+
+    @property
+    def _many(self) -> BoundMethod:
+        return self.method  # type: ignore[return-value]
+
+    def _sums(self, rng: np.random.Generator, noise: float, runs: int) -> Array:
+        joined = rng.binomial(self.steps, self.sample_rate, runs)
+        return self.strength * joined + rng.normal(0.0, math.sqrt(self.steps) * noise, runs)
+
+
+MAIN = [Audit(*of, s, n, rule) for of, n, rule, s in product(TRAININGS, RUNS, RULES, STRENGTHS)]
+METHODS = [
+    Audit(0.25, 500, 3.0, 1.0, n, rule, method)
+    for method, n, rule in product(("gdp", "clopper-pearson", "zanella-beguelin"), (1000, 5000), RULES)
+]
+ADD_REMOVE = [
+    Audit(0.25, 500, epsilon, s, n, "fixed", "pld", "add_remove")
+    for epsilon, n, s in product((1.0, 4.0), (200, 1000), STRENGTHS)
+]
+ONE_RUN = [
+    Audit(q, 500, epsilon, s, n, "0.2", method)
+    for q, epsilon, n, method, s in product((1.0, 0.25), (1.0, 3.0), (1000, 5000), get_args(OneRunMethod), (1.0, 0.7))
+]
+
+
+def simulate(audit: Audit, repeats: int, tick: Callable[[int], None]) -> dict[str, Any]:
+    """The rates of the module's docstring, from so many audits of either training."""
+    claim, right, twice = audit.claim, audit.noise(1.0), audit.noise(2.0)
+    stated: list[float] = []
+    bug = ready = found = mistaken = 0
+    for number in range(repeats):
+        of_right, of_twice = audit.find(claim, right, number), audit.find(claim, twice, number)
+        stated.append(of_right.power)
+        bug += of_right.verdict == "violates the claim: a bug"
+        ready += of_right.power >= POWER
+        found += of_twice.keeps_claim is False
+        mistaken += of_twice.keeps_claim is True
+        tick(number)
+    return {
+        "of": repeats, "bug": bug, "ready": ready, "found": found, "mistaken": mistaken,
+        "stated": round(float(np.mean(stated)), 4), "stated_median": round(float(np.median(stated)), 4),
+    }  # fmt: skip
+
+
+def failures(cells: list[dict[str, Any]]) -> list[str]:
+    """Cells that surely break a promise, in words."""
+    missed = []
+    for cell in cells:
+        n = cell["of"]
+        if clopper_pearson(cell["bug"], n, SURE)[0] > RISK:
+            missed.append(f"a right training is called broken in {cell['bug']} of {n}: {cell['audit']}")
+        if 2 * cell["ready"] >= n and clopper_pearson(cell["found"], n, SURE)[1] < POWER:
+            missed.append(f"power is stated, and twice the claim found in {cell['found']} of {n}: {cell['audit']}")
+    return missed
+
+
+def thresholds(epsilon: float, runs: int, method: BoundMethod, repeats: int, splits: int) -> dict[str, Any]:
+    """Bounds by each rule: median, mean, standard deviation, and how many are above the truth."""
+    noise = noise_multiplier(epsilon, 1.0, 1, DELTA, sampling="full-batch")
+    found: dict[str, list[float]] = {}
+    for number in range(repeats):
+        rng = np.random.default_rng([0xCAFE, runs, number])
+        d, d_prime = rng.normal(1, noise, runs // 2), rng.normal(-1, noise, runs // 2)
+
+        def bound(seed: int, risk: float, d: Array = d, d_prime: Array = d_prime, **fixed: float) -> float:
+            return bound_epsilon(d, d_prime, DELTA, method, confidence=1 - risk, seed=seed, **fixed).epsilon  # type: ignore[arg-type]
+
+        found.setdefault("fixed", []).append(bound(0, RISK, threshold=0.0))
+        found.setdefault("split", []).append(bound(number, RISK))
+        several = [bound(1000 * number + k, RISK / 2) for k in range(splits)]
+        found.setdefault("multi-split", []).append(float(np.median(several)))
+    return {
+        name: {
+            "median": round(float(np.median(bounds)), 4),
+            "mean": round(float(np.mean(bounds)), 4),
+            "sd": round(float(np.std(bounds)), 4),
+            "above": int((np.array(bounds) > epsilon).sum()),
+            "of": repeats,
+        }
+        for name, bounds in found.items()
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the suite; 1 where a promise is surely broken, otherwise 0."""
+    options = parser("canary_power", __doc__).parse_args(argv)
+    progress, parts = Progress(), Parts(options.cache / "canary_power", __package__)
+    repeats = QUICK_REPEATS if options.quick else REPEATS
+    audits = (
+        [MAIN[0], METHODS[0], ADD_REMOVE[0], ONE_RUN[0]] if options.quick else [*MAIN, *METHODS, *ADD_REMOVE, *ONE_RUN]
+    )
+    rules = THRESHOLDS[:1] if options.quick else THRESHOLDS
+    seconds, cells, chosen = 0.0, [], []
+    for audit in audits:
+        of = {name: getattr(audit, name) for name in audit.__dataclass_fields__}
+
+        def run(audit: Audit = audit) -> dict[str, Any]:
+            began = time.perf_counter()
+            rates = simulate(audit, repeats, lambda i: progress("audits", i + 1, repeats))
+            return {**rates, "seconds": time.perf_counter() - began}
+
+        part = parts.get(["audits", of, repeats], run)
+        seconds += part.pop("seconds")
+        cells.append({"audit": of, **part})
+    for epsilon, runs, method in rules:
+        count, splits = (QUICK_REPEATS, 5) if options.quick else (THRESHOLD_REPEATS, SPLITS)
+
+        def split(key: tuple[Any, ...] = (epsilon, runs, method, count, splits)) -> dict[str, Any]:
+            began = time.perf_counter()
+            return {"rules": thresholds(*key), "seconds": time.perf_counter() - began}
+
+        part = parts.get(["thresholds", epsilon, runs, method, count, splits], split)
+        seconds += part["seconds"]
+        chosen.append({"epsilon": epsilon, "runs": runs, "method": method, "rules": part["rules"]})
+        progress("thresholds", len(chosen), len(rules))
+    missed = failures(cells)
+    report = {
+        "suite": "canary_power", "quick": options.quick, "repeats": repeats, "delta": DELTA, "confidence": 1 - RISK,
+        "power": POWER, "audits": cells, "thresholds": chosen, "targets_missed": missed, **provenance(seconds),
+    }  # fmt: skip
+    out = destination(options)
+    write_json(out, report)
+    return concluded(missed, out, "failed" if missed else "all targets met")
+
+
+if __name__ == "__main__":
+    finish(main)
