@@ -18,8 +18,10 @@ from torch import Tensor
 from safexplain.errors import InputError
 
 __all__ = [
+    "LAYERS",
     "Canary",
     "GradientCanary",
+    "LayersCanary",
     "Model",
     "RecordCanary",
     "RecordScenario",
@@ -51,6 +53,27 @@ class GradientCanary:
     drift: Tensor | None = None
 
 
+LAYERS = (
+    'scenario "layers" puts gradients into a training function of yours, whose clipping it tests; what is described in'
+    ' a file is trained by safexplain\'s own: expected "gradient"'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LayersCanary:
+    """Gradients far beyond the clipping bound at one coordinate of every parameter tensor, positive on D.
+
+    Args:
+        target: row of the data whose gradient is replaced.
+        coordinates: in the flat tensor of all parameters, one of each parameter tensor.
+        names: of the parameter tensors, for readers.
+    """
+
+    target: int
+    coordinates: tuple[int, ...]
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class RecordCanary:
     """A record z' = (x, y) that stands in place of row `target` in D'.
@@ -79,7 +102,7 @@ class RecordCanary:
         return (self.target, *self.also)
 
 
-Canary = GradientCanary | RecordCanary
+Canary = GradientCanary | LayersCanary | RecordCanary
 
 
 def margins(logits: Tensor, y: int) -> Tensor:

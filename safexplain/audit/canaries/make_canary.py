@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from safexplain.audit.canaries.canary import (
+    LAYERS,
     Canary,
     GradientCanary,
     Model,
@@ -24,7 +25,7 @@ from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-__all__ = ["make_canary"]
+__all__ = ["make_canary", "poisoned"]
 
 _RECORDS = 128
 """Tried as starts of a crafted input."""
@@ -70,6 +71,8 @@ def make_canary(
         ConfigurationError: a scenario that has none.
         InputError: data that cannot be used, or no auxiliary records for "natural".
     """
+    if scenario == "layers":
+        raise ConfigurationError(LAYERS)
     if scenario not in ("gradient", *get_args(RecordScenario)):
         raise ConfigurationError(
             f"scenario: expected gradient, {', '.join(get_args(RecordScenario))}; got {scenario!r}"
@@ -90,7 +93,7 @@ def make_canary(
     if scenario == "mislabelled":
         return _mislabelled(target, reference.target)
     if scenario == "poison":
-        return _poison(_mislabelled(target, reference.target), records, len(x), generator)
+        return poisoned(_mislabelled(target, reference.target), records, len(x), generator)
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
@@ -108,8 +111,12 @@ def _mislabelled(target: Target, row: int) -> RecordCanary:
     return _record("mislabelled", target, row, target.x, int(others[found.cosine.argmin()]))
 
 
-def _poison(one: RecordCanary, records: int, n: int, generator: torch.Generator | None) -> RecordCanary:
-    """The same in other places, too."""
+def poisoned(one: RecordCanary, records: int, n: int, generator: torch.Generator | None = None) -> RecordCanary:
+    """The same canary in so many of n places, chosen at random, or the first ones without a generator.
+
+    Raises:
+        ConfigurationError: more than half of the data.
+    """
     if not 2 <= records <= n // 2:
         raise ConfigurationError(f"records: expected 2 to {n // 2}, half of the data, got {records}")
     device = "cpu" if generator is None else generator.device

@@ -19,7 +19,7 @@ from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.heads.recipe import HeadRecipe, common_batches
 from safexplain.errors import ConfigurationError, InputError
 
-__all__ = ["Reference", "reference", "true_class_probability"]
+__all__ = ["Reference", "least_sure", "reference", "true_class_probability"]
 
 _LOOKS = 100
 """How often, about, the confidence is read in a training."""
@@ -131,6 +131,19 @@ def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) 
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         found.append(logits.softmax(1).gather(1, labels[:, None])[:, 0])
     return torch.cat(found)
+
+
+def least_sure(confidence: Tensor, y: Tensor) -> dict[int, int]:
+    """Class -> row of its record with the least confidence, the rarest class first.
+
+    Args:
+        confidence: (n,) as of a `Reference`; NaN counts as least.
+        y: (n,) class indices.
+    """
+    order = torch.where(confidence.isnan(), -torch.inf, confidence)
+    classes, counts = torch.unique(y, return_counts=True)
+    rarest = counts.argsort(stable=True)
+    return {int(c): int(torch.where(y == c, order, torch.inf).argmin()) for c in classes[rarest]}
 
 
 def _moved(

@@ -86,9 +86,9 @@ def run_canaries(
         ConfigurationError: an unknown scenario or method, or too few runs.
         InputError: data that cannot be trained on, or no auxiliary records for the natural canary.
     """
-    name, threshold = scenario_of(scenario), checked_threshold(threshold, scenario)
+    name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, setting.claim)
-    copies = poisoned(name, records)
+    copies = poison_size(name, records)
     claim = setting.claim.of_group(copies) if copies > 1 else setting.claim
     began = time.monotonic()
     places = [torch.device(d) for d in devices or [device]]
@@ -277,24 +277,18 @@ def _one_thread_each(places: Sequence[torch.device]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def checked_threshold(threshold: Any, scenario: str = "gradient") -> Threshold:
+def checked_threshold(threshold: Any) -> Threshold:
     """The threshold, if it is "auto", "split" or a finite number.
 
     Raises:
-        ConfigurationError: it is none of these, or a number of a scenario whose runs have several scores.
+        ConfigurationError: it is none of these.
     """
     if isinstance(threshold, str) and threshold in ("auto", "split"):
         return "split" if threshold == "split" else "auto"
-    number = check_number('threshold (neither "auto" nor "split")', threshold)
-    if scenario in ("outlier", "layers"):
-        raise ConfigurationError(
-            f'threshold: runs of scenario "{scenario}" have several scores, one of which is chosen with its threshold'
-            f' on some of them; expected "auto" or "split", got {threshold!r}'
-        )
-    return number
+    return check_number('threshold (neither "auto" nor "split")', threshold)
 
 
-def poisoned(scenario: ScenarioName, records: int | None) -> int:
+def poison_size(scenario: ScenarioName, records: int | None) -> int:
     """How many records are replaced together.
 
     Raises:

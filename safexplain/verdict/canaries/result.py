@@ -328,25 +328,25 @@ def judge(
         claim: what they are measured against.
         scenario: name or number of the canary.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: fixed before the scores were seen; None: chosen on 30 % of the runs, which then do not count.
+        threshold: fixed before the scores were seen, of the first score where there are several; None: chosen on 30 %
+            of the runs, which then do not count.
         confidence: of each bound.
         seconds: that training and scoring took.
         seed: of the split.
         setting: what was trained on what, for readers.
 
     Raises:
-        ConfigurationError: a method that needs the mechanism, which the claim does not name; or a fixed threshold of
-            several scores.
+        ConfigurationError: a method that needs the mechanism, which the claim does not name.
         InputError: too few runs.
     """
     check_method(method, claim)
-    if scores.names and threshold is not None:
-        raise ConfigurationError('threshold: of several scores it is chosen together with the score; use "split"')
     errors, about = [], dict(setting or {})
     for step, d, d_prime in zip(scores.steps, scores.d, scores.d_prime, strict=True):
         family: dict[str, Any] = {"confidence": confidence, **claim.after(step).sampled()}
         at = threshold
-        if scores.names:
+        if scores.names and threshold is not None:
+            d, d_prime = d[:, 0], d_prime[:, 0]
+        elif scores.names:
             chosen = choose_score(d, d_prime, claim.delta, method, seed=seed, **family)
             d, d_prime, at = chosen.d, chosen.d_prime, chosen.threshold
             about["score"] = f"{scores.names[chosen.score]}, {'low' if chosen.negative else 'high'} on D"

@@ -20,8 +20,10 @@ from safexplain.audit.canaries.batched.job import Job
 from safexplain.audit.canaries.batched.networks import Network
 from safexplain.audit.canaries.batched.sampling import Directions, Inserted, Substitutes
 from safexplain.audit.canaries.canary import (
+    LAYERS,
     Canary,
     GradientCanary,
+    LayersCanary,
     RecordCanary,
     check_records,
     record_scores,
@@ -95,6 +97,8 @@ def train_runs(
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
+    if isinstance(canary, LayersCanary):
+        raise ConfigurationError(LAYERS)
     rows = canary.rows if isinstance(canary, RecordCanary) else (canary.target,)
     names = OUTLIER_SCORES if isinstance(canary, RecordCanary) and canary.scenario == "outlier" else ()
     job = Job(network, x, y, rows, recipe, noise_multiplier, runs, generator, initial, shared_batches)

@@ -10,24 +10,26 @@ import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from safexplain._files import whole_file
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
+from safexplain.audit.canaries.canary import Canary, GradientCanary, LayersCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.outlier import far_record
-from safexplain.audit.canaries.reference import Reference, true_class_probability
+from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
 from safexplain.audit.canaries.trainer.data import GradientHook, Pair, stacked
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
 __all__ = [
     "ModuleNetwork",
+    "class_targets",
     "find_coordinate",
+    "find_layers",
     "given_canary",
     "load_canary",
     "logits_of",
@@ -89,18 +91,10 @@ def make_record(
     records: int = 1,
 ) -> RecordCanary:
     """Craft z' for a module; the target is the record whose true class is least probable under it unless given."""
-    model = _plain(model)
-    x, y = stacked(data)
-    parameter = next(iter(model.parameters()), x)
-    x, y = x.to(parameter.device), y.to(parameter.device).long()
+    network, x, y, confidence = _judged(model, data)
     if auxiliary is not None:
         auxiliary = torch.as_tensor(auxiliary[0]).to(x), torch.as_tensor(auxiliary[1]).to(y)
-    classes = max(2, logits_of(model, x[:1]).shape[1])
-    if not any(p.requires_grad for p in model.parameters()):
-        model.requires_grad_(True)
-    network = ModuleNetwork(model, classes)
     generator = torch.Generator(x.device).manual_seed(seed)
-    confidence = true_class_probability(network, network.theta[None], x, y)
     at = int(confidence.argmin()) if target is None else target
     found = make_canary(
         scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, records=records,
@@ -108,6 +102,34 @@ def make_record(
     )  # fmt: skip
     assert isinstance(found, RecordCanary)
     return found
+
+
+def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
+    """Class -> the record of it of which the model is least sure, or its first one; the rarest class first.
+
+    Raises:
+        InputError: labels are no class indices.
+    """
+    if model is not None:
+        _, _, y, confidence = _judged(model, data)
+        return least_sure(confidence, y)
+    y = stacked(data)[1] if isinstance(data, Pair) else torch.stack([data[i][1] for i in range(len(data))])
+    if y.dim() != 1 or not bool((y == y.long()).all()):
+        raise InputError(f'target="classes": expected class indices (n,), got {y.dtype} of shape {tuple(y.shape)}')
+    return least_sure(torch.zeros(len(y)), y.long())
+
+
+def _judged(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
+    """The model, all records on its device, and how probable it finds the true class of each."""
+    model = _plain(model)
+    x, y = stacked(data)
+    parameter = next(iter(model.parameters()), x)
+    x, y = x.to(parameter.device), y.to(parameter.device).long()
+    classes = max(2, logits_of(model, x[:1]).shape[1])
+    if not any(p.requires_grad for p in model.parameters()):
+        model.requires_grad_(True)
+    network = ModuleNetwork(model, classes)
+    return network, x, y, true_class_probability(network, network.theta[None], x, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,14 +251,27 @@ def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> Gradie
         train: one training on D that the hook watches.
         target: number of the record whose gradient is replaced.
     """
-    hook = GradientHook(target, None, 0.0, trace=True)
+    hook = GradientHook(target, (), 0.0, trace=True)
     train(hook)
     assert hook.movement is not None
     at = int(hook.movement.argmin())
-    hook = GradientHook(target, at, 0.0, trace=True)
+    hook = GradientHook(target, (at,), 0.0, trace=True)
     train(hook)
     sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
     return GradientCanary(target, at, torch.tensor(hook.path).double() - hook.path[0] if sgd else None)
+
+
+def find_layers(train: Callable[[GradientHook], Any], target: int) -> LayersCanary:
+    """Of each parameter tensor, the coordinate that moves least in a training without noise and without the target."""
+    hook = GradientHook(target, (), 0.0, trace=True)
+    train(hook)
+    assert hook.movement is not None
+    found, names, first = [], [], 0
+    for number, p in enumerate(hook.optimizer.params):
+        found.append(first + int(hook.movement[first : first + p.numel()].argmin()))
+        names.append(f"parameter {number} of shape {tuple(p.shape)}")
+        first += p.numel()
+    return LayersCanary(target, tuple(found), tuple(names))
 
 
 def save_canary(path: Path, canary: Canary) -> None:
@@ -255,7 +290,7 @@ def load_canary(path: Path) -> Canary | None:
         return None
     try:
         found = torch.load(path, weights_only=True)
-        kinds: dict[str, Callable[..., Canary]] = {"GradientCanary": GradientCanary, "RecordCanary": RecordCanary}
+        kinds: dict[str, Callable[..., Canary]] = {kind.__name__: kind for kind in get_args(Canary)}
         return kinds[found.pop("kind")](**found)
     except Exception as error:
         raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None

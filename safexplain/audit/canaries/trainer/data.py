@@ -151,6 +151,10 @@ class Fetched:
 OVER = 10.0
 """Norm of the canary's gradient over the bound C: right clipping makes C of it, wrong clipping shows."""
 
+FAR_OVER = 1000.0
+"""The same for the layer whose turn it is, where the canary is in all layers: beside it the others are small, so that a
+bound which leaves this layer out, or its norm, lets much of it through."""
+
 _LOCK = threading.RLock()
 
 _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or "natural"), which needs no hook'
@@ -161,24 +165,30 @@ class GradientHook:
 
     Args:
         target: number of the record.
-        coordinate: in the flat tensor of the optimizer's parameters; None: the gradient is replaced by zeros.
-        sign: of the gradient at the coordinate, +1 on D, -1 on D', or 0.
+        coordinates: in the flat tensor of the optimizer's parameters; none: the gradient is replaced by zeros. At one,
+            the new gradient is `OVER` times as long as the bound. At several, it is so at each, but `FAR_OVER` times as
+            long at one of them, another one each time.
+        sign: of the gradient at the coordinates, +1 on D, -1 on D', or 0.
+        first: of several coordinates, whose turn it is first.
         trace: for the reference: leave the noise out, and keep how far every parameter moves.
 
     Attributes:
         fetched: to be told by the data set.
         optimizer: the one seen; None before.
         movement: with `trace`, (P,) sum over the steps of how far each parameter moved, its absolute value.
-        path: with `trace` and a coordinate, its parameter before each step and after the last one.
+        path: with `trace` and one coordinate, its parameter before each step and after the last one.
     """
 
-    def __init__(self, target: int, coordinate: int | None, sign: float, *, trace: bool = False) -> None:
-        self.target, self.coordinate, self.sign, self.trace = target, coordinate, sign, trace
+    def __init__(
+        self, target: int, coordinates: Sequence[int], sign: float, *, first: int = 0, trace: bool = False
+    ) -> None:
+        self.target, self.coordinates, self.sign, self.trace = target, tuple(coordinates), sign, trace
         self.fetched = Fetched()
         self.optimizer: Any = None
         self.movement: Tensor | None = None
         self.path: list[float] = []
-        self._initial: float | None = None
+        self._initial: tuple[float, ...] = ()
+        self._turn = first
         self._before: Tensor | None = None
         self._steps = 0
 
@@ -215,10 +225,9 @@ class GradientHook:
             self._keep()
 
     @property
-    def moved(self) -> float:
-        """How far the canary's parameter is from where the optimizer first saw it."""
-        assert self._initial is not None
-        return float(self._value()) - self._initial
+    def moved(self) -> tuple[float, ...]:
+        """How far the canary's parameters are from where the optimizer first saw them."""
+        return tuple(now - then for now, then in zip(self._values(), self._initial, strict=True))
 
     def _attach(self, optimizer: Any) -> None:
         from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -242,8 +251,8 @@ class GradientHook:
 
     def _before_clipping(self, clip: Callable[[], None]) -> Callable[[], None]:
         def replaced() -> None:
-            if self._initial is None and self.coordinate is not None:
-                self._initial = float(self._value())
+            if not self._initial:
+                self._initial = self._values()
             numbers = self._rows()
             at = [row for row, number in enumerate(numbers) if number == self.target]
             if at:
@@ -287,37 +296,38 @@ class GradientHook:
         )
 
     def _replace(self, at: list[int], rows: int) -> None:
-        held: Any = None
-        within = 0
-        if self.coordinate is not None:
-            held, within = self._located()
-        size = self.sign * OVER * float(self.optimizer.max_grad_norm)
+        sizes: dict[Any, list[tuple[int, float]]] = {}
+        for place, index in enumerate(self.coordinates):
+            several = len(self.coordinates) > 1
+            over = FAR_OVER if several and place == self._turn % len(self.coordinates) else OVER
+            held, within = self._located(index)
+            sizes.setdefault(held, []).append((within, self.sign * over * float(self.optimizer.max_grad_norm)))
+        self._turn += 1
         for p in self.optimizer.params:
             if p.grad_sample is None:
-                if p is not held:
+                if p not in sizes:
                     continue
                 p.grad_sample = p.new_zeros((rows, *p.shape))
             first = 0
             for g in p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]:
                 own = [row - first for row in at if first <= row < first + len(g)]
                 g[own] = 0.0
-                if p is held and own:
+                for within, size in sizes.get(p, []) if own else []:
                     g.view(len(g), -1)[own, within] = size
                 first += len(g)
 
-    def _located(self) -> tuple[Any, int]:
-        index = int(self.coordinate or 0)
+    def _located(self, index: int) -> tuple[Any, int]:
+        within = index
         for p in self.optimizer.params:
-            if 0 <= index < p.numel():
-                return p, index
-            index -= p.numel()
+            if 0 <= within < p.numel():
+                return p, within
+            within -= p.numel()
         total = sum(p.numel() for p in self.optimizer.params)
-        raise InputError(f"coordinate {self.coordinate}: the optimizer holds {total} parameters")
+        raise InputError(f"coordinate {index}: the optimizer holds {total} parameters")
 
-    def _value(self) -> Tensor:
-        p, index = self._located()
-        value: Tensor = p.detach().reshape(-1)[index]
-        return value
+    def _values(self) -> tuple[float, ...]:
+        located = map(self._located, self.coordinates)
+        return tuple(float(p.detach().reshape(-1)[within]) for p, within in located)
 
     def _keep(self) -> None:
         """Add what was moved since the last time."""
@@ -325,8 +335,8 @@ class GradientHook:
         moved = torch.zeros_like(now) if self._before is None else (now - self._before).abs()
         self.movement = moved if self.movement is None else self.movement + moved
         self._before = now
-        if self.coordinate is not None:
-            self.path.append(float(now[self.coordinate]))
+        if len(self.coordinates) == 1:
+            self.path.append(float(now[self.coordinates[0]]))
 
 
 def _count(p: Any) -> int:

@@ -6,12 +6,14 @@ models on the data sets of `data`, and judges the scores. Its cache is keyed by 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,11 +22,14 @@ from torch import nn
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.canaries.canary import Canary, check_target
+from safexplain.audit.canaries.canary import Canary, LayersCanary, check_target
+from safexplain.audit.canaries.make_canary import poisoned
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
-from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poisoned
+from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poison_size
 from safexplain.audit.canaries.trainer.canary import (
+    class_targets,
     find_coordinate,
+    find_layers,
     given_canary,
     load_canary,
     make_outlier,
@@ -52,6 +57,10 @@ from safexplain.verdict.stats.bound_methods import BoundMethod
 __all__ = ["CanaryProbe"]
 
 
+FIRST = ("gradient", "layers", "outlier")
+"""Scenarios in which any record can be the target: the first one unless given."""
+
+
 class CanaryProbe:
     """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
 
@@ -64,13 +73,16 @@ class CanaryProbe:
         train: (dataset, generator) -> model; with `devices`, (dataset, generator, device) -> model.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
         claim: what the training is said to keep.
-        scenario: "mislabelled", "natural" or "crafted" replace a record; "gradient" replaces a record's gradient, in
-            loops with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data
-            set right before its step, along the parameter that moves least in a training without noise.
+        scenario: "mislabelled", "natural" or "crafted" replace a record by one whose gradient opposes its own,
+            "outlier" by one far away, and "poison" replaces several. "gradient" replaces a record's gradient, in loops
+            with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data set
+            right before its step, along the parameter that moves least in a training without noise; "layers" does so
+            along one parameter of every layer, each in front in turn.
         model: for which a record canary is crafted; None: one that `train` gives on the data.
         canary: a ready record (x', y'), instead of a crafted one.
-        target: number of the record z that is replaced; None: the one of whose label the model is least sure (for a
-            gradient canary 0, as its own gradient does not matter).
+        target: number of the record z that is replaced; None: the one of whose label the model is least sure (0 for an
+            outlier and where a gradient is replaced, as z itself does not matter). "classes": one after another, such
+            a record of every class, each with `runs` runs of its own; they share the confidence.
         auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
         runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
         seed: of everything.
@@ -85,8 +97,10 @@ class CanaryProbe:
         threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
             "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
         confidence: of the bound.
-        score: what `train` returned -> a number, higher on D; None: from logits at z and z', or from how far the
-            parameter of the gradient canary moved.
+        score: what `train` returned -> a number, higher on D, or several, of which the best is chosen with its
+            threshold (a fixed threshold is for the first one); None: from logits at z and z', or from how far the
+            parameters of the canary moved.
+        records: that the poison replaces, 2 unless given. The claim, about one record, is judged about so many.
 
     Raises:
         ConfigurationError: options that contradict each other.
@@ -102,7 +116,7 @@ class CanaryProbe:
         scenario: str = "mislabelled",
         model: nn.Module | None = None,
         canary: tuple[Any, Any] | None = None,
-        target: int | None = None,
+        target: int | Literal["classes"] | None = None,
         auxiliary: tuple[Any, Any] | None = None,
         runs: int = 200,
         seed: int = 0,
@@ -118,31 +132,41 @@ class CanaryProbe:
     ) -> None:
         check_method(method, claim)
         self.train, self.scenario = train, scenario_of(scenario)
-        self.records = poisoned(self.scenario, records)
+        self.records = poison_size(self.scenario, records)
         self.claim = claim.of_group(self.records) if self.records > 1 else claim
         check_train(train, devices)
         self.data, self.seed = records_of(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.score = model, auxiliary, score
         self.method: BoundMethod = method
-        self.threshold: Threshold = checked_threshold(threshold, "" if score else self.scenario)
+        self.threshold: Threshold = checked_threshold(threshold)
         self.confidence = check_number("confidence", confidence, above=0.0)
         if self.confidence >= 1:
             raise ConfigurationError(f"confidence: expected a number between 0 and 1, got {confidence!r}")
         self.devices = [str(d) for d in devices] if devices else None
+        self._classes = isinstance(target, str) and target == "classes"
+        if self._classes and canary is not None:
+            raise ConfigurationError('canary: it replaces one record; give target= its number instead of "classes"')
+        if isinstance(target, str):
+            if not self._classes:
+                raise ConfigurationError(f'target: expected the number of a record or "classes", got {target!r}')
+            target = None
         if target is not None:
             check_target(target := whole_number("target", target, 0), len(self.data))
         if self.scenario == "worst-case":
             raise ConfigurationError('scenario "worst-case" has no training: see safexplain.audit.canaries.run')
-        if self.scenario == "gradient" and (canary is not None or score is not None):
-            raise ConfigurationError('scenario "gradient" takes no canary and no score')
+        if self.scenario in ("gradient", "layers") and (canary is not None or score is not None):
+            raise ConfigurationError(f'scenario "{self.scenario}" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
-        self._target = 0 if self.scenario in ("gradient", "outlier") and target is None else target
+        self._target = 0 if self.scenario in FIRST and target is None else target
         self._given = None if canary is None else given_canary(canary, self.data, target, self.scenario)
         if self._given is not None:
             self.scenario = self._given.scenario
-        self.folder = None if cache is None else Path(cache) / self._digest(version)
+            if self.scenario == "poison":
+                self._given = poisoned(self._given, self.records, len(self.data))
+        self._cache, self._version = cache, version
+        self.folder = self._folder()
 
     @cached_property
     def canary(self) -> Canary:
@@ -158,8 +182,33 @@ class CanaryProbe:
             save_canary(path, made)
         return made
 
+    def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
+        """The result of `run` for every target: a single one, or with "classes" one of each class, the rarest first.
+
+        Each bound holds with its share of the risk, so that all of them hold at `confidence`.
+
+        Args:
+            progress: as for `run`.
+
+        Raises:
+            InputError, RefusedError: as `run`.
+        """
+        if not self._classes:
+            return (self.run(progress),)
+        model = None if self.scenario in FIRST else self._reference
+        targets = class_targets(model, self.data)
+        found = []
+        for label, row in targets.items():
+            one = copy.copy(self)
+            one._classes, one._target = False, row
+            one.confidence = 1 - (1 - self.confidence) / len(targets)
+            one.folder = one._folder()
+            result = one.run(progress and (lambda stage, *rest, c=label: progress(f"class {c}: {stage}", *rest)))
+            found.append(replace(result, setting={**result.setting, "class": label}))
+        return tuple(found)
+
     def run(self, progress: Progress | None = None) -> CanaryResult:
-        """Take the runs that are missing, D and D' in turn, and judge.
+        """Take the runs that are missing, D and D' in turn, and judge; of every class, the result that decides.
 
         Args:
             progress: told after each run; None shows a bar with the time left on a terminal.
@@ -169,6 +218,8 @@ class CanaryProbe:
                 with `cache`), or the model cannot be scored.
             RefusedError: the target's row cannot be told in the loop, for a gradient canary.
         """
+        if self._classes:
+            return max(self.each(progress), key=lambda found: found.epsilon_lower)
         if self.folder:
             _make_folder(self.folder)
         store = RunStore(self.folder and self.folder / "runs.jsonl")
@@ -209,38 +260,53 @@ class CanaryProbe:
         steps = (1 if self.claim.mechanism is None else self.claim.mechanism.steps,)
         if several == {1}:
             return Scores(steps, d[..., 0], d_prime[..., 0])
-        own = self.score is not None
-        names = tuple(f"score {i}" for i in range(*several)) if own else OUTLIER_SCORES
-        return Scores(steps, d, d_prime, names)
+        return Scores(steps, d, d_prime, self._names(*several))
+
+    def _names(self, scores: int) -> tuple[str, ...]:
+        if self.score is not None:
+            return tuple(f"score {i}" for i in range(scores))
+        if isinstance(self.canary, LayersCanary):
+            return ("move of all parameters", *(f"move of {name}" for name in self.canary.names))
+        return OUTLIER_SCORES
 
     def _made(self) -> Canary:
-        device = self.devices[0] if self.devices else None
-        seed = seed_of_run(self.seed, "reference", 0)
-
-        def train(hook: GradientHook | None) -> Any:
-            dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
-            try:
-                with seeded(seed), hook.watching() if hook else nullcontext():
-                    return call(self.train, dataset, seed, device)
-            except RefusedError:
-                raise
-            except Exception as error:
-                raise InputError(
-                    f"the reference training on the data (seed {seed}), before any run, stopped with"
-                    f" {type(error).__name__}: {error}"
-                ) from error
-
         if self.scenario == "gradient":
-            return find_coordinate(train, self._target or 0)
+            return find_coordinate(self._trained, self._target or 0)
+        if self.scenario == "layers":
+            return find_layers(self._trained, self._target or 0)
         if self.scenario == "outlier":
             return make_outlier(self.data, self._target or 0)
-        model = train(None) if self.model is None else self.model
+        seed = seed_of_run(self.seed, "reference", 0)
+        return make_record(self.scenario, self._reference, self.data, self._target, self.auxiliary, seed, self.records)
+
+    @cached_property
+    def _reference(self) -> nn.Module:
+        """For which record canaries are crafted."""
+        model = self._trained(None) if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
                 " a ready canary=(x', y') with target="
             )
-        return make_record(self.scenario, model, self.data, self._target, self.auxiliary, seed, self.records)
+        return model
+
+    def _trained(self, hook: GradientHook | None) -> Any:
+        """What `train` gives on D, once."""
+        seed = seed_of_run(self.seed, "reference", 0)
+        dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
+        try:
+            with seeded(seed), hook.watching() if hook else nullcontext():
+                return call(self.train, dataset, seed, self.devices[0] if self.devices else None)
+        except RefusedError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the reference training on the data (seed {seed}), before any run, stopped with"
+                f" {type(error).__name__}: {error}"
+            ) from error
+
+    def _folder(self) -> Path | None:
+        return None if self._cache is None else Path(self._cache) / self._digest(self._version)
 
     def _digest(self, version: str | None) -> str:
         given = self._given

@@ -71,7 +71,7 @@ class Run:
         seed = seed_of_run(self.seed, _STORED[side], number)
         try:
             with seeded(seed):
-                score = self._score(side, seed, device)
+                score = self._score(key, seed, device)
             outlier = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier"
             allowed = all(not math.isnan(number) for number in score) if outlier else all(map(math.isfinite, score))
             if not allowed or not score:
@@ -85,13 +85,16 @@ class Run:
             ) from error
         return Finished(score, time.monotonic() - began)
 
-    def _score(self, side: Side, seed: int, device: str | None) -> tuple[float, ...]:
-        canary = self.canary
-        if isinstance(canary, GradientCanary):
-            hook = GradientHook(canary.target, canary.coordinate, 1.0 if side == "D" else -1.0)
+    def _score(self, key: Key, seed: int, device: str | None) -> tuple[float, ...]:
+        canary, (side, number) = self.canary, key
+        if not isinstance(canary, RecordCanary):
+            at = (canary.coordinate,) if isinstance(canary, GradientCanary) else canary.coordinates
+            hook = GradientHook(canary.target, at, 1.0 if side == "D" else -1.0, first=number)
             with hook.watching():
                 call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
-            return ((0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved,)
+            if isinstance(canary, GradientCanary):
+                return ((0.0 if canary.drift is None else float(canary.drift[-1])) - hook.moved[0],)
+            return (-sum(hook.moved), *(-moved for moved in hook.moved))
         z = self.data[canary.target]
         instead = (canary.x.to(z[0]), torch.as_tensor(canary.y).to(z[1]).reshape(z[1].shape))
         rows = canary.rows if side == "D'" else canary.also
