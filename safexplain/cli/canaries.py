@@ -1,51 +1,45 @@
 """`safexplain canaries`: does a training with DP keep the epsilon that it claims, if one record is substituted?
 
-The command reads options and configuration, audits one scenario after another by `run_canaries`, `run_once` or a
-`CanaryProbe`, and shows the findings: a table, canaries.json and a figure. `CanaryConfig` is dp.toml, a training with
-DP, its data and its claim.
+The command reads options and configuration (`canary_config`), audits one scenario after another by `run_canaries`,
+`run_once` or a `CanaryProbe`, and shows the findings: a table, canaries.json and a figure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._progress import Progress, shown
-from safexplain._validate import from_table, read_toml
-from safexplain.audit.canaries.batched.networks import Activation
 from safexplain.audit.canaries.plot import plot_canaries
-from safexplain.audit.canaries.run import Threshold, run_canaries, run_once
+from safexplain.audit.canaries.run import Threshold, run_canaries, run_classes, run_once
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
+from safexplain.audit.canaries.trainer.canary import given_canary
+from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.canaries import plan_canaries, plan_once, plan_probe
 from safexplain.audit.planning.plan import Plan
+from safexplain.cli.canary_config import CanaryConfig, Options, load_canary_config
 from safexplain.cli.console import Plan_, choose_folder, device_of, make_folder, result_table, resumable
 from safexplain.cli.planned import show_plan
-from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
-from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
-from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping
-from safexplain.errors import ConfigurationError, InputError
-from safexplain.loading.data.load import load_records
+from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
-from safexplain.verdict.canaries.claim import SCENARIOS, Claim, ScenarioName, scenario_of
+from safexplain.verdict.canaries.claim import SCENARIOS, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import Finding, Verdict
-from safexplain.verdict.canaries.result import CanaryResult
+from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["canaries_command", "load_canary_config", "show"]
+__all__ = ["canaries_command", "show"]
 
 
 def canaries_command(
@@ -63,6 +57,16 @@ def canaries_command(
     method: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(BoundMethod))}.")] = None,
     threshold: Annotated[str | None, typer.Option(help="auto, split, or a number fixed beforehand.")] = None,
     confidence: Annotated[float | None, typer.Option(help="Of the verdict.  [default: 0.95]")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Row of the data to replace; classes: one of every class, one after another.")
+    ] = None,
+    canary: Annotated[
+        Path | None, typer.Option(help=".npz with x and y of a record of yours that stands in the --target's place.")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(help="module:function of what your training function returns -> number(s).")
+    ] = None,
+    records: Annotated[int | None, typer.Option(min=2, help="Records that the poison replaces.  [default: 2]")] = None,
     one_run: Annotated[int, typer.Option(min=0, help="Instead of many runs: so many canaries in a single one.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that call a training function of yours.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
@@ -85,10 +89,15 @@ def canaries_command(
         "method": method,
         "threshold": threshold,
         "confidence": confidence,
+        "target": target,
+        "canary": None if canary is None else str(canary),
+        "score": score,
+        "records": records,
     }
-    if one_run and (scenario or runs or every or threshold):
+    if one_run and any(given[name] is not None for name in given.keys() - {"method", "confidence"}):
         raise ConfigurationError(
-            "--one-run trains a single model with gradient canaries: leave out --scenario, --runs, --every, --threshold"
+            "--one-run trains a single model with gradient canaries: leave out --scenario, --runs, --every,"
+            " --threshold, --target, --canary, --score and --records"
         )
     options = replace(read.options if read else Options(), **{k: v for k, v in given.items() if v is not None})
     kind = get_args(OneRunMethod if one_run else BoundMethod)
@@ -96,25 +105,28 @@ def canaries_command(
         options = replace(options, method="f-dp")
     if options.method not in kind:
         raise ConfigurationError(f"--method: expected one of {', '.join(kind)}, got {options.method!r}")
-    threshold_ = _threshold(options.threshold)
-    target = device_of(device)
+    where = device_of(device)
     folder = choose_folder(run_dir, resume)
     cache = folder / "runs"
+    skipped: dict[str, str] = {}
     with nullcontext() if plan else resumable(folder), shown(quiet or json_) as progress:
         if read is not None and read.training.function:
             if one_run:
                 raise ConfigurationError(
                     "--one-run needs gradient canaries in a training of safexplain, not in a function"
                 )
-            audit = _of_function(read, options, threshold_, seed=seed, workers=workers, cache=cache)
+            audit = _of_function(read, options, seed=seed, workers=workers, cache=cache)
         else:
             setting = preset(cast(str, preset_)) if read is None else read.setting()
-            audit = _of_setting(setting, options, threshold_, seed=seed, device=target, cache=cache)
-        names = _scenarios(options.scenario, audit)
+            audit = _of_setting(setting, options, seed=seed, device=where, cache=cache)
+        names = _scenarios(options, audit)
         once = cast(OneRunMethod, options.method)
+        if options.scenario == "all" and not plan and not one_run:
+            skipped = audit.impossible(names)
+            names = tuple(name for name in names if name not in skipped)
         each = 1 - (1 - options.confidence) / max(1, len([name for name in names if name != "worst-case"]))
         if plan and one_run:
-            cost = plan_once(setting, one_run, method=once, confidence=options.confidence, seed=seed, device=target)
+            cost = plan_once(setting, one_run, method=once, confidence=options.confidence, seed=seed, device=where)
         elif plan:
             cost = audit.plan(names, each, progress)
         if plan:
@@ -124,13 +136,13 @@ def canaries_command(
         if one_run:
             found = [
                 run_once(
-                    setting, one_run, method=once, confidence=options.confidence, seed=seed, device=target,
+                    setting, one_run, method=once, confidence=options.confidence, seed=seed, device=where,
                     cache=cache, progress=progress,
                 )
             ]  # fmt: skip
         else:
-            found = [audit.run(name, each, _about(name, progress)) for name in names]
-    return show(found, options.confidence, folder, json_=json_, quiet=quiet)
+            found = [one for name in names for one in audit.run(name, each, _about(name, progress))]
+    return show(found, options.confidence, folder, skipped=skipped, json_=json_, quiet=quiet)
 
 
 class _Audit(NamedTuple):
@@ -140,57 +152,91 @@ class _Audit(NamedTuple):
     """Where none is asked for."""
     scenarios: tuple[ScenarioName, ...]
     """All that can be."""
-    run: Callable[[ScenarioName, float, Progress], Finding]
-    """Trains and judges, at a confidence."""
+    run: Callable[[ScenarioName, float, Progress], Sequence[Finding]]
+    """Trains and judges, at a confidence of all its findings together."""
     plan: Callable[[Sequence[ScenarioName], float, Progress], Plan]
     """What that will cost."""
+    impossible: Callable[[Sequence[ScenarioName]], dict[str, str]]
+    """Those of these scenarios that turn out not to be possible, and why."""
 
 
-def _of_setting(setting: Setting, options: Options, threshold: Threshold, **where: Any) -> _Audit:
+def _of_setting(setting: Setting, options: Options, **where: Any) -> _Audit:
     """Heads and MLPs, whose runs are computed side by side."""
-    every = options.every or max(1, setting.recipe.steps // 10)
-    method = cast(BoundMethod, options.method)
+    if options.score:
+        raise ConfigurationError("--score is of what a training function of yours returns; a description has none")
+    target = _target(options.target)
+    common: dict[str, Any] = {
+        "runs": options.runs,
+        "method": cast(BoundMethod, options.method),
+        "threshold": _threshold(options.threshold),
+    }
 
-    def run(scenario: ScenarioName, confidence: float, progress: Progress) -> Finding:
-        return run_canaries(
-            setting, scenario, runs=options.runs, every=every, method=method, threshold=threshold,
-            confidence=confidence, progress=progress, **where,
-        )  # fmt: skip
+    def run(scenario: ScenarioName, confidence: float, progress: Progress) -> Sequence[Finding]:
+        how = {**common, **where, "confidence": confidence, "progress": progress}
+        how["every"] = options.every or max(1, setting.recipe.steps // 10)
+        how["records"] = options.records if scenario == "poison" else None
+        if target == "classes" and scenario != "worst-case":
+            return run_classes(setting, scenario, **how)
+        row, own, given = None if target == "classes" else target, None, options.given()
+        if given is not None:
+            own = given_canary(given, records_of((setting.x, setting.y)), row, scenario, options.records)
+        return [run_canaries(setting, own.scenario if own else scenario, canary=own, target=row, **how)]
 
     def plan(names: Sequence[ScenarioName], confidence: float, progress: Progress) -> Plan:
         return plan_canaries(
-            setting, names, runs=options.runs, method=method, threshold=threshold, confidence=confidence,
-            seed=where["seed"], device=where["device"], progress=progress,
+            setting, names, **common, confidence=confidence, records=options.records,
+            targets=_targets(target, setting.y), seed=where["seed"], device=where["device"], progress=progress,
         )  # fmt: skip
 
     natural: tuple[ScenarioName, ...] = () if setting.auxiliary is None else ("natural",)
     scenarios: tuple[ScenarioName, ...] = ("worst-case", "gradient", "crafted", "mislabelled", *natural)
-    return _Audit("gradient", scenarios, run, plan)
+    return _Audit("mislabelled" if options.canary else "gradient", scenarios, run, plan, lambda names: {})
 
 
-def _of_function(config: CanaryConfig, options: Options, threshold: Threshold, **where: Any) -> _Audit:
+def _of_function(config: CanaryConfig, options: Options, **where: Any) -> _Audit:
     """A training function of the user's."""
     train = imported(config.training.function, "[training] function")
     if options.every:
         raise ConfigurationError("--every: a training function returns its last model only; leave it out")
-    method = cast(BoundMethod, options.method)
+    target, score = _target(options.target), options.scoring()
+    common: dict[str, Any] = {
+        "claim": config.claim,
+        "runs": options.runs,
+        "method": cast(BoundMethod, options.method),
+        "threshold": _threshold(options.threshold),
+    }
 
-    def run(scenario: ScenarioName, confidence: float, progress: Progress) -> Finding:
-        probe = CanaryProbe(
-            train, (config.x, config.y), claim=config.claim, scenario=scenario, auxiliary=config.auxiliary,
-            runs=options.runs, method=method, threshold=threshold, confidence=confidence, **where,
+    def probe(scenario: ScenarioName, confidence: float) -> CanaryProbe:
+        return CanaryProbe(
+            train, (config.x, config.y), **common, scenario=scenario, auxiliary=config.auxiliary, score=score,
+            target=target, canary=options.given(), records=options.records if scenario == "poison" else None,
+            confidence=confidence, **where,
         )  # fmt: skip
+
+    def run(scenario: ScenarioName, confidence: float, progress: Progress) -> Sequence[Finding]:
         with importable_in_workers():
-            return probe.run(progress=progress)
+            return probe(scenario, confidence).each(progress=progress)
 
     def plan(names: Sequence[ScenarioName], confidence: float, progress: Progress) -> Plan:
         return plan_probe(
-            train, (config.x, config.y), claim=config.claim, scenarios=names, runs=options.runs, method=method,
-            threshold=threshold, confidence=confidence, seed=where["seed"], workers=where["workers"],
+            train, (config.x, config.y), **common, scenarios=names, confidence=confidence, records=options.records,
+            targets=_targets(target, config.y), seed=where["seed"], workers=where["workers"],
         )  # fmt: skip
 
+    def impossible(names: Sequence[ScenarioName]) -> dict[str, str]:
+        gradients = [name for name in names if name in ("gradient", "layers")]
+        try:
+            for name in gradients:
+                with importable_in_workers():
+                    _ = probe(name, options.confidence).canary
+        except RefusedError as reason:
+            return dict.fromkeys(gradients, str(reason))
+        return {}
+
+    inside: tuple[ScenarioName, ...] = () if score else ("gradient", "layers")
     natural: tuple[ScenarioName, ...] = () if config.auxiliary is None else ("natural",)
-    return _Audit("mislabelled", ("crafted", "mislabelled", *natural), run, plan)
+    scenarios: tuple[ScenarioName, ...] = (*inside, "crafted", "mislabelled", *natural, "outlier")
+    return _Audit("mislabelled", scenarios, run, plan, impossible)
 
 
 def _about(name: ScenarioName, progress: Progress) -> Progress:
@@ -207,13 +253,34 @@ def _threshold(value: str | float) -> Threshold:
         raise ConfigurationError(f"--threshold: expected auto, split or a number, got {value!r}") from None
 
 
-def _scenarios(text: str, audit: _Audit) -> tuple[ScenarioName, ...]:
-    if text == "all":
+def _target(value: str | int) -> int | Literal["classes"] | None:
+    if value == "classes":
+        return "classes"
+    if value == "":
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigurationError(f"--target: expected a row of the data or classes, got {value!r}") from None
+
+
+def _targets(target: int | Literal["classes"] | None, y: torch.Tensor) -> int:
+    """How many are taken one after another."""
+    return len(torch.unique(y)) if target == "classes" else 1
+
+
+def _scenarios(options: Options, audit: _Audit) -> tuple[ScenarioName, ...]:
+    if options.canary and (options.scenario == "all" or "," in options.scenario or options.target in ("", "classes")):
+        raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
+    if options.scenario == "all":
         return audit.scenarios
-    parts = [part.strip() for part in (text or audit.scenario).split(",") if part.strip()]
+    parts = [part.strip() for part in (options.scenario or audit.scenario).split(",") if part.strip()]
     if not parts:
         raise ConfigurationError("--scenario: expected a name, several separated by commas, or all; got nothing")
-    return tuple(dict.fromkeys(map(scenario_of, parts)))
+    names = tuple(dict.fromkeys(map(scenario_of, parts)))
+    if "poison" in names and len(names) > 1:
+        raise ConfigurationError("--scenario: poison is judged at the epsilon of several records: audit it by itself")
+    return names
 
 
 SHORT: dict[Verdict, str] = {
@@ -227,21 +294,32 @@ SHORT: dict[Verdict, str] = {
 COLUMNS = ("at\nleast", "at most\nshown", "claimed,\nsubst.", "claimed,\nadd/rem.", "runs")
 
 
-def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bool, quiet: bool) -> int:
-    """Write the files, print the strongest finding or all, and return its exit code.
+def show(
+    found: Sequence[Finding],
+    confidence: float,
+    folder: Path,
+    *,
+    skipped: Mapping[str, str] | None = None,
+    json_: bool,
+    quiet: bool,
+) -> int:
+    """Write the files, print the finding that decides or all, and return its exit code.
 
     Args:
         found: of one claim, each at its own confidence.
         confidence: of all together.
         folder: the run directory.
-        json_: one JSON object, of the strongest finding; `scenarios` has all where there are several.
+        skipped: scenarios that were asked for by "all" and are not possible, with the reason.
+        json_: one JSON object, of the finding that decides; `scenarios` has all where there are several.
         quiet: the verdict alone.
     """
-    strongest = max(judged_of(found), key=lambda finding: finding.epsilon_lower)
+    strongest = decisive(judged_of(found))
     files = {"result": "canaries.json"}
     content: dict[str, Any] = strongest.to_dict()
     if len(found) > 1:
-        content["scenarios"] = {finding.scenario: finding.to_dict() for finding in found}
+        content["scenarios"] = {name_of(finding): finding.to_dict() for finding in found}
+    if skipped:
+        content["skipped"] = dict(skipped)
     write_json(folder / files["result"], content)
     steps = [finding for finding in found if isinstance(finding, CanaryResult)]
     if steps and strongest.claim.mechanism is not None:
@@ -254,7 +332,9 @@ def show(found: Sequence[Finding], confidence: float, folder: Path, *, json_: bo
     else:
         console = Console()
         console.print(_table(found, confidence))
-        console.print(f"{strongest.scenario}: {strongest.sentence}", highlight=False)
+        console.print(f"{name_of(strongest)}: {strongest.sentence}", highlight=False)
+        for names, reason in _reasons(skipped or {}).items():
+            console.print(f"Skipped {names}: {reason}", style="dim", highlight=False)
         if len(judged_of(found)) < len(found):
             line = "The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here."
             console.print(line, style="dim", highlight=False)
@@ -272,9 +352,22 @@ def judged_of(found: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in found if finding.scenario != "worst-case"] or list(found)
 
 
+def name_of(found: Finding) -> str:
+    """The scenario, and the class of the record where there is one of each."""
+    label = found.setting.get("class")
+    return found.scenario if label is None else f"{found.scenario}, class {label}"
+
+
+def _reasons(skipped: Mapping[str, str]) -> dict[str, str]:
+    """Names that were skipped for the same reason -> the reason."""
+    return {", ".join(name for name in skipped if skipped[name] == reason): reason for reason in skipped.values()}
+
+
 def _table(found: Sequence[Finding], confidence: float) -> Table:
     delta = found[0].claim.delta
-    title = f"Epsilon of a substituted record ({confidence:.0%} confidence, delta {delta:g})"
+    group = found[0].claim.group
+    record = "a substituted record" if group == 1 else f"{group} substituted records"
+    title = f"Epsilon of {record} ({confidence:.0%} confidence, delta {delta:g})"
     table = result_table(title, ("canary",), COLUMNS)
     table.columns[0].no_wrap = True
     table.add_column("verdict", overflow="fold")
@@ -282,203 +375,5 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
         style = {0: "green", 1: "bold red", 3: "yellow"}[finding.exit_code]
         numbers = (finding.epsilon_lower, finding.ceiling, finding.epsilon_substitute, finding.epsilon_add_remove)
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
-        table.add_row(finding.scenario, *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
+        table.add_row(name_of(finding), *shown, f"{finding.runs:,}", f"[{style}]{SHORT[finding.verdict]}[/]")
     return table
-
-
-@dataclass(frozen=True)
-class Data:
-    """Table [data]: the records that are trained on.
-
-    Args:
-        file: .npz with x (n, ...) and y (n,), CSV or Parquet; looked for beside the configuration.
-        label: label column of a table.
-        auxiliary: other records in the same form, from which the natural canary is chosen.
-        classes: how many; 0: as many as the labels of `file` show.
-    """
-
-    file: str
-    label: str = ""
-    auxiliary: str = ""
-    classes: int = 0
-
-
-@dataclass(frozen=True)
-class Training:
-    """Table [training]: how it is trained.
-
-    Args:
-        steps: of the optimizer.
-        batch_size: expected; over the records it is the sample rate, and what sums are divided by.
-        clip: bound C on the norm of an example's gradient.
-        clipping: "flat" or "auto-s".
-        noise_multiplier: standard deviation of the noise over C; 0: calibrated to the claim's epsilon.
-        optimizer: "sgd" or "adam".
-        lr: learning rate.
-        momentum: of SGD.
-        l2: penalty on the parameters.
-        hidden: widths of hidden layers; none: a linear head.
-        activation: "tanh" or "relu".
-        bias: of a linear head.
-        one_logit: for two classes, one vector of weights.
-        function: "package.module:function", a training of your own instead of all this but steps, batch size and noise.
-    """
-
-    steps: int
-    batch_size: float
-    clip: float = 1.0
-    clipping: str = "flat"
-    noise_multiplier: float = 0.0
-    optimizer: HeadOptimizer = "sgd"
-    lr: float = 0.001
-    momentum: float = 0.0
-    l2: float = 0.0
-    hidden: tuple[int, ...] = ()
-    activation: Activation = "tanh"
-    bias: bool = True
-    one_logit: bool = False
-    function: str = ""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """Table [claim]: what the training is said to keep.
-
-    Args:
-        delta: of the claim.
-        epsilon: as promised; 0: as accounted.
-        adjacency: "substitute" or "add_remove".
-        sampling: "poisson", or "full-batch" for batches of all records.
-    """
-
-    delta: float
-    epsilon: float = 0.0
-    adjacency: Adjacency = "substitute"
-    sampling: Sampling = "poisson"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Table [canaries]: defaults of the command line's options.
-
-    Args:
-        scenario: names or numbers, separated by commas, or "all"; "": gradient, and mislabelled for a function.
-        runs: on D and D' together.
-        every: audit after each so many steps; 0: the released model only.
-        method: of the bound.
-        threshold: "auto", "split" or a number.
-        confidence: of each bound.
-    """
-
-    scenario: str = ""
-    runs: int = 1000
-    every: int = 0
-    method: str = "pld"
-    threshold: str | float = "auto"
-    confidence: float = 0.95
-
-
-@dataclass(frozen=True, eq=False)
-class CanaryConfig:
-    """A configuration with its data loaded."""
-
-    name: str
-    x: Tensor
-    y: Tensor
-    auxiliary: tuple[Tensor, Tensor] | None
-    classes: int
-    training: Training
-    claim: Claim
-    options: Options
-
-    def setting(self) -> Setting:
-        """What can be trained side by side.
-
-        Raises:
-            ConfigurationError, InputError: options or data that do not fit.
-        """
-        t, m = self.training, self.claim.mechanism
-        if m is None:
-            raise ConfigurationError("the claim names no mechanism")
-        recipe = HeadRecipe(
-            classes=self.classes,
-            steps=t.steps,
-            sample_rate=m.sample_rate,
-            expected_batch_size=t.batch_size,
-            clipping=_clipping(t),
-            lr=t.lr,
-            optimizer=t.optimizer,
-            momentum=t.momentum,
-            l2=t.l2,
-            bias=t.bias,
-            one_logit=t.one_logit,
-        )
-        flat = None if self.auxiliary is None else (self.auxiliary[0].flatten(1), self.auxiliary[1])
-        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, t.hidden, t.activation, flat)
-
-
-def load_canary_config(path: Path) -> CanaryConfig:
-    """Read a configuration and its data.
-
-    Raises:
-        InputError: a file cannot be read.
-        ConfigurationError: a table or name is missing or unknown, or a value is out of range.
-    """
-    content = read_toml(path, "configuration")
-    tables = ("canaries", "claim", "data", "training")
-    if unknown := content.keys() - set(tables):
-        raise ConfigurationError(f"{path}: unknown table {sorted(unknown)}; known are {list(tables)}")
-    data = from_table(Data, content.get("data", {}), f"{path}: [data]")
-    training = from_table(Training, content.get("training", {}), f"{path}: [training]")
-    promise = from_table(Promise, content.get("claim", {}), f"{path}: [claim]")
-    options = from_table(Options, content.get("canaries", {}), f"{path}: [canaries]")
-    x, y, names = _records(path.parent / data.file, data.label)
-    auxiliary = None
-    if data.auxiliary:
-        other, labels, theirs = _records(path.parent / data.auxiliary, data.label)
-        auxiliary = other, _renumbered(labels, theirs, names, data.auxiliary)
-    if data.classes and int(y.max()) >= data.classes:
-        raise InputError(f"{path}: classes = {data.classes}, but {data.file} has labels up to {int(y.max())}")
-    claim = Claim(
-        _mechanism(training, promise, len(x)), promise.delta, promise.epsilon or None, adjacency=promise.adjacency
-    )
-    classes = data.classes or max(2, int(y.max()) + 1)
-    return CanaryConfig(path.stem, x, y, auxiliary, classes, training, claim, options)
-
-
-def _mechanism(training: Training, promise: Promise, records: int) -> Steps:
-    """What is trained, its noise calibrated where it is not given; the sample rate is of the data trained on."""
-    if not 0 < training.batch_size <= records:
-        raise ConfigurationError(
-            f"batch_size: expected more than 0 and at most the {records:,} records, got {training.batch_size:g}"
-        )
-    q = training.batch_size / records
-    sampling: Sampling = "full-batch" if q == 1 else promise.sampling
-    sigma = training.noise_multiplier
-    if not sigma:
-        if not promise.epsilon:
-            raise ConfigurationError("give [training] noise_multiplier, or [claim] epsilon to have it calibrated")
-        sigma = calibrated(promise.epsilon, q, training.steps, promise.delta, promise.adjacency, sampling=sampling)
-    return Steps(sigma, q, training.steps, sampling)
-
-
-def _clipping(training: Training) -> Clipping:
-    if training.clipping not in ("flat", "auto-s"):
-        raise ConfigurationError(f"clipping: expected flat or auto-s, got {training.clipping!r}")
-    return FlatClipping(training.clip) if training.clipping == "flat" else AutoSClipping(training.clip)
-
-
-def _records(path: Path, label: str) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:
-    x, y, names = load_records(path, label=label or "label")
-    return torch.from_numpy(x), torch.from_numpy(y), names
-
-
-def _renumbered(y: Tensor, theirs: tuple[str, ...] | None, ours: tuple[str, ...] | None, file: str) -> Tensor:
-    """Labels of the auxiliary records, numbered as those of the data."""
-    if theirs == ours:
-        return y
-    if theirs is None or ours is None or set(theirs) - set(ours):
-        raise InputError(
-            f"labels of {file}: expected those of the data, {ours or 'numbers'}; got {theirs or 'numbers'}"
-        )
-    return torch.tensor([ours.index(name) for name in theirs])[y]

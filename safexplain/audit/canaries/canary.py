@@ -10,7 +10,7 @@ The margin is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from safexplain.errors import InputError
 __all__ = [
     "LAYERS",
     "Canary",
+    "Direction",
     "GradientCanary",
     "LayersCanary",
     "Model",
@@ -59,18 +60,30 @@ LAYERS = (
 )
 
 
+class Direction(NamedTuple):
+    """A unit vector in the space of all parameters, within one parameter tensor.
+
+    Args:
+        coordinates: in the flat tensor of all parameters.
+        weights: at each of these.
+    """
+
+    coordinates: tuple[int, ...]
+    weights: tuple[float, ...] = (1.0,)
+
+
 @dataclass(frozen=True, eq=False)
 class LayersCanary:
-    """Gradients far beyond the clipping bound at one coordinate of every parameter tensor, positive on D.
+    """Gradients far beyond the clipping bound along a direction in every parameter tensor: these on D, opposite on D'.
 
     Args:
         target: row of the data whose gradient is replaced.
-        coordinates: in the flat tensor of all parameters, one of each parameter tensor.
+        directions: one of each parameter tensor.
         names: of the parameter tensors, for readers.
     """
 
     target: int
-    coordinates: tuple[int, ...]
+    directions: tuple[Direction, ...]
     names: tuple[str, ...]
 
 

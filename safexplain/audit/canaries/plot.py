@@ -54,9 +54,10 @@ def plot_canaries(results: Sequence[CanaryResult] | CanaryResult, *, path: str |
         steps = [e.step for e in result.errors]
         found = [result.lower(e) for e in result.errors]
         color, marker = COLORS[result.scenario], "o" if len(steps) < 40 else None
-        axes.plot(
-            steps, found, marker=marker, markersize=3, linewidth=1, color=color, label=f"{result.scenario} canary"
+        label = f"{result.scenario} canary" + (
+            f", class {result.setting['class']}" if "class" in result.setting else ""
         )
+        axes.plot(steps, found, marker=marker, markersize=3, linewidth=1, color=color, label=label)
     axes.set(xlabel="steps", ylabel=f"epsilon at delta {claim.delta:g}", xlim=(0, total * 1.03), ylim=(0, None))
     runs = " / ".join(f"{n:,}" for n in sorted({r.runs for r in results}))
     axes.set_title(

@@ -24,7 +24,7 @@ from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.batched.train import train_one_run, train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
-from safexplain.audit.canaries.reference import reference
+from safexplain.audit.canaries.reference import least_sure, reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
@@ -32,7 +32,7 @@ from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Score
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
-__all__ = ["Threshold", "canary_for", "run_canaries", "run_once", "worst_case_scores"]
+__all__ = ["Threshold", "canary_for", "run_canaries", "run_classes", "run_once", "worst_case_scores"]
 
 GUESSED = 0.2
 """Share of the coins that are guessed: those of the largest movements. 10 to 25 % are best where epsilon is 10."""
@@ -118,6 +118,37 @@ def run_canaries(
         seed=seed,
         setting={**setting.describe(), **({} if known is None else {"target": known.target})},
     )
+
+
+def run_classes(
+    setting: Setting, scenario: str = "mislabelled", *, confidence: float = 0.95, seed: int = 0, **options: Any
+) -> tuple[CanaryResult, ...]:
+    """`run_canaries` for a record of each class, of which the model is least sure: the rarest class first.
+
+    Class weights, and clipping that depends on the label, show in the class that they favour.
+
+    Args:
+        setting: what is trained.
+        scenario: likewise.
+        confidence: of all bounds together.
+        seed: of everything random.
+        options: other arguments of `run_canaries`, but for `target` and `canary`.
+
+    Raises:
+        ConfigurationError, InputError: as `run_canaries`.
+    """
+    crafting = generator_of(seed, "craft", setting.x.device)
+    found = reference(
+        setting.network, setting.x, setting.y, setting.recipe, generator=crafting, initial=setting.initial,
+        movement=False,
+    )  # fmt: skip
+    rows = least_sure(found.confidence, setting.y)
+    share = 1 - (1 - confidence) / len(rows)
+    results = {
+        label: run_canaries(setting, scenario, target=row, confidence=share, seed=seed, **options)
+        for label, row in rows.items()
+    }
+    return tuple(replace(one, setting={**one.setting, "class": label}) for label, one in results.items())
 
 
 def run_once(

@@ -18,11 +18,13 @@ from safexplain.audit.canaries.run import (
     canary_for,
     checked_threshold,
     fixed_threshold,
+    poison_size,
     run_canaries,
     run_once,
 )
 from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.canaries.trainer.data import NeighbouringData, records
+from safexplain.audit.canaries.trainer.data import NeighbouringData
+from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.probe import check_train
 from safexplain.audit.canaries.trainer.runs import Train, call, seed_of_run, seeded
 from safexplain.audit.planning.measure import Clock, rate
@@ -47,6 +49,8 @@ def plan_canaries(
     method: BoundMethod = "pld",
     threshold: Threshold = "auto",
     confidence: float = 0.95,
+    records: int | None = None,
+    targets: int = 1,
     seed: int = 0,
     device: torch.device | str = "cpu",
     budget: float = BUDGET,
@@ -63,7 +67,9 @@ def plan_canaries(
         runs: of each.
         method: of the bound.
         threshold: as for `run_canaries`.
-        confidence: of each bound.
+        confidence: of the bounds of each scenario.
+        records: that the poison replaces.
+        targets: records whose canaries are trained one after another, of each scenario.
         seed: of everything random.
         device: where it trains.
         budget: seconds to be spent, about.
@@ -73,7 +79,7 @@ def plan_canaries(
         ConfigurationError, InputError: as `run_canaries`.
     """
     clock, threshold = Clock(torch.device(device), budget), checked_threshold(threshold)
-    steps, share = setting.recipe.steps, 1 / max(len(scenarios), 1)
+    steps, part = setting.recipe.steps, 1 / max(len(scenarios), 1)
     stages: list[Stage] = []
     ceilings: dict[ScenarioName, Best] = {}
 
@@ -91,11 +97,12 @@ def plan_canaries(
             made: list[Canary] = []
 
             def craft(number: int, name: ScenarioName = name, made: list[Canary] = made) -> None:
-                made[:] = [canary_for(short(max(number, 2)).to(clock.device), name, seed=seed)]
+                copies = poison_size(name, records if name == "poison" else None)
+                made[:] = [canary_for(short(max(number, 2)).to(clock.device), name, records=copies, seed=seed)]
 
-            each = rate(clock, craft, steps, clock.share(0.2 * share), start=2)
+            each = rate(clock, craft, steps, clock.share(0.2 * part), start=2)
             canary = made[0]
-            stages.append(Stage(f"{name}: crafting", each * steps, 1, "canary"))
+            stages.append(Stage(f"{name}: crafting", each * steps * targets, targets, "canary"))
             some = min(runs, SHARED_BLOCK * max(1, torch.get_num_threads()))
 
             def train(number: int, name: ScenarioName = name, canary: Canary = canary, some: int = some) -> None:
@@ -105,12 +112,14 @@ def plan_canaries(
                     seed=seed, device=device,
                 )  # fmt: skip
 
-            each = rate(clock, train, steps, clock.share(0.6 * share))
-            stages.append(Stage(f"{name}: training", each * steps * runs / some, runs, "runs", f"{steps:,} steps each"))
-        ceilings[name] = _told_apart(
-            setting.claim, name, runs, method, fixed_threshold(threshold, canary), confidence, seed
-        )
-    return _plan(stages, ceilings, setting.claim, setting.network.parameters * 4 * min(runs, 1024), clock)
+            each = rate(clock, train, steps, clock.share(0.6 * part))
+            taken = each * steps * targets * runs / some
+            stages.append(Stage(f"{name}: training", taken, targets * runs, "runs", f"{steps:,} steps each"))
+        share = 1 - (1 - confidence) / targets
+        fixed = fixed_threshold(threshold, canary)
+        ceilings[name] = _told_apart(_claim(setting.claim, name, records), name, runs, method, fixed, share, seed)
+    claim = _claim(setting.claim, scenarios[0] if scenarios else "gradient", records)
+    return _plan(stages, ceilings, claim, setting.network.parameters * 4 * min(runs, 1024), clock)
 
 
 def plan_once(
@@ -165,6 +174,8 @@ def plan_probe(
     method: BoundMethod = "pld",
     threshold: Threshold = "auto",
     confidence: float = 0.95,
+    records: int | None = None,
+    targets: int = 1,
     seed: int = 0,
 ) -> Plan:
     """The same for a training function of one's own, which is called once: it cannot be stopped after a step.
@@ -178,7 +189,9 @@ def plan_probe(
         workers: likewise.
         method: likewise.
         threshold: likewise.
-        confidence: likewise.
+        confidence: of the bounds of each scenario.
+        records: likewise.
+        targets: records whose canaries are trained one after another, of each scenario.
         seed: likewise.
 
     Raises:
@@ -186,17 +199,26 @@ def plan_probe(
     """
     check_train(train, None)
     clock, number = Clock(torch.device("cpu"), BUDGET), seed_of_run(seed, "reference", 0)
-    dataset = NeighbouringData(records(data))
+    dataset = NeighbouringData(records_of(data))
     with seeded(number):
         one = clock(lambda: call(train, dataset, number, None))
     stages: list[Stage] = []
     ceilings: dict[ScenarioName, Best] = {}
     for name in scenarios:
-        stages.append(Stage(f"{name}: crafting", one, 1, "canary", "one training"))
-        stages.append(Stage(f"{name}: training", one * runs / workers, runs, "runs", "by one whole training"))
+        if name != "outlier":
+            crafting = {"gradient": 2 * targets, "layers": targets}.get(name, 1)
+            stages.append(Stage(f"{name}: crafting", one * crafting, targets, "canary", "by one whole training"))
+        taken = one * targets * runs / workers
+        stages.append(Stage(f"{name}: training", taken, targets * runs, "runs", "by one whole training"))
         fixed = None if isinstance(threshold, str) else threshold
-        ceilings[name] = _told_apart(claim, name, runs, method, fixed, confidence, seed)
-    return _plan(stages, ceilings, claim, 0, clock)
+        share = 1 - (1 - confidence) / targets
+        ceilings[name] = _told_apart(_claim(claim, name, records), name, runs, method, fixed, share, seed)
+    return _plan(stages, ceilings, _claim(claim, scenarios[0] if scenarios else "gradient", records), 0, clock)
+
+
+def _claim(claim: Claim, name: ScenarioName, records: int | None) -> Claim:
+    """What a scenario is judged beside."""
+    return claim.of_group(poison_size(name, records)) if name == "poison" else claim
 
 
 Best = tuple[float, tuple[int, int]]

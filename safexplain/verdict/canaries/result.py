@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ from safexplain.verdict.stats.score_choice import choose_score
 __all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "decisive", "finding_of", "judge", "load_finding"]
 
 Array = NDArray[np.float64]
+
+Found = TypeVar("Found", bound=Finding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +358,7 @@ def judge(
     return CanaryResult(scenario_of(scenario), claim, method, confidence, tuple(errors), scores.runs, seconds, about)
 
 
-def decisive(findings: Sequence[Finding]) -> Finding:
+def decisive(findings: Sequence[Found]) -> Found:
     """Of several findings about one claim, the one that decides.
 
     One that refutes the claim; otherwise, of those with enough power, one that shows more than add/remove promises;

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from safexplain._files import whole_file
-from safexplain.audit.canaries.canary import Canary, GradientCanary, LayersCanary, RecordCanary
-from safexplain.audit.canaries.make_canary import make_canary
+from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, LayersCanary, RecordCanary
+from safexplain.audit.canaries.make_canary import make_canary, poisoned
 from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
-from safexplain.audit.canaries.trainer.data import GradientHook, Pair, stacked
+from safexplain.audit.canaries.trainer.data import Pair, stacked
+from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
@@ -43,8 +44,8 @@ SOME = 1024
 """Records of a data set on demand that are read for an outlier."""
 
 
-def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
-    """A record canary of the user's: (x', y').
+def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName, records: int = 1) -> RecordCanary:
+    """A record canary of the user's: (x', y'); of a poison in so many places, the target's and the first others.
 
     Raises:
         InputError: not a record like those of the data.
@@ -67,8 +68,9 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
         raise InputError("canary: it is the target record itself; D and D' would be the same")
     kind: Any = scenario
     if scenario not in ("outlier", "poison"):
-        kind = "mislabelled" if same else "crafted" if scenario == "mislabelled" else scenario
-    return RecordCanary(kind, target, instead, label)
+        kind = "mislabelled" if same else "crafted" if scenario in ("mislabelled", "gradient") else scenario
+    made = RecordCanary(kind, target, instead, label)
+    return poisoned(made, records, len(data)) if scenario == "poison" else made
 
 
 def make_outlier(data: Any, target: int) -> RecordCanary:
@@ -255,23 +257,46 @@ def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> Gradie
     train(hook)
     assert hook.movement is not None
     at = int(hook.movement.argmin())
-    hook = GradientHook(target, (at,), 0.0, trace=True)
+    hook = GradientHook(target, (Direction((at,)),), 0.0, trace=True)
     train(hook)
+    path = torch.cat(hook.path)
     sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
-    return GradientCanary(target, at, torch.tensor(hook.path).double() - hook.path[0] if sgd else None)
+    return GradientCanary(target, at, path - path[0] if sgd else None)
+
+
+AMONG = 64
+"""Coordinates of a parameter tensor among which its direction is looked for."""
 
 
 def find_layers(train: Callable[[GradientHook], Any], target: int) -> LayersCanary:
-    """Of each parameter tensor, the coordinate that moves least in a training without noise and without the target."""
+    """Of each parameter tensor, the direction in which a training without noise and without the target moves least.
+
+    What other records do to the model hides what the canary does, also where no noise does. They hardly move it in the
+    last singular vector of the steps of the coordinates that move least: nothing, where their gradients are bound to
+    each other, as those of the biases behind a softmax, which sum to 0.
+    """
     hook = GradientHook(target, (), 0.0, trace=True)
     train(hook)
     assert hook.movement is not None
-    found, names, first = [], [], 0
+    looked: list[Direction] = []
+    names, first = [], 0
     for number, p in enumerate(hook.optimizer.params):
-        found.append(first + int(hook.movement[first : first + p.numel()].argmin()))
+        many = min(p.numel(), AMONG, max(2, len(hook.path) // 2))  # fewer than steps: what they leave out is not chance
+        at = first + hook.movement[first : first + p.numel()].argsort()[:many]
+        looked.append(Direction(tuple(at.tolist()), (0.0,) * many))
         names.append(f"parameter {number} of shape {tuple(p.shape)}")
         first += p.numel()
+    hook = GradientHook(target, looked, 0.0, trace=True)
+    train(hook)
+    steps = torch.split(torch.stack(hook.path).diff(dim=0), [len(direction.coordinates) for direction in looked], 1)
+    found = (Direction(at.coordinates, tuple(_still(moves).tolist())) for at, moves in zip(looked, steps, strict=True))
     return LayersCanary(target, tuple(found), tuple(names))
+
+
+def _still(moves: Tensor) -> Tensor:
+    """The unit vector (k,) along which moves (steps, k) are least."""
+    _, vectors = torch.linalg.eigh(moves.T @ moves)
+    return torch.as_tensor(vectors[:, 0])
 
 
 def save_canary(path: Path, canary: Canary) -> None:
@@ -291,6 +316,8 @@ def load_canary(path: Path) -> Canary | None:
     try:
         found = torch.load(path, weights_only=True)
         kinds: dict[str, Callable[..., Canary]] = {kind.__name__: kind for kind in get_args(Canary)}
+        if "directions" in found:
+            found["directions"] = tuple(Direction(*parts) for parts in found["directions"])
         return kinds[found.pop("kind")](**found)
     except Exception as error:
         raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None

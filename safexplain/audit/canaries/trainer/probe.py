@@ -23,7 +23,6 @@ from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, shown
 from safexplain._validate import check_number, whole_number
 from safexplain.audit.canaries.canary import Canary, LayersCanary, check_target
-from safexplain.audit.canaries.make_canary import poisoned
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
 from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold, poison_size
 from safexplain.audit.canaries.trainer.canary import (
@@ -36,8 +35,9 @@ from safexplain.audit.canaries.trainer.canary import (
     make_record,
     save_canary,
 )
-from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData, digest_of
+from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
 from safexplain.audit.canaries.trainer.data import records as records_of
+from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.canaries.trainer.runs import (
     Finished,
     Key,
@@ -51,7 +51,7 @@ from safexplain.audit.canaries.trainer.runs import (
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
+from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["CanaryProbe"]
@@ -160,11 +160,10 @@ class CanaryProbe:
         if self.scenario == "natural" and auxiliary is None and canary is None:
             raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
         self._target = 0 if self.scenario in FIRST and target is None else target
-        self._given = None if canary is None else given_canary(canary, self.data, target, self.scenario)
-        if self._given is not None:
+        self._given = None
+        if canary is not None:
+            self._given = given_canary(canary, self.data, target, self.scenario, self.records)
             self.scenario = self._given.scenario
-            if self.scenario == "poison":
-                self._given = poisoned(self._given, self.records, len(self.data))
         self._cache, self._version = cache, version
         self.folder = self._folder()
 
@@ -219,7 +218,7 @@ class CanaryProbe:
             RefusedError: the target's row cannot be told in the loop, for a gradient canary.
         """
         if self._classes:
-            return max(self.each(progress), key=lambda found: found.epsilon_lower)
+            return decisive(self.each(progress))
         if self.folder:
             _make_folder(self.folder)
         store = RunStore(self.folder and self.folder / "runs.jsonl")

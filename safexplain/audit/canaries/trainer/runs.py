@@ -24,10 +24,11 @@ import torch
 from torch import nn
 
 from safexplain._progress import Progress
-from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary, record_scores
+from safexplain.audit.canaries.canary import Canary, Direction, GradientCanary, RecordCanary, record_scores
 from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
 from safexplain.audit.canaries.trainer.canary import logits_of
-from safexplain.audit.canaries.trainer.data import GradientHook, NeighbouringData
+from safexplain.audit.canaries.trainer.data import NeighbouringData
+from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.errors import InputError
 
 __all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "run_all", "seed_of_run", "seeded"]
@@ -88,7 +89,7 @@ class Run:
     def _score(self, key: Key, seed: int, device: str | None) -> tuple[float, ...]:
         canary, (side, number) = self.canary, key
         if not isinstance(canary, RecordCanary):
-            at = (canary.coordinate,) if isinstance(canary, GradientCanary) else canary.coordinates
+            at = (Direction((canary.coordinate,)),) if isinstance(canary, GradientCanary) else canary.directions
             hook = GradientHook(canary.target, at, 1.0 if side == "D" else -1.0, first=number)
             with hook.watching():
                 call(self.train, NeighbouringData(self.data, fetched=hook.fetched), seed, device)
