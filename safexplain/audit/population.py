@@ -74,6 +74,24 @@ class Population:
         heads = np.random.default_rng([seed, 0xF11B]).random((models, units)) < 0.5
         return heads if unit is None else heads[:, unit]
 
+    def draw(self, models: int, members: int, *, seed: int) -> NDArray[np.bool_]:
+        """Membership of `models` models with as many members each, (models, n) bool: uniformly random subsets.
+
+        Whole groups are drawn until the number is as near to `members` as it comes; without groups it is exact.
+
+        Raises:
+            InputError: more members than examples, or fewer than one.
+        """
+        if not 1 <= members <= len(self):
+            raise InputError(f"expected 1 to {len(self)} members, got {members}")
+        units, unit = (len(self), np.arange(len(self))) if self.groups is None else _units(self.groups)
+        sizes, rng = np.bincount(unit), np.random.default_rng([seed, 0xD4A3])
+        drawn = np.zeros((models, units), dtype=bool)
+        for row in drawn:
+            order = rng.permutation(units)
+            row[order[: int(np.abs(np.cumsum(sizes[order]) - members).argmin()) + 1]] = True
+        return drawn[:, unit]
+
     def digest(self) -> str:
         """SHA-256 of the arrays, as hex; groups that are numbered otherwise are the same."""
         h = hashlib.sha256()

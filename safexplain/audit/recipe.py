@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import code_digest, digest
-from safexplain._validate import from_toml
+from safexplain._validate import from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
 from safexplain.audit.references.compiled import compiler_errors, copy_tensors, loss_in, stand_in_for, tensors_of
+from safexplain.audit.references.dp_recipe import DPTraining, as_toml, filled, left_out
+from safexplain.audit.references.dp_training import train_alone
 from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 TELL_SECONDS = 0.5
 """Within an epoch, progress is told this often; at the end of each epoch it always is."""
@@ -68,6 +71,11 @@ class Recipe:
         compile: forward and backward pass of full batches go through `torch.compile`, with CUDA graphs on a GPU; once
             for all models of one architecture. The same arithmetic up to rounding, dropout draws other numbers. The
             smaller last batch of an epoch runs uncompiled. No effect where linear networks train together.
+        dp: of a target that was trained with differential privacy: how, as a `DPTraining` or a mapping of its
+            arguments, at least delta and epsilon (or a noise multiplier). References are then trained by
+            `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, `momentum` and
+            `weight_decay` are as they stand here, and nothing is augmented, scheduled, compiled or in bf16. None: the
+            target was trained without.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
@@ -85,6 +93,7 @@ class Recipe:
     precision: PrecisionName = "float32"
     channels_last: bool = False
     compile: bool = False
+    dp: DPTraining | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -108,25 +117,62 @@ class Recipe:
         for name in ("channels_last", "compile"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationTypeError(f"recipe: {name} must be True or False, got {value!r}")
+        if self.dp is not None:
+            object.__setattr__(self, "dp", DPTraining.of(self.dp))
+            plain: dict[str, object] = {"schedule": "constant", "augmentation": "none", "precision": "float32"}
+            plain |= {"channels_last": False, "compile": False}
+            for name, only in plain.items():
+                if (value := getattr(self, name)) != only:
+                    raise ConfigurationError(
+                        f"recipe: [dp] trains with {name} = {as_toml(only)} only, got {as_toml(value)}; for another"
+                        ' training name a function of yours, function = "module:train"'
+                    )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
         """Read a recipe: one `name = value` a line, names as the arguments, left-out ones at their defaults.
 
+        With a table `[dp]`, of the names of `DPTraining`, learning rate, batch size, momentum and weight decay that are
+        left out are as `DPFineTuner` has them.
+
         Raises:
             InputError: the file cannot be read or is not TOML.
             ConfigurationError: an unknown name, or as the constructor.
         """
-        return from_toml(cls, path, "recipe")
+        return cls.of(read_toml(path, "recipe"), f"recipe {path}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
+        """From named values, as TOML has them.
+
+        Args:
+            values: name -> value, `dp` a table.
+            what: how messages call the recipe.
+            statement: of the target's training, from which `dp`, epochs and batch size are filled.
+
+        Raises:
+            InputError: the statement is about a training that cannot be repeated from it.
+            ConfigurationError: an unknown name, values that contradict the statement, or as the constructor.
+        """
+        if statement is not None:
+            values = filled(values, statement, what)
+        plain = {name: value for name, value in values.items() if name != "dp"}
+        if "dp" in values:
+            optimizer = plain.get("optimizer", cls.optimizer)
+            plain = {**(left_out(optimizer) if isinstance(optimizer, str) else {}), **plain}
+        recipe = from_table(cls, plain, what)
+        return replace(recipe, dp=DPTraining.of(values["dp"], f"{what}: [dp]")) if "dp" in values else recipe
 
     def to_toml(self) -> str:
         """The recipe as TOML text that `from_toml` reads.
 
-        Precision, channels_last and compile stand in it only where they are not at their defaults: a recipe of before
-        there were such keeps its text, and so its digest in certificates.
+        Precision, channels_last, compile and `[dp]` stand in it only where they are not at their defaults: a recipe of
+        before there were such keeps its text, and so its digest in certificates.
         """
         newer = {f.name: f.default for f in fields(self) if f.name in ("precision", "channels_last", "compile")}
-        return "".join(f"{k} = {_toml(v)}\n" for k, v in asdict(self).items() if k not in newer or v != newer[k])
+        plain = {k: v for k, v in asdict(self).items() if k != "dp" and (k not in newer or v != newer[k])}
+        table = "" if self.dp is None else self.dp.to_toml()
+        return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + table
 
     def caveat(self, target: nn.Module | None = None) -> str:
         """What a reader of an audit has to know of how its reference models were trained; "" where there is nothing.
@@ -140,6 +186,21 @@ class Recipe:
         return (
             "Reference models were trained in bfloat16 (autocast). If the model was not, a real attacker who trains as"
             " it was trained may do better than this audit."
+        )
+
+    def privacy_note(self, statement: PrivacyStatement | None) -> str:
+        """What a reader of an audit has to know of differential privacy in its reference models; "": nothing.
+
+        Args:
+            statement: of the target's training; None: there is none.
+        """
+        if self.dp is not None:
+            return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
+        if statement is None:
+            return ""
+        return (
+            "Reference models were trained without differential privacy, with which the target was trained, as its"
+            " statement says: they are poor stand-ins for it. Add [dp] to the recipe, dp= from Python."
         )
 
     def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -198,8 +259,13 @@ class Recipe:
 
         Raises:
             InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
-            ConfigurationError: the model cannot be compiled, or there is no compiler.
+            ConfigurationError: the model cannot be compiled, or there is no compiler; or as `DPFineTuner`, by which
+                a recipe with `dp` trains.
         """
+        if self.dp is not None:
+            if parts is not None:
+                raise ConfigurationError("a recipe with dp names what trains in dp: leave parts out")
+            return train_alone(self, self.dp, model, x, y, generator, tick, checkpoint)
         device = next(model.parameters()).device
         batches = Batches(x, y, self.batch_sizes(len(y)), self.augmentation, device, generator, self.channels_last)
         learner, training, loss = model, [model] if parts is None else list(parts), loss_in(model)
@@ -301,9 +367,3 @@ def check_finite(model: nn.Module) -> None:
 
 Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
 """What `train_shadows` also takes: `train(x, y, generator)` returns a trained module."""
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(float(value) if isinstance(value, float) else int(value))

@@ -27,6 +27,7 @@ from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.collect import collect_signals
+from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.outcome import AuditRun, environment, pictures
 from safexplain.audit.population import Population
@@ -34,7 +35,7 @@ from safexplain.audit.queries import Dither, Explain, Labels, Predictions, Refer
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.executors import Executor, check_executor, present
-from safexplain.audit.references.shadows import Build, Shadows, train_shadows
+from safexplain.audit.references.shadows import Build, Repeated, Shadows, train_shadows
 from safexplain.audit.report import ReportData
 from safexplain.audit.report.model import ENDPOINT, Configuration
 from safexplain.audit.report.words import limits
@@ -374,11 +375,13 @@ def prepare(
             " and fine-tunes"
         )
     if shadows is None and recipe is not None and references:
+        repeated = Repeated.of(recipe, build, None if isinstance(target, Endpoint) else target, member)
         shadows = train_shadows(
             population,
             recipe,
-            build=build,
+            build=repeated.build,
             models=references,
+            members=repeated.members,
             seed=seed,
             device=place if device is None or executor is None else device,
             cache=cache,
@@ -390,8 +393,8 @@ def prepare(
         notes.append("No reference models: only threshold attacks ran, so nothing can be certified.")
     elif number < ENOUGH_REFERENCES:
         notes.append(f"Only {number} reference models: a real attacker may train more and find more.")
-    if isinstance(recipe, Recipe) and number and (caveat := recipe.caveat(target)):
-        notes.append(caveat)
+    if isinstance(recipe, Recipe) and number:
+        notes += [note for note in (recipe.caveat(target), recipe.privacy_note(options.privacy)) if note]
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
     untrained = None
     if len(shadows.models) < FEWEST_FOR_NULL and build is not None:
@@ -456,6 +459,8 @@ def audit_pools(
     softmax = output == "probability" and (seen is None or not gives_probabilities(seen, population.x[:LOOKED_AT]))
     methods = methods_of(explainer, arguments)
     way = _Way(methods, output, softmax, policy, options, _as_text(recipe), seed, progress, not hardening.is_none)
+    if isinstance(recipe, Recipe):
+        way = replace(way, private=(True if options.privacy else None, recipe.dp is not None))
     notes, copies = list(options.notes), len(policy.patience) * (1 if endpoint or hardening.is_none else 2)
     features, store = population.x[0].numel() * len(methods), ExplainedStore.of(None if endpoint else options.store)
     whole = 4 * copies * features * sum(p.shadows.membership.size for p in pools)
@@ -658,6 +663,8 @@ class _Way:
     executor: Executor | None = None
     large: bool = False
     implied: Implied | None = None
+    private: tuple[bool | None, bool | None] = (None, None)
+    """Whether the target and its references were trained with differential privacy; None: nobody says."""
 
     @property
     def method(self) -> str:
@@ -766,6 +773,8 @@ class _Way:
             "asked": repr((self.policy.patience, self.options.classes)),
             "references": len(pool.shadows.models) - 1,
         }
+        if self.private != (None, None):
+            about[PRIVACY] = dict(zip(("target", "references"), self.private, strict=True))
         if not hardening.is_none:
             about["hardening"] = hardening.to_json()
         (subject,) = _identity(pool.shadows.models[0]).values()

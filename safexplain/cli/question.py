@@ -18,7 +18,7 @@ from torch import nn
 
 from safexplain._digest import model_digest
 from safexplain._progress import shown
-from safexplain.audit import Policy, Population
+from safexplain.audit import Policy, Population, Recipe
 from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import Endpoint
@@ -37,7 +37,8 @@ from safexplain.cli.console import (
     resumable,
 )
 from safexplain.cli.quick import QuickLook
-from safexplain.cli.stages import TwoStages, no_recipe, read_recipe
+from safexplain.cli.recipes import TrainingFunction, dp_notes, read_recipe, untrained
+from safexplain.cli.stages import TwoStages, no_recipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain import CATALOG, find_row
 from safexplain.explain.hardened import Hardened
@@ -139,7 +140,8 @@ class Question:
         judged_by = policy_of(self.policy, self.policy_fpr, self.max_tpr, self.attacks)
         methods, given = parse_methods(self.explainer, self.output, self.option or [])
         place = device_of(self.device)
-        trained, stages = read_recipe(self.recipe, pool, self.seed)
+        statement = None if self.privacy is None else PrivacyStatement.load(self.privacy)
+        trained, stages, caveats = read_recipe(self.recipe, pool, self.seed, statement if self.references else None)
         folder = choose_folder(self.run_dir, self.resume)
         if quick and (folder / CERTIFICATE).exists():
             raise InputError(f"{folder} holds the {CERTIFICATE} of a whole audit: give a quick look another --run-dir")
@@ -148,9 +150,14 @@ class Question:
             columns = (self.group_column, self.slice_by or [])
             own = columns if pool is None else (None, [])
             read, loaded, outputs = load_both(self.data, *own, self._loader(service))
-            references = 0 if loaded.fresh is None else self.references
+            dp, fresh, unavailable = None, loaded.fresh, loaded.fresh_unavailable
+            if isinstance(trained, Recipe) and (dp := trained.dp) is not None and pool is None:
+                fresh, unavailable = untrained(loaded, dp)
+            by_function = isinstance(trained, TrainingFunction)
+            references = self.references if fresh is not None or by_function else 0
             materials = {f"data {read.source} sha256": read.sha256}
             if stages is not None and pool is not None:
+                assert isinstance(trained, Recipe)
                 asked = load_data(pool, group=columns[0], slices=columns[1])
                 two = TwoStages(stages, read, asked, loaded, trained, outputs, references, self.seed)
                 notes, materials = two.notes(), materials | two.materials()
@@ -158,9 +165,11 @@ class Question:
                 asked, two = read, None
                 notes = check_data(read, num_classes=outputs)
                 notes += () if stages is None else stages.notes(references)
-            if loaded.fresh is None:
-                notes += (f"Reference models cannot be trained: {loaded.fresh_unavailable}.",)
-            elif self.recipe is None and self.references:
+            if dp is not None and statement is not None and references:
+                notes += caveats + dp_notes(dp, statement, int(read.member.sum()))
+            if fresh is None and not by_function:
+                notes += (f"Reference models cannot be trained: {unavailable}.",)
+            elif self.recipe is None and self.references and isinstance(trained, Recipe):
                 notes += (no_recipe(trained, "--recipe", "trained" if two is None else "fine-tuned"),)
             if service is not None and self.arch is None and references:
                 notes += (
@@ -178,7 +187,7 @@ class Question:
                 subject=subject,
                 materials=materials,
                 notes=notes,
-                privacy=None if self.privacy is None else PrivacyStatement.load(self.privacy),
+                privacy=statement,
                 canaries=None if self.canaries is None else load_finding(self.canaries),
                 subject_data="training" if stages is None else stages.subject,
                 quick=quick,
@@ -208,7 +217,7 @@ class Question:
                 "explainer": methods[0] if len(methods) == 1 else methods,
                 "output": self.output,
                 "arguments": given,
-                "build": loaded.fresh,
+                "build": fresh,
                 "references": references,
                 "policy": judged_by,
                 "options": options,

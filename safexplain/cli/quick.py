@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from safexplain._progress import named
 from safexplain.audit import Policy, Population, Shadows, train_shadows
+from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.references.shadows import Repeated
 from safexplain.audit.run import AuditOptions, Pool
 from safexplain.audit.splits import Splits, copies_together
 
@@ -110,11 +112,14 @@ class QuickLook:
         if planned:
             return {**given, **changed, "trained_on": self.pool}
         if shadows is None and given["recipe"] is not None and self.references:
+            target = None if isinstance(given["model"], Endpoint) else given["model"]
+            repeated = Repeated.of(given["recipe"], given["build"], target, given["member"])
             shadows = train_shadows(
                 self.pool,
                 given["recipe"],
-                build=given["build"],
+                build=repeated.build,
                 models=self.references,
+                members=repeated.members,
                 seed=given["seed"],
                 device=given["device"],
                 cache=given["cache"],

@@ -7,9 +7,10 @@ fine-tuned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,12 @@ from torch import nn
 
 from safexplain._digest import sha256
 from safexplain._progress import Progress, named
-from safexplain._validate import from_table, read_toml
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
-from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
+from safexplain.audit.references.fine_tuning import Trainable, replace_head
 from safexplain.audit.run import FEWEST_REFERENCES, SubjectData
 from safexplain.audit.signals import hash_examples
 from safexplain.audit.splits import refuse_copies
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.models.exported import ExportedModel
 from safexplain.loading.models.load import LoadedModel
@@ -52,39 +52,6 @@ class Stages:
             "Reference models started from new weights, not from the pre-trained ones, unless --arch gives them these:"
             " an attacker who has the pre-trained weights may do better than this audit.",
         )
-
-
-def read_recipe(path: Path | None, pool: Path | None, seed: int) -> tuple[Recipe, Stages | None]:
-    """How the model was trained, and, where that was in two stages, the rest that is said about these.
-
-    The file is a recipe; of a model that was fine-tuned, that of the fine-tuning. There it may also say `trainable`,
-    and in a table `pretraining` the recipe of the pre-training.
-
-    Args:
-        path: of the file; None: by default.
-        pool: data of the pre-training, which is then asked about; None: `--data` is.
-        seed: of recipes that are not given.
-
-    Raises:
-        InputError: the file cannot be read or is not TOML.
-        ConfigurationError: an unknown name, or a value out of range.
-    """
-    if path is None:
-        return Recipe(seed=seed), None if pool is None else Stages("pre-training", None, "head")
-    written = read_toml(path, "recipe")
-    trainable, before = written.pop("trainable", None), written.pop("pretraining", None)
-    recipe = from_table(Recipe, written, f"recipe {path}")
-    if pool is None and trainable is None and before is None:
-        return recipe, None
-    pretraining = None if before is None else from_table(Recipe, before, f"recipe {path}: pretraining")
-    what: Trainable = "head" if trainable is None else trainable
-    try:
-        check_trainable(what)
-    except ConfigurationError:
-        raise ConfigurationError(
-            f'recipe {path}: trainable is "head", "all", "lora", or a number of blocks of at least 1; got {what!r}'
-        ) from None
-    return recipe, Stages("fine-tuning" if pool is None else "pre-training", pretraining, what)
 
 
 @dataclass(frozen=True)
@@ -139,8 +106,12 @@ class TwoStages:
     def how(self) -> FineTune:
         """Of the fine-tuning: on as many rows as the model was fine-tuned on."""
         data = Population.of(self.downstream.x, self.downstream.y)
-        share = float(self.downstream.member.mean())
-        return FineTune(data, self.tuning, self.stages.trainable, sample=share, outputs=self.outputs)
+        share, private = float(self.downstream.member.mean()), self.tuning.dp
+        dp: dict[str, Any] | None = None if private is None else private.arguments()
+        if private is not None and dp is not None and private.sample_rate is not None:
+            dp["batch_size"] = private.sample_rate * int(self.downstream.member.sum())
+        recipe = replace(self.tuning, dp=None)
+        return FineTune(data, recipe, self.stages.trainable, sample=share, dp=dp, outputs=self.outputs)
 
     def notes(self) -> tuple[str, ...]:
         """Caveats, and what the reader must know of the fine-tuning."""

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from safexplain.audit import Recipe
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import WORDS, Interrupted, result_table, show_files, show_verdict
 from safexplain.cli.planned import show_plan
@@ -95,7 +96,8 @@ def public_models(path: Path, arguments: Mapping[str, Any]) -> list[nn.Module]:
         seed = int(np.random.SeedSequence([arguments["seed"], i]).generate_state(1)[0])
         fresh = build(seed).to(arguments["device"])
         generator = torch.Generator().manual_seed(seed)
-        trained.append(recipe.train(fresh, torch.from_numpy(x), torch.from_numpy(y), generator))
+        data = torch.from_numpy(x), torch.from_numpy(y), generator
+        trained.append(recipe.train(fresh, *data) if isinstance(recipe, Recipe) else recipe(*data).eval())
     arguments["progress"]("training public models", PUBLIC_MODELS, PUBLIC_MODELS)
     return trained
 

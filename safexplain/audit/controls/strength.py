@@ -7,8 +7,8 @@ stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ PREDICTED = ("label", "loss", "margin", "kept", "shares", "prediction")
 
 MOST_NUMBERS = 10**8
 """Numbers of whole maps that are looked at; of more, a part of the examples and of the features."""
+
+PRIVACY = "differential privacy"
+"""Entry of the signals' meta data: whether the target and its references were trained so, as far as anybody says."""
 
 Floats = NDArray[np.float64]
 
@@ -120,8 +123,11 @@ def recipe_fit(
     tests = list(_tests(found))
     worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
     failed = bool(worst.failed)
-    says = f"{worst.says}: they do not repeat its recipe" if failed else "the target releases what they release"
     ratio = next(t.ratio for t in tests if t.kind == "effect of all signals")
+    says = "the target releases what they release"
+    if failed:
+        why = _privacy_differs(signals.meta.get(PRIVACY), tests)
+        says = f"{worst.says}: they do not repeat its recipe{f'. {why}' if why else ''}"
     return Control(
         name,
         failed,
@@ -130,15 +136,59 @@ def recipe_fit(
     )
 
 
+def _privacy_differs(said: Any, tests: Sequence[_Test]) -> str:
+    """What to do where the target, and not its references, was trained with differential privacy, or the reverse.
+
+    Args:
+        said: "target" and "references" -> whether they were; None: nobody says.
+        tests: all comparisons. With differential privacy a model is less sure of its members than without.
+    """
+    target, references = (said.get(n) if isinstance(said, Mapping) else None for n in ("target", "references"))
+    sure = next((t for t in tests if t.kind == "level" and t.signal == "loss" and t.side == "members"), None)
+    more = next(t for t in tests if t.kind == "effect of all signals")
+    unsure = sure is not None and sure.failed and sure.by > 0 and more.ratio < 1
+    surer = sure is not None and sure.failed and sure.by < 0
+    if target and references is False:
+        return (
+            "The target was trained with differential privacy, as its statement says, and its references were not: add"
+            " [dp] to the recipe, or give --privacy"
+        )
+    if unsure and not references:
+        return (
+            "The target is less sure of its members than they are, as a model is that was trained with differential"
+            " privacy: if it was, and its references were not, add [dp] to the recipe, or give --privacy"
+        )
+    if surer and references and not target:
+        return (
+            "The references were trained with differential privacy, and the target, which is surer of its members,"
+            " looks as if it was not: leave [dp] out of the recipe, or correct it"
+        )
+    return ""
+
+
 @dataclass(frozen=True)
 class _Test:
-    """The target against the references in one number a model."""
+    """The target against the references in one number a model.
+
+    Args:
+        kind: of comparison.
+        says: in words.
+        failed: whether it lies too far from them.
+        of_tolerated: how far, in units of what is tolerated.
+        ratio: to their mean.
+        by: how much it lies above their mean.
+        signal: that is compared.
+        side: members or non-members.
+    """
 
     kind: str
     says: str
     failed: bool
     of_tolerated: float
     ratio: float = 1.0
+    by: float = 0.0
+    signal: str = ""
+    side: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +261,8 @@ def _tests(found: Sequence[_Compared]) -> Iterator[_Test]:
             len(found),
         )
         for side in c.level:
-            yield _test("level", f"the {c.signal} of the target's {side} lies", c.level[side], 2 * len(found))
+            lies = _test("level", f"the {c.signal} of the target's {side} lies", c.level[side], 2 * len(found))
+            yield replace(lies, signal=c.signal, side=side)
             yield _test("spread", f"the {c.signal} of the target's {side} scatters", c.spread[side], 2 * len(found))
 
 
@@ -231,7 +282,7 @@ def _test(kind: str, what: str, numbers: Floats, tests: int) -> _Test:
             says = f"{what} {ratio:.2g} times as much"
         case _:
             says = f"{what} {ratio:.2g} times as much"
-    return _Test(kind, says, abs(by) > tolerated, abs(by) / tolerated, ratio)
+    return _Test(kind, says, abs(by) > tolerated, abs(by) / tolerated, ratio, by)
 
 
 def _normal_scores(values: Floats) -> Floats:

@@ -159,6 +159,9 @@ def training(
     if not isinstance(how, Recipe):
         return _fits(clock, lambda rows: trained(rows, 1, how).models[0], counts, seconds)
     recipe, sample = how, list[nn.Module]()
+    if recipe.dp is not None:
+        return _private(clock, lambda recipe, models: trained(int(counts[0]), models, recipe).models[0], recipe, counts,
+                        seconds)  # fmt: skip
     trained(max(2, min(recipe.batch_size, WARMING)), 1, replace(recipe, epochs=1, compile=False))
 
     def steps(amount: int, models: int) -> None:
@@ -188,6 +191,33 @@ def training(
         of_one = rate(clock, lambda s: steps(s, 1), most, seconds)
         total, says = of_one * float(by_model.sum()), "one after the other"
     return Training(total, len(members), int(by_model.sum()), sample[0], f"{says}, {int(by_model.mean())} steps each")
+
+
+def _private(
+    clock: Clock,
+    train: Callable[[Recipe, int], nn.Module],
+    recipe: Recipe,
+    counts: NDArray[np.int64],
+    seconds: float,
+) -> Training:
+    """Trainings with differential privacy, by a few steps of one, and of as many heads as train together."""
+    assert recipe.dp is not None
+    dp, sample = recipe.dp, list[nn.Module]()
+    size = recipe.batch_size / float(counts.mean()) if dp.sample_rate is None else dp.sample_rate
+    each = dp.steps or max(1, round(recipe.epochs / size))
+
+    def steps(amount: int, models: int) -> None:
+        sample[:] = [train(replace(recipe, dp=replace(dp, steps=amount)), models)]
+
+    first = clock(partial(steps, 1, 1))
+    many = len(counts) if dp.trainable == "head" else 1
+    of_one = rate(clock, lambda s: steps(s, 1), each, seconds / 2 if many > 1 else seconds)
+    if many > 1:
+        of_many = rate(clock, lambda s: steps(s, many), each, seconds / 2)
+        total, says = first + of_many * each, "together, with differential privacy"
+    else:
+        total, says = (first + of_one * each) * len(counts), "one after the other, with differential privacy"
+    return Training(total, len(counts), each * len(counts), sample[0], f"{says}, {each} steps each")
 
 
 class _Enough(Exception):

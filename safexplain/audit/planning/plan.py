@@ -45,7 +45,7 @@ from safexplain.audit.queries import (
 from safexplain.audit.recipe import Recipe, Train
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
-from safexplain.audit.references.shadows import Build, Shadows, train_shadows
+from safexplain.audit.references.shadows import Build, Repeated, Shadows, train_shadows
 from safexplain.audit.run import (
     FEWEST_REFERENCES,
     FEWEST_SPARE,
@@ -274,8 +274,11 @@ def plan_audit(
         clock=Clock(place, budget),
         progress=progress,
     )
+    pool = trained_on or population
+    repeated = Repeated.of(recipe, build, None if isinstance(target, Endpoint) else target, member)
+    count = None if repeated.members is None else max(1, round(repeated.members * len(pool) / len(population)))
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
-        return planner.plan(_References(recipe, build, shadows, cache, then, trained_on or population), executor)
+        return planner.plan(_References(recipe, repeated.build, shadows, cache, then, pool, count), executor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,8 +398,9 @@ class _Planner:
     def _training(self, models: _References) -> Training:
         if models.shadows is not None or not self.references:
             return Training(0.0, 0, 0, None, "trained already" if models.shadows is not None else "none")
-        pool = models.pool
-        members = pool.flip(self.references, seed=self.seed)
+        pool, count = models.pool, models.members
+        flipped = pool.flip(self.references, seed=self.seed)
+        members = flipped if count is None else pool.draw(self.references, count, seed=self.seed)
         done = models.finished(members, self.seed, self.clock.device)
         found = training(
             self.clock,
@@ -674,6 +678,7 @@ class _References:
     cache: ModelCache | str | Path | None
     then: FineTune | None
     pool: Population
+    members: int | None
 
     @property
     def kept(self) -> bool:

@@ -55,6 +55,10 @@ class ModelCache:
 
         return bool(self._store.load(f"{key}.pt", fill))
 
+    def has(self, key: str) -> bool:
+        """Whether something is stored under a key."""
+        return (self.folder / f"{key}.pt").is_file()
+
     def save(self, key: str, model: nn.Module) -> None:
         """Store the weights, all or nothing.
 

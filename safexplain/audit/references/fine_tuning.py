@@ -104,6 +104,10 @@ class FineTune:
             raise ConfigurationError(
                 f"outputs: the downstream labels need {self.downstream.classes}, got {self.outputs}"
             )
+        if self.recipe.dp is not None:
+            raise ConfigurationError(
+                "recipe: FineTune has its own dp=, a mapping of arguments of DPFineTuner: leave the recipe's dp out"
+            )
         if self.dp is not None:
             self._check_dp()
         if self.overlap is not None:

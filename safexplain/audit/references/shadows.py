@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.recipe import Recipe, Tick, Train
 from safexplain.audit.references.cache import ModelCache, load_or_train
+from safexplain.audit.references.dp_training import as_it_trains, starting
 from safexplain.audit.references.executors import (
     Executor,
     check_code,
@@ -80,6 +82,7 @@ def train_shadows(
     models: int = 16,
     only: Iterable[int] | None = None,
     membership: NDArray[np.bool_] | None = None,
+    members: int | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
     cache: ModelCache | str | Path | None = None,
@@ -110,6 +113,8 @@ def train_shadows(
         models: how many.
         only: numbers of the models that are trained, a part of 0 .. models - 1; None: all.
         membership: (models, n) bool to use instead of coin flips; also with `only` it has a row for every model.
+        members: how many members each model has, drawn at random instead of by coin flips: as many as the target, where
+            the number shapes the training, as it does with differential privacy.
         seed: of the coin flips, the initial weights and the order of the batches.
         device: where networks train.
         cache: a `ModelCache` or a folder.
@@ -127,7 +132,10 @@ def train_shadows(
             twice, none, or one that there is not.
     """
     check_executor(executor)
-    member = population.flip(models, seed=seed) if membership is None else np.asarray(membership, dtype=bool)
+    if membership is None:
+        member = population.flip(models, seed=seed) if members is None else population.draw(models, members, seed=seed)
+    else:
+        member = np.asarray(membership, dtype=bool)
     if member.ndim != 2 or member.shape[1] != len(population) or len(member) < 1:
         raise InputError(f"expected membership (models, {len(population)}), got {member.shape}")
     numbers = _numbers(only, len(member))
@@ -167,6 +175,8 @@ def train_shadows(
         return Shadows(tuple(job.fit(range(len(member)), starts, keys, store, progress)), member, numbers)
 
     def groups(missing: list[int]) -> list[list[int]]:
+        if isinstance(train, Recipe) and train.dp is not None:
+            return parted(missing, executor, together=train.dp.trainable == "head")
         if not (isinstance(train, Recipe) and starts[0] is not None and is_batchable(starts[0], train)):
             return parted(missing, executor)
         steps = {place: train.steps_per_epoch(int(member[place].sum())) for place in missing}
@@ -174,6 +184,31 @@ def train_shadows(
 
     made = train_elsewhere(executor, job, starts, keys, store, groups, stage="training", progress=progress)
     return Shadows(tuple(model.to(present(device)) for model in made), member, numbers)
+
+
+class Repeated(NamedTuple):
+    """How reference models repeat a target: what builds them, and how many members each has; None: coin flips."""
+
+    build: Build | None
+    members: int | None
+
+    @classmethod
+    def of(
+        cls, train: Recipe | Train | Any, build: Build | None, target: nn.Module | None, member: NDArray[np.bool_]
+    ) -> Repeated:
+        """For a recipe with differential privacy, the target's frozen layers and its number of members.
+
+        Args:
+            train: as `train_shadows` takes it.
+            build: likewise.
+            target: None: its weights are not to be had.
+            member: (n,) bool, of the target in the pool.
+        """
+        dp = train.dp if isinstance(train, Recipe) else None
+        if dp is None:
+            return cls(build, None)
+        same = build if build is None or target is None else starting(build, target, dp)
+        return cls(same, int(member.sum()))
 
 
 def _numbers(only: Iterable[int] | None, models: int) -> tuple[int, ...]:
@@ -232,7 +267,9 @@ class _Job:
         with torch.random.fork_rng([]):
             seed = mixed_seed(self.seed, self.base, self.numbers[place])
             torch.manual_seed(seed)
-            return self.build(seed % 2**31)
+            model = self.build(seed % 2**31)
+            dp = self.train.dp if isinstance(self.train, Recipe) else None
+            return model if dp is None else as_it_trains(model, dp)
 
     def key(self, place: int, start: nn.Module) -> str:
         """Of everything that makes a model; "" where that cannot be told."""
@@ -261,7 +298,7 @@ class _Job:
             else:
                 found.append(self._by_estimator(place) if self.build is None and hasattr(self.train, "fit")
                              else self._by_callable(place))  # fmt: skip
-                if store and key:
+                if store and key and start is not None and _stands_for(start, found[-1], self.x[:4]):
                     store.save(key, found[-1])
             found[-1] = found[-1].to(self.device).eval()
             progress("training", done + 1, len(places))
@@ -274,8 +311,13 @@ class _Job:
         store = ModelCache(self.folder) if seen and self.folder else None
         starts = [self.start(place) for place in places]
         models = self.fit(places, starts, keys, store, lambda _, done, total, note="": tick(done / total, note))
+        known = isinstance(self.train, Recipe)
         return [
-            None if store and key else weights_as_bytes(model) if start is not None else model.cpu()
+            None
+            if store and key and store.has(key)
+            else weights_as_bytes(model)
+            if start is not None and (known or _stands_for(start, model, self.x[:4]))
+            else model.cpu()
             for model, start, key in zip(models, starts, keys, strict=True)
         ]
 
@@ -317,6 +359,18 @@ class _Job:
 
     def _generator(self, place: int) -> torch.Generator:
         return torch.Generator().manual_seed(mixed_seed(self.seed, self.base + 1, self.numbers[place]))
+
+
+def _stands_for(start: nn.Module, model: nn.Module, x: Tensor) -> bool:
+    """Whether what `build` made computes what a function's model computes, with the same weights."""
+    own = {name: t.shape for name, t in start.state_dict().items()}
+    state = model.state_dict()
+    if {name: t.shape for name, t in state.items()} != own:
+        return False
+    start.load_state_dict(state)
+    with torch.no_grad():
+        one, other = (m.cpu().eval()(x.cpu()) for m in (start, copy.deepcopy(model)))
+    return torch.equal(one, other)
 
 
 def mixed_seed(*parts: int) -> int:

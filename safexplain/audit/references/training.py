@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from safexplain.audit.recipe import ROWS, Recipe, Tick, check_finite, descend
 from safexplain.audit.references.batches import fits, moved
+from safexplain.audit.references.dp_training import train_private_models
 from safexplain.audit.references.resume import Checkpoint
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
@@ -41,11 +42,10 @@ BATCHABLE = (
 
 
 def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
-    """Whether `train_together` applies: a Sequential of linear layers and activations, no augmentation."""
+    """Whether `train_together` applies: a Sequential of linear layers and activations, no augmentation, no privacy."""
     leaves = [m for m in model.modules() if not isinstance(m, nn.Sequential)]
-    return (
-        isinstance(model, nn.Sequential) and recipe.augmentation == "none" and all(type(m) in BATCHABLE for m in leaves)
-    )
+    plain = recipe.augmentation == "none" and recipe.dp is None
+    return isinstance(model, nn.Sequential) and plain and all(type(m) in BATCHABLE for m in leaves)
 
 
 ALIGNED = 16
@@ -88,6 +88,17 @@ def train_models(
         InputError: the loss of a model became NaN or infinite; models before it are trained.
     """
     places, done = range(len(models)), 0
+    if recipe.dp is not None:
+        paths = list(checkpoints) if checkpoints else [None] * len(models)
+
+        def ended(place: int) -> None:
+            if finished:
+                finished(place)
+            if path := paths[place]:
+                path.unlink(missing_ok=True)
+
+        train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick, ended, paths)
+        return
     together = bool(models) and is_batchable(models[0], recipe)
     groups = groups_by_steps(recipe, {i: len(members[i]) for i in places}) if together else [[i] for i in places]
     device = next(models[0].parameters()).device if models else torch.device("cpu")
@@ -100,15 +111,15 @@ def train_models(
                 tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
 
         index, own = [members[i] for i in group], [generators[i] for i in group]
-        paths = [checkpoints[i] for i in group] if checkpoints else [None] * len(group)
+        kept = [checkpoints[i] for i in group] if checkpoints else [None] * len(group)
         if together:
             chosen = [models[i] for i in group]
-            train_together(recipe, chosen, x, y, index, own, told, checkpoint=paths[0])
+            train_together(recipe, chosen, x, y, index, own, told, checkpoint=kept[0])
         else:
             own_x, own_y = x[index[0].to(x.device)], y[index[0].to(y.device)]
-            train_one(recipe, models[group[0]], own_x, own_y, own[0], told, checkpoint=paths[0])
+            train_one(recipe, models[group[0]], own_x, own_y, own[0], told, checkpoint=kept[0])
         done += len(group)
-        for place, path in zip(group, paths, strict=True):
+        for place, path in zip(group, kept, strict=True):
             if finished:
                 finished(place)
             if path:

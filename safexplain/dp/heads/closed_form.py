@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
 from safexplain._validate import whole_number
-from safexplain.dp.heads.recipe import HeadRecipe, common_batches, own_batches
+from safexplain.dp.heads.recipe import Generators, HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import fresh_generator, gaussian
 from safexplain.errors import ConfigurationError, InputError
@@ -123,7 +124,7 @@ def train_heads(
     membership: Tensor | None = None,
     shared_batches: bool = False,
     initial: Heads | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators | None = None,
     float_safe: bool = True,
     progress: Progress = silent,
 ) -> Heads:
@@ -145,6 +146,7 @@ def train_heads(
             of the other rows, but runs are independent of each other only given the batches.
         initial: where training starts, one head for all runs or one for each; None: zeros.
         generator: of sampling and noise, on the device of `features`; None: a new one, seeded by the operating system.
+            A list of one for each run: a run is then the same, up to rounding, whichever others train beside it.
         float_safe: draw noise that the gaps between floating-point numbers do not tell, see
             `safexplain.dp.sgd.sampling.gaussian`; half as fast.
         progress: told steps, of all runs together.
@@ -161,8 +163,7 @@ def train_heads(
     rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
     std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
     generator = generator or fresh_generator(x.device)
-    if generator.device.type != x.device.type:
-        raise InputError(f"the generator is on {generator.device}, the features are on {x.device}; make it there")
+    _check_generators(generator, x.device, runs, shared_batches)
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)
     theta = _start(initial, runs, recipe, rows.x)
@@ -172,12 +173,13 @@ def train_heads(
         block = slice(first, min(first + width, runs))
         part, batches_of = theta[block], common_batches if shared_batches else own_batches
         update = recipe.make_update(part)
-        batches = batches_of(recipe.sample_rate, members[block], recipe.steps, generator)
+        own: Any = generator if isinstance(generator, torch.Generator) else generator[block]
+        batches = batches_of(recipe.sample_rate, members[block], recipe.steps, own)
         for step, (index, weight) in enumerate(batches, 1):
             batch = rows if index is None else rows.take(index)
             total = clipped_sum(part, batch, weight, recipe.clipping)
             if noisy:
-                total += gaussian(part, 1.0, generator, float_safe=float_safe).mul_(std[block, None, None])
+                total += _noise(part, own, float_safe).mul_(std[block, None, None])
             update(total.div_(recipe.expected_batch_size))
             if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
@@ -187,6 +189,24 @@ def train_heads(
     d = x.shape[1]
     bias = theta[..., d] if recipe.bias else torch.zeros_like(theta[..., 0])
     return Heads(theta[..., :d].contiguous(), bias.contiguous())
+
+
+def _noise(part: Tensor, generator: Generators, float_safe: bool) -> Tensor:
+    """Standard normal noise like `part`, of each run by its own generator where it has one."""
+    if isinstance(generator, torch.Generator):
+        return gaussian(part, 1.0, generator, float_safe=float_safe)
+    return torch.stack([gaussian(p, 1.0, g, float_safe=float_safe) for p, g in zip(part, generator, strict=True)])
+
+
+def _check_generators(generator: Generators, device: torch.device, runs: int, shared: bool) -> None:
+    several = [generator] if isinstance(generator, torch.Generator) else list(generator)
+    if not isinstance(generator, torch.Generator) and (shared or len(several) != runs):
+        raise InputError(
+            f"generator: expected one, or with batches of their own one for each of {runs} runs, got {len(several)}"
+        )
+    for one in several:
+        if one.device.type != device.type:
+            raise InputError(f"the generator is on {one.device}, the features are on {device}; make it there")
 
 
 def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:

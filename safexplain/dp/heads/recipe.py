@@ -5,7 +5,7 @@ In a batch each member of each run is in with the same probability, independentl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -24,18 +24,24 @@ weight: (runs, b) or (1, b) bool, False where a row is padding or not in the run
 
 _AT_ONCE = 2**18
 """Sampling decisions that are drawn together."""
+_AT_ONCE_EACH = 2**16
+"""The same of each run that has a generator of its own: its numbers must not depend on how many others there are."""
 _DENSE = 0.5
 """From this share of the rows on, multiplying all of them beats gathering some."""
 
 
-def own_batches(sample_rate: float, members: Tensor, steps: int, generator: torch.Generator) -> Iterator[Batch]:
+Generators = torch.Generator | Sequence[torch.Generator]
+"""One for all runs, or one for each."""
+
+
+def own_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
     """A sample of its own for each run.
 
     Args:
         sample_rate: in (0, 1]; 1 takes all members and draws nothing.
         members: (runs, n) bool.
         steps: how many batches.
-        generator: on the device of `members`.
+        generator: on the device of `members`; one for each run where samples must not depend on who else trains.
     """
     runs, n = members.shape
     if sample_rate >= 1:
@@ -43,12 +49,16 @@ def own_batches(sample_rate: float, members: Tensor, steps: int, generator: torc
         yield from ((None, whole) for _ in range(steps))
         return
     dense = sample_rate * float(members.float().mean()) > _DENSE
-    together = max(1, _AT_ONCE // (runs * n))
+    single = isinstance(generator, torch.Generator)
+    together = max(1, _AT_ONCE // (runs * n) if single else _AT_ONCE_EACH // n)
+    options: dict[str, Any] = {"device": members.device, "dtype": torch.float64}
     for start in range(0, steps, together):
         count = min(together, steps - start)
-        drawn = (
-            torch.rand(count, runs, n, generator=generator, device=members.device, dtype=torch.float64) < sample_rate
-        )
+        if isinstance(generator, torch.Generator):
+            drawn = torch.rand(count, runs, n, generator=generator, **options) < sample_rate
+        else:
+            each = [torch.rand(count, n, generator=one, **options) < sample_rate for one in generator]
+            drawn = torch.stack(each, 1)
         drawn &= members
         yield from ((None, chosen) for chosen in drawn) if dense else _gathered(drawn)
 

@@ -1,0 +1,274 @@
+"""Training of reference models with differential privacy, and where they start.
+
+Each trains by `safexplain.dp.DPFineTuner`, with noise of its own seed. Where a linear head alone trains, features are
+computed once and all heads train as one batched computation: the same training, by other random numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from safexplain.audit.references.dp_recipe import DPTraining, How, as_toml
+from safexplain.errors import InputError, PrivacyWarning
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenAs:
+    """Builds models whose frozen layers are the target's: what did not train was public, and is in both.
+
+    Args:
+        build: makes an untrained model from a seed.
+        target: of whose tensors those that do not train are taken.
+        dp: says which these are.
+    """
+
+    build: Callable[[int], nn.Module]
+    target: nn.Module
+    dp: DPTraining
+
+    def __call__(self, seed: int) -> nn.Module:
+        """An untrained model.
+
+        Raises:
+            InputError: the model has frozen tensors that the target has not, or of another shape.
+        """
+        from safexplain.dp.models.parameters import select
+
+        model = self.build(seed)
+        training = set(select(model, self.dp.chosen))
+        parameters, known = {name for name, _ in model.named_parameters()}, self.target.state_dict()
+        wrapper = {name.partition(".")[0] for name in known}
+        if len(wrapper) == 1 and not known.keys() & model.state_dict().keys():
+            known = {name.partition(".")[2]: tensor for name, tensor in known.items()}
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                if name in training or (name not in known and name not in parameters):
+                    continue
+                if name not in known or known[name].shape != tensor.shape:
+                    raise InputError(
+                        f"reference models train with [dp] trainable = {as_toml(self.dp.trainable)}, and take all else"
+                        f" from the target, which has no {name} of shape {tuple(tensor.shape)}: build models of the"
+                        " target's architecture"
+                    )
+                tensor.copy_(known[name])
+        return model
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRedrawn:
+    """Builds copies of the target with a fresh head, for a target of which nobody says how it is built.
+
+    Args:
+        target: whose head is linear.
+    """
+
+    target: nn.Module
+
+    def __call__(self, seed: int) -> nn.Module:
+        """A copy with an untrained head.
+
+        Raises:
+            InputError: it has no head that could be found.
+        """
+        from safexplain.dp.models.parameters import head_modules
+
+        model = copy.deepcopy(self.target)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            for name in head_modules(model):
+                head = model.get_submodule(name)
+                if not isinstance(head, nn.Linear):
+                    raise InputError(f"the head {name!r} is a {type(head).__name__}: say with --arch how it is built")
+                head.reset_parameters()
+        return model
+
+
+def starting(build: Callable[[int], nn.Module], target: nn.Module, dp: DPTraining) -> Callable[[int], nn.Module]:
+    """`build`, with the target's own layers where these did not train.
+
+    Adapters are merged into the layers beside which they trained: there the weights of `build` are kept.
+    """
+    return build if dp.trainable == "lora" else FrozenAs(build, copy.deepcopy(target).cpu(), dp)
+
+
+def as_it_trains(model: nn.Module, dp: DPTraining) -> nn.Module:
+    """The model as `DPFineTuner` will leave it: with GroupNorm where BatchNorm would train."""
+    from safexplain.dp.models.prepare import prepare
+    from safexplain.dp.models.replacements import BatchNormReplacedWarning, restore
+
+    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchNormReplacedWarning)
+        changed = restore(prepare(model, dp.chosen, mode="hooks" if dp.clipping == "per-layer" else "ghost"))
+    same = changed.state_dict().keys() == model.state_dict().keys()
+    return model if same else changed.requires_grad_(True)
+
+
+def train_alone(
+    how: How,
+    dp: DPTraining,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    tick: Callable[..., None] | None,
+    checkpoint: Path | None,
+) -> nn.Module:
+    """Train a model in place by `DPFineTuner`, seeded by the generator, and return it in eval mode.
+
+    Args:
+        how: the rest of the recipe.
+        dp: of the training.
+        model: on the device where it is to train.
+        x: (members, ...) inputs.
+        y: (members,) labels.
+        generator: whose initial seed is that of the batches and the noise.
+        tick: progress.
+        checkpoint: file where the training is kept while it runs; one that does not fit is as if it were not there.
+
+    Raises:
+        ConfigurationError, InputError: as `DPFineTuner`.
+    """
+    seed, kept = generator.initial_seed() % 2**31, checkpoint is not None and checkpoint.exists()
+
+    def fit() -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)
+            return dp.tuner(how, model, x, y, seed=seed, checkpoint=checkpoint, tick=tick).fit().model
+
+    try:
+        trained = fit()
+    except InputError:
+        if not kept or checkpoint is None:
+            raise
+        checkpoint.unlink(missing_ok=True)
+        trained = fit()
+    model.load_state_dict(trained.state_dict())
+    return model.eval()
+
+
+def train_private_models(
+    how: How,
+    dp: DPTraining,
+    models: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+    tick: Callable[..., None] | None,
+    finished: Callable[[int], None],
+    checkpoints: Sequence[Path | None],
+) -> None:
+    """Train models in place: heads on the same features together, all others one after the other.
+
+    Args:
+        how: the rest of the recipe.
+        dp: of the training.
+        models: m modules, on one device; they end in eval mode.
+        x: (n, ...) inputs of the pool.
+        y: (n,) labels.
+        members: m index tensors into the pool.
+        generators: one a model.
+        tick: told the share of all m models that is done.
+        finished: told the place of each model as soon as it is trained.
+        checkpoints: a file or None for each model.
+
+    Raises:
+        ConfigurationError, InputError: as `DPFineTuner`.
+    """
+    waiting, done = list(range(len(models))), 0
+    while waiting:
+        first = waiting[0]
+        alike = [i for i in waiting if len(members[i]) == len(members[first]) and _same_but_head(models, i, first, dp)]
+
+        def told(share: float, note: str = "", size: int = len(alike), before: int = done) -> None:
+            if tick:
+                tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
+
+        def alone(share: float, note: str = "", before: int = done) -> None:
+            if tick:
+                tick((before + share) / len(models), note)
+
+        own, group = members[first], [first]
+        if len(alike) > 1 and _train_heads(
+            how, dp, [models[i] for i in alike], x, y, [members[i] for i in alike], [generators[i] for i in alike], told
+        ):
+            group = alike
+        else:
+            own_x, own_y = x[own.to(x.device)], y[own.to(y.device)]
+            train_alone(how, dp, models[first], own_x, own_y, generators[first], alone, checkpoints[first])
+        done += len(group)
+        waiting = [i for i in waiting if i not in group]
+        for i in group:
+            finished(i)
+
+
+def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraining) -> bool:
+    """Whether two models differ in what trains alone, which is their heads."""
+    from safexplain.dp.models.parameters import select
+
+    if dp.trainable != "head":
+        return i == first
+    one, other = models[first].state_dict(), models[i].state_dict()
+    training = set(select(models[first], "head"))
+    return one.keys() == other.keys() and all(n in training or torch.equal(t, other[n]) for n, t in one.items())
+
+
+def _train_heads(
+    how: How,
+    dp: DPTraining,
+    models: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+    tick: Callable[..., None],
+) -> bool:
+    """Features once, then all heads at once; False where these models have no closed form, and nothing was done."""
+    from safexplain.dp.heads.closed_form import Heads, train_heads
+    from safexplain.dp.heads.features import linear_head
+    from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
+    from safexplain.dp.sgd.records import InMemory, records_of
+
+    own = members[0]
+    tuner = dp.tuner(how, models[0], x[own.to(x.device)], y[own.to(y.device)], seed=0)
+    ready = tuner.prepared()
+    if not has_closed_form(ready, tuner.records, tuner.config):
+        return False
+    everyone = records_of((x, y), 0)
+    assert isinstance(everyone, InMemory)
+    problem = head_problem(ready, everyone, tuner.plan, tuner.config, cache=None)
+    name, device = linear_that_trains(ready), problem.x.device
+    assert name is not None
+    layers = [linear_head(model, name) for model in models]
+    inside = torch.zeros(len(models), len(y), dtype=torch.bool)
+    for row, index in zip(inside, members, strict=True):
+        row[index.cpu()] = True
+    shifts = [torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach() for layer in layers]
+    heads = train_heads(
+        problem.x,
+        y,
+        problem.recipe,
+        noise_multiplier=tuner.plan.noise_multiplier,
+        runs=len(models),
+        membership=inside,
+        initial=Heads(torch.stack([layer.weight.detach() for layer in layers]), torch.stack(shifts)),
+        generator=[torch.Generator(device).manual_seed(g.initial_seed() % 2**31) for g in generators],
+        progress=lambda _, done, total, note="": tick(done / total, note),
+    )
+    with torch.no_grad():
+        for layer, weight, shift in zip(layers, heads.weight, heads.bias, strict=True):
+            layer.weight.copy_(weight)
+            if layer.bias is not None:
+                layer.bias.copy_(shift)
+    for model in models:
+        model.eval()
+    return True
