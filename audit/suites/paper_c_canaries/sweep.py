@@ -12,8 +12,8 @@ learning rate .001, epsilon 10 under substitution at delta 1e-5), but for what a
 
 The paper prints the values of C and of the learning rate in its legends alone, which are pictures; those here are ours.
 By default the head has one logit (cats and dogs), A1 ten classes; there are 400 runs of each cell once, for Figure 5
-1,000, three times. `--full` is the paper's: ten classes, 2,500 runs and three repeats of everything. Figures that are
-not asked for keep their earlier results.
+600, three times, at q = 1/4 and 1/16. `--full` is the paper's: ten classes, 2,500 runs and three repeats of everything,
+all rates. Figures that are not asked for keep their earlier results.
 
     python -m audit.suites.paper_c_canaries.sweep [--figure 5|A1|A2|A3|A4|A5 ...] [--device cuda] [--full] [--quick]
 """
@@ -95,18 +95,20 @@ class Size:
     classes: int = 2
     runs: int = 400
     repeats: int = 1
-    counted: tuple[int, ...] = (100, 200, 400, 600, 800, 1000)
+    counted: tuple[int, ...] = (100, 200, 300, 400, 500, 600)
     counted_repeats: int = 3
     models: int = 5
     clips: tuple[float, ...] = (1.0, 2.0, 10.0, 50.0)
     steps: tuple[int, ...] = (STEPS, 2500)
     lrs: tuple[float, ...] = (0.0001, 0.001, 0.01, 0.1)
-    rates: tuple[float, ...] = (1.0, 0.25, 0.0625)
+    rates: tuple[float, ...] = (0.25, 0.0625)
     usual: int = STEPS
     looks: int = 20
 
 
-FULL = Size(classes=10, runs=2500, repeats=3, counted=(100, 250, 500, 1000, 1500, 2000, 2500))
+FULL = Size(
+    classes=10, runs=2500, repeats=3, counted=(100, 250, 500, 1000, 1500, 2000, 2500), rates=(1.0, 0.25, 0.0625)
+)
 QUICK = Size(
     images.QUICK, runs=40, counted=(20, 40), counted_repeats=2, models=2, clips=(1.0, 2.0), steps=(10, 20),
     lrs=(0.001, 0.01), rates=(1.0, 0.25), usual=10, looks=2,

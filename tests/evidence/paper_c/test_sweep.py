@@ -143,7 +143,7 @@ def test_a_step_is_timed():
 
 def test_full_sizes_are_the_papers():
     assert (sweep.FULL.runs, sweep.FULL.repeats, sweep.FULL.counted[-1], sweep.FULL.classes) == (2500, 3, 2500, 10)
-    assert sweep.FULL.steps == (500, 2500)
+    assert (sweep.FULL.steps, sweep.FULL.rates) == ((500, 2500), (1.0, 0.25, 0.0625))
     size = scratch.FULL[scratch.LONG]
     assert (size.runs, size.repeats, size.steps, size.hidden) == (2500, 3, 2500, 128)
 
