@@ -245,9 +245,9 @@ def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilo
     """
     check_delta(delta)
     add_remove = epsilon_of(phases, delta, "add_remove", group=group)
-    substitute = max(
-        epsilon_of(phases, delta, "substitute", group=group), add_remove
-    )  # it is never less, but for rounding
+    substitute = epsilon_of(phases, delta, "substitute", group=group)
+    if not any(p.largest_batch for p in phases):
+        substitute = max(substitute, add_remove)  # it is never less, but for rounding
     fixed = any(p.sampling == "fixed-size" and p.sample_rate < 1 for p in phases)
     return Epsilons(add_remove, substitute, substitute if fixed else add_remove, float(delta))
 
