@@ -42,7 +42,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, roots_legendre
 from scipy.stats import binom
 
 Array = NDArray[np.float64]
@@ -52,6 +52,11 @@ TAIL = 9.0
 
 NEGLIGIBLE = 1e-24
 """Probability at either end of the levels that is moved: from below to the lowest kept one, from above to infinity."""
+
+FAR = 700.0
+"""Exponents above are cut to this; what they belong to has long been given as infinite."""
+
+NODES = roots_legendre(7)
 
 MOST_LEVELS = 64
 """Levels that are kept; of more, neighbouring ones are moved up to the next that is kept."""
@@ -130,24 +135,29 @@ class Pair:
         return (fixed_size_weights if self.fixed_size else poisson_weights)(self.sample_rate, self.group)
 
     @cached_property
-    def _terms(self) -> tuple[Array, Array]:
-        """Of log sum_j b_j N(j d) / N(0) at x: slopes j d, and log b_j - (j d)^2 / 2."""
+    def _terms(self) -> tuple[Array, Array, Array]:
+        """Of log sum_j b_j N(j d) / N(0) at x: slopes j d, offsets -(j d)^2 / 2, and the logarithms of b_j."""
         j, b = self.levels
-        return j * self.distance, np.log(b) - (j * self.distance) ** 2 / 2
+        return j * self.distance, -((j * self.distance) ** 2) / 2, np.log(b)
 
     def loss(self, x: Array) -> Array:
-        """log(sum_j b_j N(j d) / N(0)) at x, increasing."""
-        slopes, offsets = self._terms
-        total = np.full(np.shape(x), -np.inf)
-        for slope, offset in zip(slopes, offsets, strict=True):
-            total = np.logaddexp(total, slope * x + offset)
-        return total
+        """log(sum_j b_j N(j d) / N(0)) at x, increasing; with small relative errors where it is near 0."""
+        slopes, offsets, logs = self._terms
+        total, excess = np.full(np.shape(x), -np.inf), np.zeros(np.shape(x))
+        for slope, offset, log_b in zip(slopes, offsets, logs, strict=True):
+            term = slope * x + offset
+            total = np.logaddexp(total, term + log_b)
+            excess += math.exp(log_b) * np.expm1(np.minimum(term, 300.0))
+        near = np.abs(excess) < 0.5
+        return np.where(near, np.log1p(np.where(near, excess, 0.0)), total)
 
     @cached_property
     def least(self) -> float:
         """The infimum of the loss: the probability that nobody joins; -inf where somebody always does."""
         j, b = self.levels
-        return float(np.log(b[0])) if j[0] == 0 else -math.inf
+        if j[0] > 0:
+            return -math.inf
+        return self.group * math.log1p(-self.sample_rate) if not self.fixed_size else float(np.log1p(-b[1:].sum()))
 
     @cached_property
     def reach(self) -> float:
@@ -168,6 +178,64 @@ class Pair:
         up, down = (float(self.loss(np.array(side * self.reach))) for side in (1, -1))
         return up, self._largest_fixed_size(up) if self.fixed_size else up - down
 
+    @cached_property
+    def smallest(self) -> float:
+        """A loss that is hardly ever below, removing; adding, its opposite is hardly ever passed."""
+        return float(self.loss(np.array(-TAIL)))
+
+    def renyi(self, order: float, adjacency: str) -> float:
+        """The Renyi divergence of the pair, of the larger direction, by quadrature.
+
+        With a fixed size under substitution the pair is known by its privacy profile H of orders above one only, which
+        holds both ways: of its moment E_Q (P / Q)^a = 1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de the
+        pair of removal has all but the part of the reverse direction.
+
+        Args:
+            order: above 1.
+            adjacency: what neighbours differ in.
+        """
+        j, b = self.levels
+        top = float(j[-1]) * self.distance
+        bound = order * (top * (1 if self.fixed_size or adjacency == "add_remove" else 2)) ** 2 / 2
+        if 2 * order * top > 2000:  # too far out; more than any budget, whatever the sampling
+            return bound
+        if adjacency == "substitute" and not self.fixed_size:
+            return min(self._log_moment(order, 1, -1) / (order - 1), bound)
+        if adjacency == "substitute" or (adjacency == "zero_out" and self.fixed_size):
+            eta, whole = float(b[j > 0].sum()), 0.0
+            for level, weight in zip(j[j > 0], b[j > 0] / float(b[j > 0].sum()), strict=True):
+                one = Pair(self.noise_multiplier / level, eta, "fixed-size")
+                log_moment = one._log_moment(order, 1, 0)
+                if log_moment > FAR:
+                    return bound
+                whole += weight * (math.expm1(log_moment) + one._other_way(order))
+            return min(math.log1p(whole) / (order - 1), bound)
+        return min(max(self._log_moment(order, 1, 0), self._log_moment(order, 0, 1)) / (order - 1), bound)
+
+    def _log_moment(self, order: float, upper: int, lower: int) -> float:
+        """log E_Q (P / Q)^order for P, Q = sum_j b_j N(side j d), by the trapezoidal rule."""
+        top = float(self.levels[0][-1]) * self.distance
+        reach = 2 * order * top + 12
+        x = np.linspace(-reach, reach, 2 * math.ceil(reach / 0.15 * math.sqrt(1 + order * top * top)) + 1)
+        with np.errstate(over="ignore"):
+            under = self.loss(lower * x) if lower else np.zeros_like(x)
+            ratio = (self.loss(upper * x) if upper else np.zeros_like(x)) - under
+        log_weight = under - x * x / 2 + math.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
+        exponents = order * ratio + log_weight
+        highest = float(exponents.max())
+        kept = np.maximum(exponents, log_weight) > -60
+        if order * float(np.abs(ratio[kept]).max()) > 300:
+            return max(highest + math.log(float(np.exp(exponents - highest).sum())), 0.0)
+        # E_Q (P / Q) = 1 is taken off, so that small moments are not lost in rounding
+        terms = np.exp(log_weight[kept]) * (np.expm1(order * ratio[kept]) - order * np.expm1(ratio[kept]))
+        return math.log1p(max(float(terms.sum()), 0.0))
+
+    def _other_way(self, order: float) -> float:
+        """a (a - 1) int_0^inf e^(-a e) (H(e) - its reverse) de, at least 0, of the pair of removal."""
+        e, width = np.linspace(0, 40 / order, 2001, retstep=True)
+        gap = np.maximum(self.removal(e) - self.addition(e), 0.0) * np.exp(-order * e)
+        return float(order * (order - 1) * width * (gap.sum() - gap[0] / 2))
+
     def _largest_fixed_size(self, up: float) -> float:
         if self.group == 1:
             return up
@@ -187,31 +255,34 @@ class Pair:
         return float(b[j > 0] @ ndtr(steps / 2 - order / steps))
 
     @cached_property
-    def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of the loss under its numerator, by quadrature."""
-        x = np.linspace(-9, 9 + self.levels[0][-1] * self.distance if self.group == 1 else self.reach, 4001)
-        loss = self.loss(x)
-        weight = np.exp(loss - x * x / 2)
-        weight /= weight.sum()
-        mean = float(weight @ loss)
-        return abs(mean), max(math.sqrt(float(weight @ (loss - mean) ** 2)), 1e-12)
+    def moments(self) -> tuple[float, float, float]:
+        """Mean, standard deviation and mean size of the loss under its numerator, by quadrature."""
+        j, b = self.levels
+        at = np.linspace(-TAIL, TAIL, 241)
+        weights = np.exp(-at * at / 2)
+        weights /= weights.sum()
+        loss = self.loss(at + (j * self.distance)[:, None])
+        mean = float(b @ (loss @ weights))
+        sd = math.sqrt(float(b @ ((loss - mean) ** 2 @ weights)))
+        return abs(mean), sd, float(b @ (np.abs(loss) @ weights))
+
+    def total_variation(self, adjacency: str) -> float:
+        """delta of one step at epsilon 0."""
+        return float(
+            (self.substitution if adjacency == "substitute" or self.fixed_size else self.removal)(np.zeros(1))[0]
+        )
 
     def removal(self, epsilon: Array) -> Array:
         """Hockey-stick divergence of order e^epsilon from sum_j b_j N(j d) to N(0); any epsilon."""
-        reached = epsilon > self.least
         cut = self._cut(epsilon)
-        with np.errstate(over="ignore", invalid="ignore"):
-            above = self._joined_above(cut, 1) - np.exp(epsilon + log_ndtr(-cut))
-        return np.where(reached, above, -np.expm1(np.minimum(epsilon, 0)))
+        above = self._more_above(cut) - _times_expm1(epsilon, -cut)
+        return np.where(epsilon > self.least, above, -np.expm1(np.minimum(epsilon, 0)))
 
     def addition(self, epsilon: Array) -> Array:
         """The same from N(0) to sum_j b_j N(j d)."""
         cut = self._cut(-epsilon)
-        shrunk = np.zeros_like(cut)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for level, weight in zip(*self.levels, strict=True):
-                shrunk += weight * np.exp(epsilon + log_ndtr(cut - level * self.distance))
-        return np.where(-epsilon > self.least, ndtr(cut) - shrunk, 0.0)
+        grown = np.exp(np.minimum(epsilon, FAR)) * self._less_below(cut)
+        return np.where(-epsilon > self.least, grown - _times_expm1(epsilon, cut), 0.0)
 
     def substitution(self, epsilon: Array) -> Array:
         """Of the pair of substitution, in both directions; any epsilon.
@@ -227,15 +298,18 @@ class Pair:
         """From sum_j b_j N(j d) to sum_j b_j N(-j d), for epsilon >= 0."""
         if self.group == 1:  # asinh inverts the loss exactly
             q, d = self.sample_rate, self.distance
-            with np.errstate(over="ignore"):
-                grown = (1 - q) / q * np.exp(epsilon / 2 + d * d / 2) * -np.expm1(-epsilon) / 2
-            cut = (epsilon / 2 + np.arcsinh(grown)) / d
+            with np.errstate(divide="ignore"):
+                rest = math.log1p(-q) if q < 1 else -math.inf
+                grown = rest - math.log(q) + (epsilon + d * d) / 2 + np.log(-np.expm1(-epsilon) / 2)
+            sinh = np.where(grown > 300, grown + math.log(2), np.arcsinh(np.exp(np.minimum(grown, 300))))
+            cut = (epsilon / 2 + sinh) / d
         else:
             cut = self._inverse(epsilon, lambda x: self.loss(x) - self.loss(-x), 0.0)
-        minus = np.zeros_like(cut)
+        total = np.zeros_like(cut)
         for level, weight in zip(*self.levels, strict=True):
-            minus += weight * np.exp(epsilon + log_ndtr(-level * self.distance - cut))
-        return np.asarray(self._joined_above(cut, 1) - minus)
+            step = level * self.distance
+            total += weight * (_between(-step - cut, step - cut) - _times_expm1(epsilon, -step - cut))
+        return np.asarray(total)
 
     def _fixed_size_substitution(self, epsilon: Array) -> Array:
         """sum_{j >= 1} b_j H_{1 + (e^epsilon - 1) / eta}(N(2 j d), N(0)), for epsilon >= 0."""
@@ -245,41 +319,79 @@ class Pair:
         joins = j > 0
         order = _log_order(epsilon, float(b[joins].sum()))
         total = np.zeros_like(epsilon)
-        with np.errstate(over="ignore"):
-            for level, weight in zip(j[joins], b[joins], strict=True):
-                step = level * self.distance
-                cut = order / step + step / 2
-                total += weight * (ndtr(step - cut) - np.exp(order + log_ndtr(-cut)))
+        for level, weight in zip(j[joins], b[joins], strict=True):
+            step = level * self.distance
+            cut = order / step + step / 2
+            total += weight * (_between(-cut, step - cut) - _times_expm1(order, -cut))
         return total
 
-    def _joined_above(self, cut: Array, side: int) -> Array:
-        """Probability of more than `cut` under sum_j b_j N(side j d)."""
+    def _more_above(self, cut: Array) -> Array:
+        """Probability of more than `cut` under sum_j b_j N(j d), less that under N(0)."""
         total = np.zeros_like(cut)
         for level, weight in zip(*self.levels, strict=True):
-            total += weight * ndtr(side * level * self.distance - cut)
+            total += weight * _between(-cut, level * self.distance - cut)
+        return total
+
+    def _less_below(self, cut: Array) -> Array:
+        """Probability of less than `cut` under N(0), less that under sum_j b_j N(j d)."""
+        total = np.zeros_like(cut)
+        for level, weight in zip(*self.levels, strict=True):
+            total += weight * _between(cut - level * self.distance, cut)
         return total
 
     def _cut(self, epsilon: Array) -> Array:
         """Where the loss is epsilon; anything where it never is."""
         if self.group == 1:
             d = self.distance
-            with np.errstate(invalid="ignore", divide="ignore"):
-                return np.asarray((_log_order(epsilon, self.sample_rate) + d * d / 2) / d)
+            return np.asarray((_log_order(epsilon, self.sample_rate) + d * d / 2) / d)
         return self._inverse(epsilon, self.loss, -40.0)
 
     def _inverse(self, epsilon: Array, loss: Callable[[Array], Array], lowest: float) -> Array:
-        """x at which an increasing loss is epsilon, by a table and two secant steps.
+        """x at which an increasing loss is epsilon: from a table by secant steps, and by bisection where they fail.
 
         Divergences are largest at the exact x, so that an error in it counts in the second order only.
         """
         x, width = np.linspace(lowest, self.reach + 2, 4001, retstep=True)
         found = np.interp(epsilon, loss(x), x)
         for _ in range(2):
-            slope = np.maximum((loss(found + 1e-6) - loss(found - 1e-6)) / 2e-6, 1e-9)
-            found = found + np.clip((epsilon - loss(found)) / slope, -width, width)
+            slope = np.maximum((loss(found + 1e-6) - loss(found - 1e-6)) / 2e-6, 1e-300)
+            found = np.clip(found + np.clip((epsilon - loss(found)) / slope, -width, width), lowest, x[-1])
+        off = np.abs(loss(found) - epsilon) > 1e-9 * np.abs(epsilon) + 1e-14
+        if off.any():
+            target = epsilon[off]
+            low, high = np.full(target.shape, lowest), np.full(target.shape, x[-1])
+            for _ in range(60):
+                middle = (low + high) / 2
+                below = loss(middle) < target
+                low, high = np.where(below, middle, low), np.where(below, high, middle)
+            found[off] = (low + high) / 2
         return np.asarray(found)
 
 
 def _log_order(epsilon: Array, eta: float) -> Array:
     """log(1 + (e^epsilon - 1) / eta): the order of the part of a mixture that differs, whose weight is eta."""
-    return np.asarray(epsilon + np.log1p(-(1 - eta) * np.exp(-epsilon)) - math.log(eta))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        near = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / eta)
+        far = epsilon + np.log1p(-(1 - eta) * np.exp(-np.maximum(epsilon, 0.5))) - math.log(eta)
+    return np.asarray(np.where(epsilon < 1, near, far))
+
+
+def _times_expm1(epsilon: Array, x: Array) -> Array:
+    """(e^epsilon - 1) Phi(x), for any epsilon."""
+    with np.errstate(invalid="ignore"):
+        near = np.expm1(np.minimum(epsilon, 1.0)) * ndtr(x)
+        return np.asarray(np.where(epsilon < 1, near, np.exp(np.minimum(epsilon + log_ndtr(x), FAR)) - ndtr(x)))
+
+
+def _between(low: Array, high: Array) -> Array:
+    """Phi(high) - Phi(low) for low <= high, of small relative error also where they are close."""
+    with np.errstate(invalid="ignore"):
+        half, middle = (high - low) / 2, (high + low) / 2
+        mirrored = middle > 0
+        far = np.where(mirrored, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+        if not (close := half < 0.25).any():
+            return np.asarray(far)
+        near = np.zeros_like(far)
+        for node, weight in zip(*NODES, strict=True):
+            near += weight * np.exp(-((middle + half * node) ** 2) / 2)
+    return np.asarray(np.where(close, near * half / math.sqrt(2 * math.pi), far))

@@ -6,9 +6,9 @@ step (`one_step`), from which all follows. `safexplain.dp.accounting` calibrates
 `safexplain.verdict.privacy_statement` states what was spent.
 
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
-al. 2022, arXiv 2207.04380) of dp-accounting. Every number is an upper bound, about 3e-4 above the exact one. Renyi
-accounting is not used: in dp-accounting 0.6 it leaves out that substitution changes the sum by 2C
-(google/differential-privacy issue 378).
+al. 2022, arXiv 2207.04380; `safexplain._losses`). Every number is an upper bound, about 3e-4 above the exact one, and
+agrees with dp-accounting's, whose Renyi accountant is not to be used here: in version 0.6 it leaves out that
+substitution changes the sum by 2C (google/differential-privacy issue 378).
 
 One step is dominated by a pair of distributions: `safexplain._loss_pairs` has the table and the proofs. One record
 changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and at most 2C
@@ -21,20 +21,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
-from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom
 
 from safexplain._loss_pairs import Pair
+from safexplain._losses import CELLS, FARTHEST, Losses, compose
+from safexplain._losses import VACUOUS as VACUOUS
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, WeakDeltaWarning
 
@@ -64,22 +64,13 @@ SHUFFLED = (
 ROUNDING = 5e-16
 """By how much a step's rounding in the Fourier transforms may lower delta; taken off the delta that is asked for."""
 
-VACUOUS = 500.0
-"""Epsilons above are given as infinite: they would promise nothing, and their exponentials overflow."""
-
 SMALLEST_DELTA = 1e-12
 """Below this the mass that composition cuts off (1e-15 a product) would no longer be small beside delta."""
 
 ERROR = 3e-4
 """How far discretisation may raise epsilon, about; never lowered: all estimates are pessimistic."""
 
-CELLS = 1_000_000
-"""Most intervals that the losses of one step may be split into; finer would be slow and need much memory."""
-
 LARGEST_GROUP = 1_000_000
-
-COMPOSED_CELLS = 4_000_000
-"""Intervals that the losses of all steps together are split into, at most about."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -266,7 +257,9 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, g
     if all(p.sample_rate == 1 for p in phases) and not cut:
         distance = math.sqrt(sum(p.steps / p.noise_multiplier**2 for p in phases))
         return float(get_epsilon_gaussian(1 / (distance * group * (2 if adjacency == "substitute" else 1)), delta))
-    if any(typical_loss(p.noise_multiplier, p.sample_rate, p.steps, p.sampling, group) > VACUOUS for p in phases):
+    if sum(p.steps * pair_of(p, group).total_variation(adjacency) for p in phases) + 2 * cut <= delta:
+        return 0.0
+    if any(typical_loss(p, group) > VACUOUS for p in phases):
         return math.inf
     slack = ROUNDING * sum(p.steps for p in phases)
     if slack > delta / 10:
@@ -296,24 +289,59 @@ def truncation(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1) ->
     )
 
 
-def _smallest_epsilon(loss: PrivacyLossDistribution, delta: float, cut: float) -> float:
+def _smallest_epsilon(loss: PrivacyLoss, delta: float, cut: float) -> float:
     """The smallest epsilon with delta(epsilon) + (1 + e^epsilon) cut <= delta, from above; infinite: there is none."""
-    low = max(float(loss.get_epsilon_for_delta(delta - 2 * cut)), 0.0)
-    if not cut or low > VACUOUS:
-        return low
+    low = loss.epsilon(delta - 2 * cut)
+    highest = math.log(delta / cut - 1) if cut else 0.0
+    if not cut or low > min(VACUOUS, highest):
+        return low if not cut else math.inf
 
-    def excess(epsilon: float) -> float:
-        return float(loss.get_delta_for_epsilon(epsilon)) + (1 + math.exp(epsilon)) * cut - delta
+    def enough(epsilon: Array) -> NDArray[np.bool_]:
+        return np.asarray(loss.delta(epsilon) + (1 + np.exp(epsilon)) * cut <= delta)
 
-    highest = math.log(delta / cut - 1)
-    for high in np.linspace(low, highest, 65)[1:] if highest > low else ():
-        if excess(high) <= 0:
-            while high - low > 1e-6:
-                middle = (low + high) / 2
-                low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-            return float(high)
-        low = high
-    return math.inf
+    for _ in range(4):  # each time 64 times finer
+        points = np.linspace(low, highest, 65)
+        found = np.flatnonzero(enough(points))
+        if not len(found):
+            return math.inf
+        low, highest = points[max(found[0] - 1, 0)], points[found[0]]
+    return float(highest)
+
+
+def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike, *, group: int = 1) -> Array:
+    """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
+
+    Its own quadrature of the dominating pair; dp-accounting 0.6 leaves out that substitution changes the sum by 2C.
+    Curves of phases, and of other releases about the same records, add up order by order. A full batch is
+    rho-zCDP with rho = renyi(...) / order at every order.
+
+    Args:
+        phase: the steps; infinite without noise.
+        adjacency: what neighbours differ in.
+        orders: (n,) above 1.
+        group: how many records neighbours differ in.
+
+    Raises:
+        ConfigurationError: an order of at most 1, or truncated batches, which have no finite divergence of their own.
+
+    Example:
+        >>> renyi(Steps(4.0, 1.0, 8, "full-batch"), "substitute", [2, 10]).tolist()  # order * 2^2 * 8 / (2 * 4^2)
+        [2.0, 10.0]
+    """
+    check_adjacency(adjacency)
+    check_group(group)
+    orders = np.atleast_1d(np.asarray(orders, dtype=np.float64))
+    if not (orders > 1).all() or not np.isfinite(orders).all():
+        raise ConfigurationError(f"orders: expected finite numbers above 1, got {orders.tolist()!r:.80}")
+    if phase.largest_batch is not None:
+        raise ConfigurationError("truncated batches have no Renyi curve; take their epsilon, which pays for each cut")
+    if phase.steps == 0 or phase.noise_multiplier == 0:
+        return np.full(orders.shape, 0.0 if phase.steps == 0 else np.inf)
+    if phase.sample_rate == 1:
+        distance = group * (2 if adjacency == "substitute" else 1) / phase.noise_multiplier
+        return np.asarray(orders * phase.steps * distance**2 / 2)
+    pair = pair_of(phase, group)
+    return np.array([phase.steps * pair.renyi(float(order), adjacency) for order in orders])
 
 
 def group_privacy_epsilon(
@@ -332,7 +360,7 @@ def group_privacy_epsilon(
     loss = _loss((phase,), "add_remove", 1)
 
     def excess(epsilon: float) -> float:
-        return float(loss.get_delta_for_epsilon(epsilon)) * (1 + math.exp(min(epsilon, 700))) - delta
+        return float(loss.delta(epsilon)) * (1 + math.exp(min(epsilon, 700))) - delta
 
     top = 1.0
     while excess(top) > 0:
@@ -373,71 +401,128 @@ def check_delta(delta: float, records: int | None = None) -> None:
         )
 
 
-@lru_cache(maxsize=64)
-def _loss(phases: tuple[Steps, ...], adjacency: Adjacency, group: int) -> PrivacyLossDistribution:
-    steps = sum(p.steps for p in phases)
-    interval = min(grid_interval(p.noise_multiplier, p.sample_rate, steps, p.sampling, group) for p in phases)
-    whole: PrivacyLossDistribution | None = None
-    with np.errstate(over="ignore"):  # in scipy's logsumexp, of terms that are then weighted by zero
-        for p in phases:
-            step = one_step(p.noise_multiplier, p.sample_rate, adjacency, p.sampling, interval, group)
-            loss = step.self_compose(p.steps)
-            whole = loss if whole is None else whole.compose(loss)
-    return whole
-
-
-def one_step(
-    noise_multiplier: float,
-    sample_rate: float,
-    adjacency: Adjacency,
-    sampling: Sampling,
-    interval: float,
-    group: int = 1,
-) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one step, discretised by connecting the dots of its exact privacy profile.
-
-    dp-accounting's own `from_gaussian_mechanism` gives the same for Poisson sampling, one loss at a time.
+@dataclass(frozen=True, eq=False)
+class PrivacyLoss:
+    """What steps spend, at every epsilon.
 
     Args:
-        noise_multiplier: standard deviation of the noise on the sum over the clip bound C.
-        sample_rate: q in (0, 1]; 1 for a full batch.
+        directions: the losses of the dominating pair, and of the reverse pair where that is another.
+    """
+
+    directions: tuple[Losses, ...]
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        """(n,) or () delta at each epsilon, from above."""
+        return np.asarray(np.max([losses.delta(epsilon) for losses in self.directions], axis=0))
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at a delta, from above; infinite where there is none."""
+        return max(losses.epsilon(delta) for losses in self.directions)
+
+
+def one_step(phase: Steps, adjacency: Adjacency, width: float, group: int = 1) -> PrivacyLoss:
+    """The privacy losses of one step, from its exact privacy profile.
+
+    Args:
+        phase: whose steps are meant.
         adjacency: what neighbours differ in.
-        sampling: how the batch is drawn.
-        interval: width of the grid of privacy losses, in nats.
+        width: of the grid of privacy losses, in nats.
         group: how many records neighbours differ in.
     """
-    pair = Pair(noise_multiplier, sample_rate, sampling, group)
+    pair = pair_of(phase, group)
     up, both = pair.largest
-    if adjacency == "add_remove" or (adjacency == "zero_out" and not pair.fixed_size):
-        low = -pair.least if math.isfinite(pair.least) else up
-        return PrivacyLossDistribution(
-            _profile(pair.removal, -low, up, interval), _profile(pair.addition, -up, low, interval)
+    if adjacency == "substitute" or (adjacency == "zero_out" and pair.fixed_size):
+        return PrivacyLoss((Losses.of_profile(pair.substitution, -both, both, width),))
+    low = pair.smallest
+    return PrivacyLoss(
+        (
+            Losses.of_profile(pair.removal, low, up, width),
+            Losses.of_profile(pair.addition, -up, -low, width),
         )
-    return PrivacyLossDistribution(_profile(pair.substitution, -both, both, interval))
+    )
 
 
-def grid_interval(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling, group: int = 1) -> float:
-    """The width at which connect-the-dots discretisation (arXiv 2207.04380) raises epsilon by about `ERROR`.
+def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1, *, error: float = ERROR) -> PrivacyLoss:
+    """The losses of all steps together, `truncation` of batches aside.
 
-    Each step's loss is rounded apart within its interval v, which adds about v^2 to its variance; over the steps that
-    raises epsilon by about steps v^2 / (2 sd), sd the standard deviation of the whole loss.
+    A phase is composed on a grid of its own where that has to be finer than the grid of the whole, and moved to it
+    then: so that the grid of the whole can be as wide as the spread of the whole allows, however little one phase may
+    lose in a step.
+
+    Args:
+        phases: with noise, and with steps.
+        adjacency: what neighbours differ in.
+        group: how many records neighbours differ in.
+        error: by how much discretisation may raise epsilon, about.
     """
-    pair = Pair(noise_multiplier, sample_rate, sampling, group)
-    mean, sd = pair.moments
-    total_sd = sd * math.sqrt(steps)
-    total = steps * mean + 4 * total_sd
-    allowed = ERROR * max(min(total, 1.0), total / 10)
-    finest = max(1e-7, 20 * total_sd / COMPOSED_CELLS, sum(pair.largest) / CELLS)
-    return max(min(math.sqrt(2 * allowed * total_sd / steps), max(1.0, total) / 50), finest)
+    kinds = _merged(phases)
+    common, own = grid_widths(kinds, group, error)
+    parts: list[tuple[tuple[Losses, ...], int]] = []
+    with np.errstate(over="ignore", under="ignore"):
+        for (kind, steps), width in zip(kinds, own, strict=True):
+            if width < common and steps > 1:
+                alone = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width, group).directions)
+                parts.append((alone, 1))
+            else:
+                parts.append((one_step(kind, adjacency, common, group).directions, steps))
+        widest = max(x.width for directions, _ in parts for x in directions)
+        return PrivacyLoss(
+            tuple(
+                compose([(d[min(way, len(d) - 1)].coarser(widest), n) for d, n in parts])
+                for way in range(max(len(d) for d, _ in parts))
+            )
+        )
 
 
-def typical_loss(noise_multiplier: float, sample_rate: float, steps: int, sampling: Sampling, group: int = 1) -> float:
+def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
+    """Different kinds of steps, and how many of each: equal ones as one, and all full batches as one Gaussian."""
+    kinds: dict[Steps, int] = {}
+    precision = 0.0
+    for p in phases:
+        if p.sample_rate == 1:
+            precision += p.steps / p.noise_multiplier**2
+        else:
+            kind = Steps(
+                p.noise_multiplier, p.sample_rate, 1, "fixed-size" if p.sampling == "fixed-size" else "poisson"
+            )
+            kinds[kind] = kinds.get(kind, 0) + int(p.steps)
+    if precision:
+        kinds[Steps(1 / math.sqrt(precision), 1.0, 1, "full-batch")] = 1
+    return list(kinds.items())
+
+
+def grid_widths(kinds: Sequence[tuple[Steps, int]], group: int, error: float) -> tuple[float, list[float]]:
+    """The grid's width for the whole, and for the single steps of each phase, at which epsilon is raised by `error`.
+
+    A loss l that is split to the ends of its interval v has at most v^2, and at most about v |l|, added to its
+    variance. Variance that is added to a whole of standard deviation sd raises epsilon by about half of it over sd.
+    """
+    pairs = [pair_of(kind, group) for kind, _ in kinds]
+    steps = [n for _, n in kinds]
+    sd = max(math.sqrt(sum(n * p.moments[1] ** 2 for p, n in zip(pairs, steps, strict=True))), 1e-300)
+    total = sum(n * p.moments[0] for p, n in zip(pairs, steps, strict=True)) + 4 * sd
+    allowed = 2 * sd * error * max(min(total, 1.0), total / 10) / (2 * len(kinds) if len(kinds) > 1 else 1)
+    widest = max(1.0, total) / 50
+    own, finest = [], 20 * sd / CELLS
+    for pair, n in zip(pairs, steps, strict=True):
+        width = max(math.sqrt(allowed / n), min(allowed / n / max(pair.moments[2], 1e-300), sd / 10))
+        reached = min(pair.largest[0], FARTHEST) + min(pair.largest[1], FARTHEST)
+        finest = max(finest, reached * max(1.0, len(pair.levels[0]) / 4) / CELLS)
+        own.append(max(min(width, widest), 20 * math.sqrt(n) * pair.moments[1] / CELLS, reached / CELLS))
+    return own[0] if len(kinds) == 1 else max(min(math.sqrt(allowed), widest), finest), own
+
+
+@lru_cache(maxsize=64)
+def _loss(phases: tuple[Steps, ...], adjacency: Adjacency, group: int) -> PrivacyLoss:
+    return privacy_loss(phases, adjacency, group)
+
+
+@lru_cache(maxsize=1024)
+def pair_of(phase: Steps, group: int = 1) -> Pair:
+    """The dominating pair of a phase's steps."""
+    return Pair(float(phase.noise_multiplier), float(phase.sample_rate), phase.sampling, group)
+
+
+def typical_loss(phase: Steps, group: int = 1) -> float:
     """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
-    return steps * Pair(noise_multiplier, sample_rate, sampling, group).moments[0]
-
-
-def _profile(divergence: Callable[[Array], Array], low: float, high: float, interval: float) -> PLDPmf:
-    first, last = math.floor(low / interval) - 1, math.ceil(high / interval) + 1
-    deltas = divergence(np.arange(first, last + 1) * interval)
-    falling = np.minimum.accumulate(np.clip(deltas, 0, 1))
-    return create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, falling)
+    return phase.steps * pair_of(phase, group).moments[0]

@@ -16,7 +16,17 @@ import safexplain
 ROOT = Path(safexplain.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 
-SHARED = ("_validate", "_digest", "_model_state", "_files", "_progress", "_loss_pairs", "_privacy_loss", "errors")
+SHARED = (
+    "_validate",
+    "_digest",
+    "_model_state",
+    "_files",
+    "_progress",
+    "_loss_pairs",
+    "_losses",
+    "_privacy_loss",
+    "errors",
+)
 """What everybody may import."""
 
 MAY_IMPORT = {

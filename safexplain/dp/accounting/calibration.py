@@ -27,7 +27,7 @@ from safexplain.errors import ConfigurationError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # imported where it draws: accounting alone needs no matplotlib
 
-LARGEST_SIGMA = 1e7
+SMALLEST_SIGMA, LARGEST_SIGMA = 1e-6, 1e7
 MOST_STEPS = 10_000_000
 
 POINTS = 24
@@ -190,16 +190,22 @@ def _around(within: Callable[[int], bool], guess: int) -> tuple[int, int]:
 
 def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
     """Logarithms of noise multipliers that spend too much and not too much, near the guess."""
-    step, high = 0.25, guess
+    step, high = 0.25, min(guess, math.log(LARGEST_SIGMA))
     while excess(high) > 0:
-        if high > math.log(LARGEST_SIGMA):
+        if high >= math.log(LARGEST_SIGMA):
             raise ConfigurationError(
                 f"target_epsilon cannot be reached: even a noise multiplier of {LARGEST_SIGMA:g} spends more. Use fewer"
                 " steps, smaller batches of more records, a larger epsilon or delta, or, where batches are truncated, a"
                 " larger largest_batch"
             )
-        high, step = high + step, step * 2
+        high, step = min(high + step, math.log(LARGEST_SIGMA)), step * 2
     low, step = high, 0.25
     while excess(low) <= 0:
-        low, step = low - step, step * 2
+        if low <= math.log(SMALLEST_SIGMA):
+            raise ConfigurationError(
+                "target_epsilon is kept without any noise: delta is as large as the probability that a given record is"
+                " in a batch at all, so that the guarantee says nothing. Use a delta well below one over the number of"
+                " records"
+            )
+        low, step = max(low - step, math.log(SMALLEST_SIGMA)), step * 2
     return low, high

@@ -34,8 +34,7 @@ from safexplain._privacy_loss import (
     Sampling,
     Steps,
     check_group,
-    grid_interval,
-    one_step,
+    privacy_loss,
     truncation,
     typical_loss,
 )
@@ -137,21 +136,18 @@ def trade_off(mechanism: Steps, delta: float, group: int = 1) -> TradeOff:
         mu = 2 * group * math.sqrt(steps) / noise
         return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
     slack = ROUNDING * steps
-    interval = COARSER * grid_interval(noise, q, steps, mechanism.sampling, group)
-    with np.errstate(over="ignore"):  # of likelihood ratios that are then weighted by zero
-        loss = one_step(noise, q, "substitute", mechanism.sampling, interval, group).self_compose(steps)
-        epsilon = max(float(loss.get_epsilon_for_delta(delta + slack)), 0.0)
-        if cut:  # Poisson batches have at most delta + (1 + e^epsilon) cut where truncated ones have delta
+    loss = privacy_loss([mechanism], "substitute", group, error=COARSER**2 * ERROR)
+    epsilon = min(loss.epsilon(delta + slack), VACUOUS)
+    if cut:  # Poisson batches have at most delta + (1 + e^epsilon) cut where truncated ones have delta
 
-            def excess(e: float) -> float:
-                return float(loss.get_delta_for_epsilon(e)) - slack - cut * (1 + math.exp(e)) - delta
+        def excess(e: float) -> float:
+            return float(loss.delta(e)) - slack - cut * (1 + math.exp(e)) - delta
 
-            top = min(epsilon, VACUOUS)
-            epsilon = 0.0 if excess(0.0) <= 0 else epsilon if excess(top) >= 0 else float(brentq(excess, 0.0, top))
-        top = float(loss.get_epsilon_for_delta(max(NEGLIGIBLE, 10 * slack)))
-        orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
-        profile = np.asarray(loss.get_delta_for_epsilon(orders)) + slack + cut * (1 + np.exp(orders))
-        profile = np.minimum(profile, 1.0)
+        if excess(epsilon) < 0:
+            epsilon = 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, epsilon))
+    top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
+    orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
+    profile = np.minimum(loss.delta(orders) + slack + cut * (1 + np.exp(orders)), 1.0)
     return PiecewiseLinear(max(epsilon - _error(epsilon), 0.0), *_envelope(orders, profile))
 
 
@@ -278,7 +274,7 @@ def _side(family: Family, point: int) -> int:
     member = family.at(point)
     if _overflows(member, family.group):
         return -1
-    loss = typical_loss(member.noise_multiplier, member.sample_rate, member.steps, member.sampling, family.group)
+    loss = typical_loss(member, family.group)
     return int(loss < UNNOTICEABLE) - int(loss > VACUOUS)
 
 

@@ -59,6 +59,7 @@ def test_calibration_protects_what_a_record_says_unless_told_otherwise():
         ({"delta": 2.0}, "delta"),
         ({"sampling": "shuffle"}, "shuffled"),
         ({"target_epsilon": 1e-9, "delta": 1e-12}, "cannot be reached"),
+        ({"sample_rate": 1e-5, "steps": 10, "delta": 1e-3}, "delta is as large as the probability"),
     ],
 )
 def test_impossible_budgets_are_refused(values, message):

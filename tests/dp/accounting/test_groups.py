@@ -118,7 +118,7 @@ def by_the_theorem(loss, delta, group):
     low, high = 0.0, 60.0
     while high - low > 1e-5:
         e = (low + high) / 2
-        grown = loss.get_delta_for_epsilon(e) * sum(math.exp(i * e) for i in range(group))
+        grown = float(loss.delta(e)) * sum(math.exp(i * e) for i in range(group))
         low, high = (e, high) if grown > delta else (low, e)
     return group * high
 

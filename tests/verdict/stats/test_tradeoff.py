@@ -10,7 +10,7 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from safexplain._privacy_loss import Steps, grid_interval, one_step
+from safexplain._privacy_loss import ERROR, Steps, privacy_loss
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.stats.tradeoff import Family, gaussian_distance, gaussian_epsilon, smallest_refuted, trade_off
 
@@ -28,8 +28,7 @@ def error_rates(q, noise, thresholds):
 
 def refined(q, steps, noise, finer):
     """The accountant's losses on a finer grid."""
-    interval = grid_interval(noise, q, steps, "poisson") / finer
-    return one_step(noise, q, "substitute", "poisson", interval).self_compose(steps)
+    return privacy_loss([Steps(noise, q, steps)], "substitute", error=ERROR / finer**2)
 
 
 @pytest.mark.parametrize(("q", "noise"), FEW)
@@ -43,8 +42,8 @@ def test_the_curve_of_one_step_is_that_of_the_best_tests_seen_from_below(q, nois
 @pytest.mark.parametrize(("q", "steps", "noise"), MANY)
 def test_the_curve_of_many_steps_is_the_supremum_over_all_orders(q, steps, noise):
     loss = refined(q, steps, noise, finer=1)
-    orders = np.linspace(0, loss.get_epsilon_for_delta(1e-12), 10_000)
-    profile = np.asarray(loss.get_delta_for_epsilon(orders))
+    orders = np.linspace(0, loss.epsilon(1e-12), 10_000)
+    profile = loss.delta(orders)
     brute = [
         max(0, (1 - profile - np.exp(orders) * a).max(), (np.exp(-orders) * (1 - profile - a)).max()) for a in RATES
     ]
@@ -85,7 +84,7 @@ def test_full_batches_are_one_gaussian():
 
 @pytest.mark.parametrize(("q", "steps", "noise"), [*MANY, (0.25, 500, 42.0), (0.25, 500, 400.0), (0.01, 1000, 0.8)])
 def test_the_epsilon_of_a_curve_is_just_below_the_converged_one(q, steps, noise):
-    fine, finer = (refined(q, steps, noise, finer).get_epsilon_for_delta(DELTA) for finer in (2, 4))
+    fine, finer = (refined(q, steps, noise, finer).epsilon(DELTA) for finer in (2, 4))
     converged = finer - (fine - finer) / 3
     assert 0.9975 * converged < trade_off(Steps(noise, q, steps), DELTA).epsilon < converged
 

@@ -1,0 +1,107 @@
+"""Renyi curves of the dominating pairs: closed forms, brute force, dp-accounting, and the epsilons that they bound."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from safexplain._privacy_loss import renyi
+from safexplain.dp import Steps, epsilons
+from safexplain.errors import ConfigurationError
+
+ORDERS = np.array([1.05, 1.5, 2.0, 3.7, 8.0, 32.0, 64.0])
+
+
+def by_quadrature(p, q, order, reach):
+    """log int p^order q^(1 - order) / (order - 1), of two log densities."""
+    whole = quad(lambda x: math.exp(order * p(x) + (1 - order) * q(x)), -reach, reach, limit=2000, points=[0.0])[0]
+    return math.log(whole) / (order - 1)
+
+
+def log_mixture(q, mean, noise):
+    return lambda x: np.logaddexp(math.log1p(-q) + norm.logpdf(x, 0, noise), math.log(q) + norm.logpdf(x, mean, noise))
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "substitute", "zero_out"])
+def test_nearly_full_batches_have_the_closed_form(adjacency):
+    exact = renyi(Steps(3.0, 1.0, 7, "full-batch"), adjacency, ORDERS)
+    distance = (2 if adjacency == "substitute" else 1) / 3.0
+    assert exact == pytest.approx(7 * ORDERS * distance**2 / 2)
+    assert renyi(Steps(3.0, 1 - 1e-12, 7), adjacency, ORDERS) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 1.0), (0.01, 0.7), (0.6, 4.0)])
+@pytest.mark.parametrize("order", [1.5, 2.0, 6.0])
+def test_substitution_is_the_integral_of_its_two_mixtures(q, noise, order):
+    p, r = log_mixture(q, 1, noise), log_mixture(q, -1, noise)
+    expected = by_quadrature(p, r, order, 2 * order + 12 * noise)
+    assert renyi(Steps(noise, q, 10), "substitute", [order])[0] == pytest.approx(10 * expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 1.0), (0.01, 0.7), (1e-3, 5.0)])
+def test_adding_and_removing_is_what_dp_accounting_says(q, noise):
+    """At whole orders; between them dp-accounting gives an upper bound."""
+    accountant = RdpAccountant(orders=ORDERS)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise)), 100)
+    found, whole = renyi(Steps(noise, q, 100), "add_remove", ORDERS), np.isin(ORDERS, [2.0, 8.0, 32.0, 64.0])
+    assert found[whole] == pytest.approx(accountant.rdp[whole], rel=1e-5)
+    assert (found[~whole] <= accountant.rdp[~whole] * (1 + 1e-9)).all()
+    p, r = log_mixture(q, 1, noise), lambda x: norm.logpdf(x, 0, noise)
+    both = [by_quadrature(*pair, 1.5, 4 + 12 * noise) for pair in ((p, r), (r, p))]
+    assert found[1] == pytest.approx(100 * max(both), rel=1e-5)
+
+
+def test_substitution_is_not_what_dp_accounting_says():
+    """google/differential-privacy issue 378: there, it is as if one record were added or removed."""
+    accountant = RdpAccountant(orders=[4.0], neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp_accounting.GaussianDpEvent(3.0))
+    assert renyi(Steps(3.0, 1.0, 1), "substitute", [4.0])[0] == pytest.approx(4 * float(accountant.rdp[0]))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
+@pytest.mark.parametrize(("noise", "q", "steps", "group"), [(1.0, 0.02, 500, 1), (4.0, 0.1, 20, 3)])
+def test_the_epsilon_that_follows_is_above_the_exact_one_and_not_by_much(noise, q, steps, group, sampling):
+    """By Canonne, Kamath and Steinke (2020), arXiv 2004.00010, Proposition 12."""
+    orders = np.geomspace(1.02, 100, 40)
+    exact = epsilons(noise, q, steps, 1e-5, sampling=sampling, group=group)
+    for adjacency in ("add_remove", "substitute", "zero_out"):
+        curve = renyi(Steps(noise, q, steps, sampling), adjacency, orders, group=group)
+        assert (np.diff(curve) >= -1e-9).all()
+        implied = curve + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)
+        assert exact.of(adjacency) <= implied.min() <= 1.35 * exact.of(adjacency) + 0.05
+
+
+@pytest.mark.parametrize(("q", "noise", "order"), [(0.25, 1.0, 2.0), (0.1, 2.0, 3.0), (0.5, 0.9, 1.3)])
+def test_a_fixed_size_is_worst_in_both_directions_at_once(q, noise, order):
+    """Against the integral of the profile that the accountant composes, over all orders of the divergence."""
+    from safexplain._loss_pairs import Pair
+
+    pair = Pair(noise, q, "fixed-size")
+    e = np.linspace(0, 60, 600_001)
+    profile = pair.substitution(e)
+    weights = (np.exp((order - 1) * e) + np.exp(-order * e)) * np.where(profile > 1e-13, profile, 0)
+    moment = 1 + order * (order - 1) * float((weights[1:] + weights[:-1]).sum() / 2 * (e[1] - e[0]))
+    assert pair.renyi(order, "substitute") == pytest.approx(math.log(moment) / (order - 1), rel=2e-3)
+
+
+def test_without_noise_nothing_holds_and_without_steps_nothing_is_spent():
+    assert np.isinf(renyi(Steps(0.0, 0.5, 3), "substitute", [2.0])).all()
+    assert (renyi(Steps(1.0, 0.5, 0), "substitute", [2.0]) == 0).all()
+    assert np.isfinite(renyi(Steps(1e-3, 0.5, 3), "substitute", [1.1, 200.0])).all()
+
+
+@pytest.mark.parametrize("orders", [[1.0], [0.5], [math.inf], [math.nan]])
+def test_orders_are_above_one(orders):
+    with pytest.raises(ConfigurationError, match="orders"):
+        renyi(Steps(1.0, 0.5, 3), "substitute", orders)
+
+
+def test_truncated_batches_have_no_curve():
+    with pytest.raises(ConfigurationError, match="truncated"):
+        renyi(Steps(1.0, 0.5, 3, "truncated-poisson", 10, 10), "substitute", [2.0])
