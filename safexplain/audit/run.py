@@ -773,7 +773,7 @@ class _Way:
             "asked": repr((self.policy.patience, self.options.classes)),
             "references": len(pool.shadows.models) - 1,
         }
-        if self.private != (None, None):
+        if any(self.private):
             about[PRIVACY] = dict(zip(("target", "references"), self.private, strict=True))
         if not hardening.is_none:
             about["hardening"] = hardening.to_json()

@@ -141,27 +141,28 @@ def _privacy_differs(said: Any, tests: Sequence[_Test]) -> str:
 
     Args:
         said: "target" and "references" -> whether they were; None: nobody says.
-        tests: all comparisons. With differential privacy a model is less sure of its members than without.
+        tests: all comparisons. With differential privacy a model tells less of its members than without, and fits them
+            worse.
     """
     target, references = (said.get(n) if isinstance(said, Mapping) else None for n in ("target", "references"))
-    sure = next((t for t in tests if t.kind == "level" and t.signal == "loss" and t.side == "members"), None)
-    more = next(t for t in tests if t.kind == "effect of all signals")
-    unsure = sure is not None and sure.failed and sure.by > 0 and more.ratio < 1
-    surer = sure is not None and sure.failed and sure.by < 0
+    effect = next(t for t in tests if t.kind == "effect of all signals")
+    losses = [t for t in tests if t.kind == "level" and t.signal == "loss" and t.side == "members" and t.failed]
+    less = effect.ratio < 1 and (effect.failed or any(t.by > 0 for t in losses))
+    more = effect.ratio > 1 and (effect.failed or any(t.by < 0 for t in losses))
     if target and references is False:
         return (
             "The target was trained with differential privacy, as its statement says, and its references were not: add"
             " [dp] to the recipe, or give --privacy"
         )
-    if unsure and not references:
+    if less and not references:
         return (
-            "The target is less sure of its members than they are, as a model is that was trained with differential"
-            " privacy: if it was, and its references were not, add [dp] to the recipe, or give --privacy"
+            "The target tells less of its members than they do, as after training with differential privacy: if it was"
+            " trained so, and its references were not, add [dp] to the recipe, or give --privacy"
         )
-    if surer and references and not target:
+    if more and references and not target:
         return (
-            "The references were trained with differential privacy, and the target, which is surer of its members,"
-            " looks as if it was not: leave [dp] out of the recipe, or correct it"
+            "The references were trained with differential privacy, and the target tells more of its members, as if it"
+            " was not: leave [dp] out of the recipe, or correct it"
         )
     return ""
 

@@ -319,7 +319,7 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
         if not phases or not statement.mechanism.startswith(MECHANISM)
         else f"{phases[0].sampling} batches"
         if phases[0].sampling not in ("poisson", "full-batch")
-        else f"{statement.unit}s of several rows each"
+        else f"{statement.unit}s of several rows"
         if statement.unit != "record"
         else ""
     )

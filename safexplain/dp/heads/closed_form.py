@@ -162,7 +162,7 @@ def train_heads(
     _check_data(x, labels, recipe.classes, runs, membership)
     rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
     std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
-    generator = generator or fresh_generator(x.device)
+    generator = fresh_generator(x.device) if generator is None else generator
     _check_generators(generator, x.device, runs, shared_batches)
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)

@@ -308,3 +308,29 @@ def test_most_examples_need_references_on_both_sides():
     grouped = Signals(one_sided, signals.values, meta=signals.meta, groups=one_person)
     assert not reference_coverage(grouped, half.references(0), np.ones(2000, bool)).failed  # one of a thousand units
     assert reference_coverage(signals, [], np.ones(2000, bool)).failed is None
+
+
+# ------------------------------------------------------------------------------------------- differential privacy
+
+
+@pytest.mark.parametrize(
+    ("target", "references", "share", "says"),
+    [
+        (True, False, 3.0, "was trained with differential privacy, as its statement says, and its references were not"),
+        (None, False, 3.0, "as after training with differential privacy: if it was trained so"),
+        (None, None, 3.0, "add [dp] to the recipe, or give --privacy"),
+        (None, True, 0.3, "leave [dp] out of the recipe"),
+        (True, True, 3.0, ""),
+        (True, True, 0.3, ""),
+        (None, False, 0.3, ""),
+    ],
+)
+def test_it_names_differential_privacy_where_that_may_be_what_differs(target, references, share, says):
+    signals = world(share=share)
+    said = {"differential privacy": {"target": target, "references": references}}
+    if (target, references) != (None, None):
+        signals = Signals(signals.membership, dict(signals.values), meta={**signals.meta, **said})
+    found = looked_at(signals)
+    assert found.failed
+    assert says in found.says
+    assert bool(says) == ("differential privacy" in found.says)
