@@ -12,6 +12,8 @@ ledger.
 
 from safexplain.errors import BudgetExhausted
 from safexplain.errors import LedgerError as LedgerError
+from safexplain.ledger.curves import Concentrated as Concentrated
+from safexplain.ledger.curves import Renyi as Renyi
 from safexplain.ledger.ledger import Ledger
 from safexplain.ledger.records import Account, Charge
 from safexplain.ledger.records import Answer as Answer

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from safexplain._privacy_loss import check_adjacency
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger.composition import Budget, Composition, epsilon_alone
+from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
 from safexplain.ledger.releases import Gaussian, Release, to_json
 from safexplain.ledger.storage import Storage
@@ -50,8 +52,11 @@ class Settings:
     total_epsilon: float | None = None
     total_delta: float | None = None
     questions: float | None = None
+    adjacency: str | None = None
 
     def __post_init__(self) -> None:
+        if self.adjacency is not None:
+            check_adjacency(self.adjacency)
         for name in ("epsilon", "total_epsilon"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
@@ -175,6 +180,20 @@ class Balance:
         return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted, *asked)
 
 
+def _agree_on_neighbours(execute: Execute, adjacency: str) -> None:
+    """Inside a transaction: the first release that names its neighbours names those of the ledger."""
+    rows = execute("SELECT value FROM ledger_settings WHERE name = 'adjacency'", ())
+    stored = json.loads(rows[0][0]) if rows else None
+    if stored is None:
+        execute("DELETE FROM ledger_settings WHERE name = 'adjacency'", ())
+        execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (json.dumps(adjacency),))
+    elif stored != adjacency:
+        raise ConfigurationError(
+            f"the release is about neighbours under {adjacency}, this ledger about {stored}: sums of both would mean"
+            " nothing. Compute its curve under the ledger's, or keep two ledgers"
+        )
+
+
 def save_balances(execute: Execute, *balances: Balance) -> None:
     """Write rows of accounts."""
     values = [value for balance in balances for value in balance.row]
@@ -241,7 +260,7 @@ class Balances:
 
         Raises:
             BudgetExhausted: one of them does not fit.
-            ConfigurationError: a Gaussian release without delta.
+            ConfigurationError: a Gaussian release or a Renyi curve without delta.
         """
         if self.settings.epsilon is None and self.mine.granted is None:
             raise ConfigurationError(
@@ -252,12 +271,11 @@ class Balances:
         limit = self.total_budget
         opening = limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
         for entry in entries:
-            if isinstance(entry.release, Gaussian) and not (
+            if isinstance(entry.release, Gaussian | Concentrated | Renyi) and not (
                 self.budget.delta and (limit.delta or limit is not opening)
             ):
-                raise ConfigurationError(
-                    "a Gaussian release needs a budget with delta above 0, as Ledger(..., delta=1e-6)"
-                )
+                what = "a Gaussian release" if isinstance(entry.release, Gaussian) else "a Renyi curve"
+                raise ConfigurationError(f"{what} needs a budget with delta above 0, as Ledger(..., delta=1e-6)")
             mine = self._checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
                 total = self._checked(total.add(entry.release, opening), total, limit, entry, None)
@@ -283,7 +301,14 @@ class Balances:
         )  # fmt: skip
 
     def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
-        """Store both accounts and record the entries that brought them here."""
+        """Store both accounts and record the entries that brought them here.
+
+        Raises:
+            ConfigurationError: a release speaks of other neighbours than the ledger.
+        """
+        for entry in entries:
+            if adjacency := getattr(entry.release, "adjacency", ""):
+                _agree_on_neighbours(execute, adjacency)
         self.save(execute)
         who = self.mine.principal
         return [

@@ -11,15 +11,19 @@ arXiv 1605.08294.) There are three rules:
 <= R, R being the divergence that implies (E, D / 2); or the same of one of eight other orders and (E, D / 32). The
 eight serve streams that turn out different from their beginning, and tell how much of a large budget is spent.
 
+Trainings and other releases that are known by their Renyi divergences (`safexplain.ledger.curves`) are added up under
+the renyi rule, to which an account changes when one comes. Under the gaussian rule, or where no delta is left for a
+change, they count as the (epsilon, delta) that they imply at a delta of their own.
+
 **gaussian**: sum of deltas <= D / 4 and sum of mu^2 <= m^2, m-GDP being what implies (E, 3 D / 4); pure answers count
 with the mu that they satisfy.
 
 An account begins under the basic rule. It changes once, for good, to the gaussian rule when a Gaussian release comes
-(it has no epsilon at delta 0), or to the renyi rule when a pure or Laplace release comes of which more copies would
-then fit, unless approximate ones came before, which the basic rule serves better. What was spent by then, (e, d), stays
-spent; the new rule has (E - e, D - d). As that depends on parameters only, most accounts change at their first release,
-with e = d = 0. Alpha is the order at which the most copies of the release that brought the change fit. With D = 0 there
-is only the basic rule.
+(it has no epsilon at delta 0), to the renyi rule when a Renyi curve comes, or a pure or Laplace release of which more
+copies would then fit, unless approximate ones came before, which the basic rule serves better. What was spent by then,
+(e, d), stays spent; the new rule has (E - e, D - d). As that depends on parameters only, most accounts change at their
+first release, with e = d = 0. Alpha is the order at which the most copies of the release that brought the change fit.
+With D = 0 there is only the basic rule.
 
 Proof. Fix two neighbouring data sets with distributions P, Q of the transcript; by symmetry it is enough to show
 P(S) <= e^E Q(S) + D. The asker's coins are the same under both, so fix them too.
@@ -93,7 +97,8 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import ndtri_exp
 
-from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Release
+from safexplain.ledger.curves import Concentrated, Renyi
+from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure, Release
 
 AMOUNT = 10**30
 LOSS = 10**18
@@ -154,6 +159,8 @@ def renyi(release: Release, order: Any) -> Any:
     """Renyi divergence of the order (a number or an array), failures of approximate releases left out."""
     if isinstance(release, Gaussian):
         return order * (release.mu * release.mu) / 2
+    if isinstance(release, Concentrated | Renyi):
+        return release.divergence(order)
     if isinstance(release, Laplace):
         return np.minimum(_pure(release.epsilon, order), _laplace(release.continuous_epsilon, order))
     return _pure(release.epsilon, order)
@@ -178,9 +185,18 @@ def gaussian(release: Release) -> float:
     """
     if isinstance(release, Gaussian):
         return release.mu
-    if release.epsilon < _SMALLEST_QUANTILE:
-        return release.epsilon * math.sqrt(math.pi / 2)
-    return -2 * float(ndtri_exp(-np.logaddexp(0.0, release.epsilon)))
+    epsilon = implied(release)[0]
+    if epsilon < _SMALLEST_QUANTILE:
+        return epsilon * math.sqrt(math.pi / 2)
+    return -2 * float(ndtri_exp(-np.logaddexp(0.0, epsilon)))
+
+
+@lru_cache(maxsize=4096)
+def implied(release: Pure | Approximate | Laplace | Concentrated | Renyi) -> tuple[float, float]:
+    """The (epsilon, delta) that a release counts as where epsilons are added up."""
+    if isinstance(release, Concentrated | Renyi):
+        return release.epsilon_at(release.delta), release.delta
+    return release.epsilon, release.delta if isinstance(release, Approximate) else 0.0
 
 
 def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:
@@ -208,7 +224,7 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
     best = int(np.argmax(copies))
-    added = 0 if isinstance(release, Gaussian) else epsilon / release.epsilon
+    added = 0 if isinstance(release, Gaussian | Concentrated | Renyi) else epsilon / release.epsilon
     return float(ORDERS[best]) if math.floor(copies[best]) > math.floor(added * (1 + 1e-12)) else 0.0
 
 
@@ -235,6 +251,8 @@ def epsilon_alone(release: Release, delta: float) -> float:
     """Epsilon of one release by itself at a delta, for messages."""
     if isinstance(release, Gaussian):
         return gaussian_epsilon(release.mu * release.mu, delta) if delta > 0 else math.inf
+    if isinstance(release, Concentrated | Renyi):
+        return release.epsilon_at(delta) if delta > 0 else math.inf
     return release.epsilon
 
 
@@ -327,7 +345,8 @@ class Composition:
             return self.add_under_rule(release)
         epsilon, delta = budgeted(budget.epsilon) - self.epsilon, budgeted(budget.delta) - self.delta
         rule, order = called_for(release, amount(epsilon), amount(delta))
-        if not self.unbounded and (rule == "gaussian" or (rule == "renyi" and not self.delta)):
+        curve = isinstance(release, Concentrated | Renyi)
+        if not self.unbounded and (rule == "gaussian" or (rule == "renyi" and (curve or not self.delta))):
             changed = Composition(rule, order, self.epsilon, self.delta, charges=self.charges)
             return changed.add_under_rule(release)
         return replace(self, rule="basic").add_under_rule(release)
@@ -383,9 +402,8 @@ class Composition:
 @lru_cache(maxsize=4096)
 def _alone(rule: str, order: float, release: Release) -> Composition:
     """The sums of one release."""
-    return Composition(
-        epsilon=0 if isinstance(release, Gaussian) else charged(release.epsilon),
-        delta=charged(release.delta) if isinstance(release, Approximate) else 0,
-        loss=losses(rule, order, release),
-        unbounded=int(isinstance(release, Gaussian)),
-    )
+    loss = losses(rule, order, release)
+    if isinstance(release, Gaussian) or (rule == "renyi" and isinstance(release, Concentrated | Renyi)):
+        return Composition(loss=loss, unbounded=1)
+    epsilon, delta = implied(release)
+    return Composition(epsilon=charged(epsilon), delta=charged(delta), loss=loss)

@@ -31,7 +31,7 @@ PAGE = 10_000
 
 COLUMNS = (
     "id", "time", "principal", "mechanism", "kind", "epsilon", "delta", "mu", "steps", "parameters", "period",
-    "question", "digest", "repeated",
+    "question", "digest", "repeated", "rho", "orders", "divergences", "adjacency",
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def charge_as_json(charge: Charge) -> dict[str, Any]:
         "question": charge.question,
         "digest": charge.digest,
         "repeated": charge.repeated,
+        **{name: release.get(name) for name in ("rho", "orders", "divergences", "adjacency")},
     }
 
 

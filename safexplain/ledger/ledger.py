@@ -42,6 +42,8 @@ class Ledger:
         questions: distinct ones that each principal may `ask` in a period; infinite: they are counted, and whoever asks
             brings the limit. None: as stored, no limit if never given. A ledger may have a budget of epsilon, of
             questions, or both.
+        adjacency: what neighbouring data sets differ in, "substitute" or "add_remove", for all releases. None: as
+            stored; if never given, the first release that names its neighbours settles it, and others are refused.
         timeout: seconds to wait for others who write.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -69,10 +71,11 @@ class Ledger:
         total_epsilon: float | None = None,
         total_delta: float | None = None,
         questions: float | None = None,
+        adjacency: str | None = None,
         timeout: float = 10.0,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        given = Settings(epsilon, delta, period, total_epsilon, total_delta, questions)
+        given = Settings(epsilon, delta, period, total_epsilon, total_delta, questions, adjacency)
         self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
         self._storage = open_storage(url, timeout, clock)
         self._settings = prepare(self._storage, given)
@@ -177,7 +180,8 @@ class Ledger:
 
         Raises:
             BudgetExhausted: it does not fit; nothing was recorded.
-            ConfigurationError: not exactly one of release, epsilon and mu; a value out of range.
+            ConfigurationError: not exactly one of release, epsilon and mu; a value out of range; neighbours other than
+                the ledger's.
             LedgerError: the database cannot be written.
         """
         entry = Entry(as_release(release, epsilon, delta, mu), *described(mechanism, parameters))

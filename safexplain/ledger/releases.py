@@ -1,4 +1,5 @@
-"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases.
+"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases, and
+Renyi curves (`curves`).
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
 the answer can be. All releases of a ledger must speak of the same neighbours (`substitute`, say, throughout).
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from safexplain._validate import check_whole, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
+from safexplain.ledger.curves import Concentrated, Renyi
 
 NEGLIGIBLE = 1e-12
 """Smaller epsilons (mus) of a release are refused: no budget would notice them."""
@@ -105,8 +107,8 @@ class Laplace:
         return self.epsilon + one_step * one_step / 4
 
 
-Release = Pure | Approximate | Gaussian | Laplace
-KINDS: dict[str, type[Release]] = {c.kind: c for c in (Pure, Approximate, Gaussian, Laplace)}
+Release = Pure | Approximate | Gaussian | Laplace | Concentrated | Renyi
+KINDS: dict[str, type[Release]] = {c.kind: c for c in (Pure, Approximate, Gaussian, Laplace, Concentrated, Renyi)}
 
 
 def as_release(
@@ -124,7 +126,8 @@ def as_release(
     if release is not None:
         if not isinstance(release, Release):
             raise ConfigurationTypeError(
-                f"release: expected Pure, Approximate, Gaussian or Laplace, got {type(release).__name__}"
+                "release: expected Pure, Approximate, Gaussian, Laplace, Concentrated or Renyi, got"
+                f" {type(release).__name__}"
             )
         return release
     if mu is not None:
@@ -136,7 +139,7 @@ def as_release(
 @lru_cache(maxsize=4096)
 def to_json(release: Release) -> str:
     """As it is recorded."""
-    values = {name: value for name, value in asdict(release).items() if value is not None}
+    values = {name: value for name, value in asdict(release).items() if value not in (None, "")}
     return json.dumps({"kind": release.kind, **values})
 
 

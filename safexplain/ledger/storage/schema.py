@@ -49,6 +49,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ledger_accounts ADD COLUMN granted_questions BIGINT",
         "ALTER TABLE ledger_grants ADD COLUMN questions BIGINT",
     ),
+    (),  # charges may be Renyi curves, which an older safexplain could not read
 )
 """Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
 

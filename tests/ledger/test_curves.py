@@ -1,0 +1,272 @@
+"""Renyi curves: what trainings and other releases reveal, added up order by order, and never below the truth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, get_epsilon_gaussian
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from safexplain.dp import composed
+from safexplain.dp.accounting import Steps
+from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError
+from safexplain.ledger import Approximate, Concentrated, Gaussian, Laplace, Ledger, Pure, Renyi
+from safexplain.ledger.composition import OTHER_ORDERS, Budget, Composition, charged
+from safexplain.ledger.curves import ORDERS, _step
+from safexplain.ledger.releases import from_json, to_json
+from safexplain.ledger.storage import schema
+
+TRAINING = Steps(1.2, 0.02, 300)
+CURVE = Renyi.of_steps(TRAINING, "add_remove")
+
+
+def accumulated(releases, budget):
+    sums = Composition()
+    for release in releases:
+        sums = sums.add(release, budget)
+    return sums
+
+
+def slow_divergence(sigma, q, order, substitution):
+    """By adaptive quadrature of the definition, in the larger direction."""
+    d = 1 / sigma
+
+    def log_density(x, shift):
+        return np.logaddexp(math.log1p(-q) - x * x / 2 if q < 1 else -math.inf, math.log(q) - (x - shift) ** 2 / 2)
+
+    def divergence(p, r):
+        def value(x):
+            return math.exp(order * log_density(x, p) - (order - 1) * log_density(x, r))
+
+        whole = quad(value, -45, 45, epsabs=0, epsrel=1e-11, limit=900, points=[0.0, order * p, order * r])[0]
+        return math.log(whole / math.sqrt(2 * math.pi)) / (order - 1)
+
+    under = -d if substitution else 0.0
+    return max(divergence(d, under), divergence(under, d))
+
+
+@pytest.mark.parametrize("sigma", [0.8, 2.0, 9.0])
+@pytest.mark.parametrize("q", [0.003, 0.25, 0.9, 1.0])
+@pytest.mark.parametrize("order", [1.2, 2.0, 7.0])
+@pytest.mark.parametrize("substitution", [False, True])
+def test_the_divergence_of_a_step_is_that_of_its_dominating_pair(sigma, q, order, substitution):
+    fast, slow = _step(sigma, q, substitution, order), slow_divergence(sigma, q, order, substitution)
+    assert slow * (1 - 1e-9) - 1e-12 <= fast <= slow * (1 + 1e-5) + 1e-11
+
+
+@pytest.mark.parametrize("sigma", [0.6, 1.2, 20.0])
+@pytest.mark.parametrize("q", [0.001, 0.1])
+def test_curves_under_add_remove_are_those_of_dp_accounting(sigma, q):
+    orders = [a for a in ORDERS if a >= 1.5 and a == int(a) and a < 200]
+    theirs = RdpAccountant(orders)
+    theirs.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), 40))
+    curve = Renyi.of_steps(Steps(sigma, q, 40), "add_remove")
+    ours = curve.divergence(np.array([a for a in orders if a <= curve.orders[-1]]))
+    np.testing.assert_allclose(ours, theirs._rdp[: len(ours)], rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "substitute"])
+@pytest.mark.parametrize("phases", [(TRAINING,), (Steps(6.0, 0.25, 500),), (Steps(3.0, 0.1, 20), Steps(6.0, 0.25, 30))])
+def test_a_curve_says_no_less_than_exact_composition_and_little_more(adjacency, phases):
+    exact = composed(phases, 1e-6).of(adjacency)
+    found = Renyi.of_steps(phases, adjacency).epsilon_at(1e-6)
+    assert exact * (1 - 2e-3) <= found <= 1.15 * exact
+
+
+def test_a_substitution_says_more_than_a_removal():
+    removed, replaced = (Renyi.of_steps(TRAINING, a).epsilon_at(1e-6) for a in ("add_remove", "substitute"))
+    assert replaced > 1.4 * removed
+
+
+@given(st.floats(1.001, 900.0), st.floats(0.5, 50.0))
+@settings(max_examples=60, deadline=None)
+def test_between_its_orders_a_curve_is_never_below_the_truth(order, sigma):
+    truth = order / (2 * sigma**2)
+    exact = Renyi(ORDERS, tuple(a / (2 * sigma**2) for a in ORDERS))
+    found = float(exact.divergence(order))
+    assert truth * (1 - 1e-12) <= found <= truth * (1.12 if order >= ORDERS[0] else 50)
+
+
+def test_beyond_its_orders_a_curve_promises_nothing_and_every_accounts_orders_are_in():
+    assert CURVE.divergence(np.array([2.0, 1e5]))[1] == math.inf
+    assert set(OTHER_ORDERS) <= set(ORDERS)
+
+
+def exact_epsilon(pures, gaussians, delta):
+    """Of randomised responses and Gaussians, by privacy loss distributions, rounded down."""
+    options = {"value_discretization_interval": 5e-4, "pessimistic_estimate": False}
+    losses = [pld.from_gaussian_mechanism(1 / mu, **options).self_compose(k) for mu, k in Counter(gaussians).items()]
+    for epsilon, k in Counter(pures).items():
+        losses.append(pld.from_randomized_response(2 / (1 + math.exp(epsilon)), 2, **options).self_compose(k))
+    whole = losses[0]
+    for one in losses[1:]:
+        whole = whole.compose(one)
+    return whole.get_epsilon_for_delta(delta)
+
+
+MIXED = {
+    "curves": ([], [0.1] * 40),
+    "a curve and pure answers": ([0.05] * 60, [0.4]),
+    "many of each": ([0.02] * 50, [0.05] * 50),
+}
+
+
+@pytest.mark.parametrize(("pures", "gaussians"), MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("kind", [lambda mu: Concentrated(mu * mu / 2), lambda mu: Renyi(
+    ORDERS, tuple(a * mu * mu / 2 for a in ORDERS))], ids=["zcdp", "renyi"])  # fmt: skip
+@pytest.mark.parametrize("pure_first", [False, True])
+def test_what_is_spent_is_never_below_the_truth_and_far_below_a_sum(pures, gaussians, kind, pure_first):
+    delta, budget = 1e-5, Budget(8.0, 1e-5)
+    curves, answers = [kind(mu) for mu in gaussians], [Pure(e) for e in pures]
+    spent = accumulated([*answers, *curves] if pure_first else [*curves, *answers], budget).spent(budget)
+    assert spent >= exact_epsilon(pures, gaussians, delta) - 1e-6
+    each = delta / len(gaussians)
+    basic = sum(pures) + sum(get_epsilon_gaussian(1 / mu, each) for mu in gaussians)
+    assert spent < (1.12 if len(gaussians) == 1 else 0.6) * basic
+
+
+def test_a_thousand_subsampled_trainings_cost_far_less_than_their_pairs():
+    budget, small = Budget(8.0, 1e-5), Steps(4.0, 0.01, 50)
+    curve = Renyi.of_steps(small, "add_remove")
+    sums = accumulated([curve] * 100, budget)
+    exact = composed([replace(small, steps=5000)], 1e-5).add_remove
+    assert exact <= sums.spent(budget) <= 1.5 * exact
+    pairs = 100 * composed([small], 1e-7).add_remove
+    assert sums.spent(budget) < 0.5 * pairs
+
+
+def test_a_training_calibrated_below_the_budget_fits_and_two_do_not():
+    budget = Budget(3.0, 1e-5)
+    sums = accumulated([CURVE], budget)
+    assert sums.rule == "renyi"
+    assert sums.within(budget)
+    assert CURVE.epsilon_at(1e-5) <= sums.spent(budget) <= 1.25 * CURVE.epsilon_at(1e-5)
+    assert not accumulated([CURVE] * 9, budget).within(budget)
+
+
+def test_in_an_account_that_gaussian_releases_opened_a_curve_still_counts():
+    """As the epsilon and delta that it implies, which is looser; who charges both charges the curve first."""
+    budget = Budget(20.0, 1e-5)
+    sums = accumulated([Gaussian(0.1), CURVE], budget)
+    assert (sums.rule, sums.within(budget)) == ("gaussian", True)
+    assert sums.spent(budget) > accumulated([CURVE, Gaussian(0.1)], budget).spent(budget)
+    assert accumulated([CURVE, Gaussian(0.1)], budget).spent(budget) > composed([TRAINING], 1e-5).add_remove
+    assert not accumulated([Gaussian(0.1)] + [CURVE] * 30, budget).within(budget)
+
+
+def test_approximate_releases_that_came_first_stay_spent_beside_a_curve():
+    budget = Budget(6.0, 1e-5)
+    sums = accumulated([Approximate(0.5, 1e-6), CURVE], budget)
+    assert (sums.rule, sums.prefix_epsilon, sums.prefix_delta) == ("renyi", charged(0.5), charged(1e-6))
+    assert sums.spent(budget) > 0.5 + accumulated([CURVE], budget).spent(budget)
+
+
+def test_gaussian_laplace_and_approximate_releases_join_an_account_of_curves():
+    budget = Budget(6.0, 1e-5)
+    sums = accumulated([CURVE, Gaussian(0.1), Laplace(0.1), Pure(0.1), Approximate(0.1, 1e-7)], budget)
+    assert (sums.rule, sums.charges, sums.unbounded) == ("renyi", 5, 2)
+    alone = accumulated([CURVE], budget).spent(budget)
+    assert alone < sums.spent(budget) < alone + 1.0
+
+
+def test_a_ledger_records_curves_verifies_and_refuses_them_all_or_nothing(make, tmp_path):
+    ledger = make(epsilon=3.0, delta=1e-5, total_epsilon=10.0, total_delta=1e-5)
+    charge = ledger.charge("team", CURVE, mechanism="DP-SGD")
+    ledger.charge("team", Concentrated(1e-4))
+    ledger.charge("team", epsilon=0.01)
+    assert [c.release for c in ledger.charges("team")] == [CURVE, Concentrated(1e-4), Pure(0.01)]
+    assert charge.release == CURVE
+    spent = ledger.spent("team")
+    with pytest.raises(BudgetExhausted, match="does not fit"):
+        ledger.charge("team", Renyi.of_steps(Steps(0.7, 0.1, 900), "add_remove"))
+    assert ledger.spent("team") == spent
+    assert ledger.verify() == 3
+    ledger.export(tmp_path / "all.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert (rows[0]["kind"], rows[1]["rho"], rows[2]["rho"]) == ("renyi", 1e-4, None)
+    assert rows[0]["adjacency"] == "add_remove"
+
+
+def test_a_release_of_other_neighbours_than_the_ledgers_is_refused(make):
+    ledger = make(epsilon=20.0, delta=1e-5)
+    ledger.charge("team", CURVE)
+    other = Renyi.of_steps(TRAINING, "substitute")
+    with pytest.raises(ConfigurationError, match="under substitute, this ledger about add_remove"):
+        ledger.charge("somebody", other)
+    with pytest.raises(ConfigurationError, match="adjacency: this ledger was made with 'add_remove'"):
+        make(adjacency="substitute")
+    assert ledger.total().charges == 1
+    assert ledger.verify() == 1
+
+
+def test_the_neighbours_can_be_named_when_a_ledger_is_made(make):
+    ledger = make(epsilon=20.0, delta=1e-5, adjacency="substitute")
+    ledger.charge("team", Renyi.of_steps(TRAINING, "substitute"))
+    with pytest.raises(ConfigurationError, match="about substitute"):
+        ledger.charge("team", CURVE)
+
+
+def test_a_ledger_without_delta_says_what_a_curve_needs(make):
+    with pytest.raises(ConfigurationError, match="a Renyi curve needs a budget with delta"):
+        make(epsilon=1.0).charge("team", CURVE)
+
+
+def test_a_ledger_from_before_takes_curves_once_it_is_opened(tmp_path):
+    file = tmp_path / "old.db"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "VERSION", 4)
+        import safexplain.ledger.accounts as accounts
+
+        patch.setattr(accounts, "VERSION", 4)
+        patch.setattr(accounts, "migrate", lambda e, i, at: schema.migrate(e, i, at, 4))
+        old = Ledger(f"sqlite:///{file}", epsilon=9.0, delta=1e-5)
+        old.charge("team", epsilon=0.1)
+        old.close()
+    with Ledger(f"sqlite:///{file}") as ledger:
+        ledger.charge("team", CURVE)
+        assert ledger.verify() == 2
+
+
+@pytest.mark.parametrize("release", [CURVE, Concentrated(0.3, 1e-7, "substitute"), Concentrated(2.0)])
+def test_curves_survive_their_record(release):
+    assert from_json(to_json(release)) == release
+    assert len(str(release)) < 80
+
+
+def test_a_damaged_record_is_no_release():
+    with pytest.raises(LedgerError, match="no release"):
+        from_json('{"kind": "renyi", "orders": [2, 1.5], "divergences": [1, 2]}')
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Renyi((2.0,), (1.0, 2.0)),
+        lambda: Renyi((1.0, 2.0), (0.1, 0.2)),
+        lambda: Renyi((3.0, 2.0), (0.1, 0.2)),
+        lambda: Renyi((2.0, 3.0), (0.2, 0.1)),
+        lambda: Renyi((2.0, 3.0), (0.0, 0.1)),
+        lambda: Renyi((2.0, math.inf), (0.1, 0.1)),
+        lambda: Renyi((2.0,), (math.nan,)),
+        lambda: Renyi((), ()),
+        lambda: Renyi("2", "3"),
+        lambda: Concentrated(0.0),
+        lambda: Concentrated(1.0, delta=0.0),
+        lambda: Concentrated(1.0, adjacency="both"),
+        lambda: Renyi.of_steps(Steps(0.0, 0.1, 5)),
+        lambda: Renyi.of_steps(Steps(1.0, 0.1, 0)),
+        lambda: Renyi.of_steps(Steps(1.0, 0.1, 5, "fixed-size")),
+    ],
+)
+def test_what_is_no_curve_is_refused(wrong):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError)):
+        wrong()
