@@ -94,9 +94,12 @@ def canaries_command(
         "score": score,
         "records": records,
     }
-    if one_run and any(given[name] is not None for name in given.keys() - {"method", "confidence"}):
+    own = read is not None and bool(read.training.function)
+    kept = {"method", "confidence", "scenario"} if own else {"method", "confidence"}
+    if one_run and any(given[name] is not None for name in given.keys() - kept):
+        with_ = "" if own else " with gradient canaries"
         raise ConfigurationError(
-            "--one-run trains a single model with gradient canaries: leave out --scenario, --runs, --every,"
+            f"--one-run trains a single model{with_}: leave out {'' if own else '--scenario, '}--runs, --every,"
             " --threshold, --target, --canary, --score and --records"
         )
     options = replace(read.options if read else Options(), **{k: v for k, v in given.items() if v is not None})
@@ -110,11 +113,13 @@ def canaries_command(
     cache = folder / "runs"
     skipped: dict[str, str] = {}
     with nullcontext() if plan else resumable(folder), shown(quiet or json_) as progress:
-        if read is not None and read.training.function:
+        if read is not None and own:
             if one_run:
-                raise ConfigurationError(
-                    "--one-run needs gradient canaries in a training of safexplain, not in a function"
-                )
+                if plan:
+                    raise ConfigurationError("--plan: --one-run calls a function once, and that is what it would cost")
+                make_folder(folder)
+                once_found = _function_once(read, options, one_run, seed)
+                return show([once_found], options.confidence, folder, skipped={}, json_=json_, quiet=quiet)
             audit = _of_function(read, options, seed=seed, workers=workers, cache=cache)
         else:
             setting = preset(cast(str, preset_)) if read is None else read.setting()
@@ -143,6 +148,16 @@ def canaries_command(
         else:
             found = [one for name in names for one in audit.run(name, each, _about(name, progress))]
     return show(found, options.confidence, folder, skipped=skipped, json_=json_, quiet=quiet)
+
+
+def _function_once(config: CanaryConfig, options: Options, canaries: int, seed: int) -> Finding:
+    """A training function of the user's, called once."""
+    probe = CanaryProbe(
+        imported(config.training.function, "[training] function"), (config.x, config.y), claim=config.claim,
+        scenario=options.scenario or "mislabelled", auxiliary=config.auxiliary, confidence=options.confidence,
+        seed=seed,
+    )  # fmt: skip
+    return probe.run_once(canaries, method=cast(OneRunMethod, options.method))
 
 
 class _Audit(NamedTuple):

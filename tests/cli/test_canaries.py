@@ -176,6 +176,26 @@ def quiet(dataset, generator):
 
 
 @pytest.mark.slow
+def test_a_training_function_is_called_once_with_many_canaries(config, tmp_path, capfd, monkeypatch):
+    (tmp_path / "once.py").write_text(
+        "import torch\n"
+        "def train(dataset, generator):\n"
+        "    torch.save(len(dataset), 'called')\n"
+        "    return torch.nn.Linear(dataset[0][0].shape[0], 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config.write_text(config.read_text().replace("lr = 0.5", "noise_multiplier = 3.6\nfunction = 'once:train'"))
+    assert run("--config", config, "--one-run", 30, "--run-dir", tmp_path / "run", "--json") == 3
+    content = json.loads(capfd.readouterr().out)
+    assert (content["scenario"], content["canaries"], content["verdict"]) == (
+        "mislabelled", 30, "inconclusive: weak canary",
+    )  # fmt: skip
+    assert 0 <= content["power"] < 0.8
+    assert run("--config", config, "--one-run", 30, "--runs", 10) == 2
+    assert run("--config", config, "--one-run", 30, "--scenario", "outlier") == 2
+    assert "many canaries in one run" in capfd.readouterr().err
+
+
 def test_a_training_function_of_the_current_directory_is_found_by_workers(config, tmp_path, capfd, monkeypatch):
     (tmp_path / "worked.py").write_text(
         "import torch\n\ndef train(dataset, generator):\n    model = torch.nn.Linear(6, 2)\n    return model\n"

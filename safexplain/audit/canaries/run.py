@@ -28,14 +28,21 @@ from safexplain.audit.canaries.reference import least_sure, reference
 from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_mechanism, check_method, judge
+from safexplain.verdict.canaries.result import (
+    GUESSED,
+    CanaryResult,
+    OneRunResult,
+    Scores,
+    check_guesses,
+    check_mechanism,
+    check_method,
+    judge,
+    judge_once,
+)
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["Threshold", "canary_for", "run_canaries", "run_classes", "run_once", "worst_case_scores"]
-
-GUESSED = 0.2
-"""Share of the coins that are guessed: those of the largest movements. 10 to 25 % are best where epsilon is 10."""
 
 POISONED = 2
 """Records that the poison replaces unless told otherwise. Epsilon grows with each, and few runs show less of it."""
@@ -181,6 +188,7 @@ def run_once(
 
     Raises:
         ConfigurationError: more canaries than records or parameters, or more guesses than canaries.
+        InputError: so few guesses that all could be right by chance.
     """
     most = min(len(setting.x), setting.network.parameters)
     chosen = max(1, round(GUESSED * canaries)) if guesses is None else guesses
@@ -190,6 +198,7 @@ def run_once(
             f" {canaries} canaries"
         )
     check_mechanism("f-dp", method, setting.claim, instead="steinke")
+    check_guesses(chosen, confidence)
     began = time.monotonic()
     placed = setting.to(device)
     draw = generator_of(seed, "one run", "cpu")
@@ -207,15 +216,14 @@ def run_once(
         noise_multiplier=placed.mechanism.noise_multiplier, targets=targets, initial=placed.initial, cache=cache,
         generator=generator_of(seed, "train", placed.x.device), progress=progress,
     )[0]  # fmt: skip
-    largest = abs(moved).argsort()[::-1][:chosen]
-    correct = int(((moved > 0) == (signs.numpy() > 0))[largest].sum())
-    return OneRunResult(
-        claim=setting.claim,
+    return judge_once(
+        moved,
+        signs.numpy() > 0,
+        setting.claim,
+        guesses=chosen,
+        centre=0.0,
         method=method,
         confidence=confidence,
-        canaries=canaries,
-        guesses=chosen,
-        correct=correct,
         seconds=time.monotonic() - began,
         setting=setting.describe(),
     )

@@ -13,7 +13,6 @@ import torch
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.run import (
-    GUESSED,
     Threshold,
     canary_for,
     checked_threshold,
@@ -30,7 +29,7 @@ from safexplain.audit.canaries.trainer.runs import Train, call, seed_of_run, see
 from safexplain.audit.planning.measure import Clock, rate
 from safexplain.audit.planning.plan import BUDGET, Plan, Stage, resident
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import OneRunResult, Scores, judge
+from safexplain.verdict.canaries.result import GUESSED, OneRunResult, Scores, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.one_run import OneRunMethod
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from safexplain._files import ArrayFile, write_arrays
 from safexplain._privacy_loss import VACUOUS
+from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.finding import FREE, POWER, Finding
@@ -34,7 +35,20 @@ from safexplain.verdict.stats.bound_power import Excess, excess_over, many_runs_
 from safexplain.verdict.stats.one_run import OneRunMethod
 from safexplain.verdict.stats.score_choice import choose_score
 
-__all__ = ["CanaryResult", "Errors", "OneRunResult", "Scores", "decisive", "finding_of", "judge", "load_finding"]
+__all__ = [
+    "CanaryResult",
+    "Errors",
+    "OneRunResult",
+    "Scores",
+    "decisive",
+    "finding_of",
+    "judge",
+    "judge_once",
+    "load_finding",
+]
+
+GUESSED = 0.2
+"""Share of the coins of one run that are guessed: 10 to 25 % are best where epsilon is 10."""
 
 Array = NDArray[np.float64]
 
@@ -236,7 +250,7 @@ class OneRunResult(Finding):
         claim: what was audited.
         method: of `safexplain.verdict.stats.one_run_lower_bound`.
         confidence: of the bound.
-        canaries: coins, each of which chose one of two opposite gradients.
+        canaries: coins, each of which chose one of two records, or of two opposite gradients.
         guesses: coins that were guessed, a number fixed beforehand; those whose score was the largest.
         correct: guesses that were right.
         seconds: that the training took.
@@ -308,7 +322,83 @@ class OneRunResult(Finding):
     def from_dict(cls, content: Mapping[str, Any]) -> OneRunResult:
         """Read what `to_dict` gave; what it states is not compared, see `finding_of`."""
         names = ("method", "confidence", "canaries", "guesses", "correct", "seconds", "setting", "runs")
-        return cls(claim=Claim.from_dict(content["claim"]), **{name: content[name] for name in names})
+        scenario = scenario_of(content["scenario"])
+        return cls(
+            claim=Claim.from_dict(content["claim"]), scenario=scenario, **{name: content[name] for name in names}
+        )
+
+
+def judge_once(
+    scores: ArrayLike,
+    coins: ArrayLike,
+    claim: Claim,
+    *,
+    guesses: int | None = None,
+    centre: float | None = None,
+    method: OneRunMethod = "f-dp",
+    confidence: float = 0.95,
+    scenario: str = "gradient",
+    seconds: float = 0.0,
+    setting: Mapping[str, Any] | None = None,
+) -> OneRunResult:
+    """The finding of one training with many canaries, from any scores (arXiv 2305.08846, with substituted records).
+
+    For each canary a fair coin of its own chose which of two records, or gradients, the training got. The adversary
+    scores each by what was released, without knowing the coins, and guesses those of which the scores are surest.
+
+    Args:
+        scores: (m,) a number a canary, higher says that its coin was True; may be infinite, not NaN.
+        coins: (m,) of bool, or 0 and 1.
+        claim: what they are measured against.
+        guesses: how many coins are guessed, fixed before the scores were seen; None: a fifth.
+        centre: the score of a canary of which nothing is known: the scores farthest from it are guessed, above it True
+            and below it False. None: not known; the highest half of the guesses is True, the lowest half False.
+        method: "f-dp" (takes the mechanism to be the claimed one, but for its noise) or "steinke".
+        confidence: of the bound.
+        scenario: name or number of the canaries.
+        seconds: that training and scoring took.
+        setting: what was trained on what, for readers.
+
+    Raises:
+        ConfigurationError: method "f-dp", and the claim names no mechanism.
+        InputError: scores that are NaN or of another shape than the coins, coins that are no fair coins, more guesses
+            than canaries, or so few that all of them could be right by chance.
+    """
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(coins)
+    if values.ndim != 1 or not values.size or truth.shape != values.shape:
+        raise InputError(f"expected scores (m,) and a coin for each, got shapes {values.shape} and {truth.shape}")
+    if np.isnan(values).any():
+        raise InputError(f"scores: {int(np.isnan(values).sum())} of {values.size} are NaN; every canary needs one")
+    if truth.dtype != bool and not np.isin(truth, (0, 1)).all():
+        raise InputError(f"coins: expected True and False, or 1 and 0, got {np.unique(truth)[:5]}")
+    truth = truth.astype(bool)
+    if 2.0 ** (1 - truth.size) < 1e-6 and truth.all() | ~truth.any():
+        raise InputError(
+            f"coins: all {truth.size} are {bool(truth[0])}; each must be drawn by itself, with even chances"
+        )
+    count = max(1, round(GUESSED * values.size)) if guesses is None else whole_number("guesses", guesses, 1)
+    if count > values.size:
+        raise InputError(f"guesses: expected at most the {values.size} canaries, got {count}")
+    check_guesses(count, confidence)
+    if centre is None:
+        order = values.argsort(kind="stable")
+        low, high = order[: count // 2], order[len(order) - (count - count // 2) :]
+        correct = int((~truth[low]).sum() + truth[high].sum())
+    else:
+        from_centre = values - centre
+        surest = np.abs(from_centre).argsort(kind="stable")[len(values) - count :]
+        correct = int(((from_centre > 0) == truth)[surest].sum())
+    return OneRunResult(
+        claim=claim,
+        method=method,
+        confidence=confidence,
+        canaries=values.size,
+        guesses=count,
+        correct=correct,
+        seconds=seconds,
+        setting=dict(setting or {}),
+        scenario=scenario_of(scenario),
+    )
 
 
 def judge(
@@ -421,6 +511,16 @@ def excess_of(claim: Claim) -> Excess | None:
     claimed = claim.add_remove if claim.adjacency == "add_remove" else claim.substitute
     assert claimed is not None
     return excess_over(claimed, claim.delta, claim.mechanism, claim.adjacency, claim.group)
+
+
+def check_guesses(guesses: int, confidence: float) -> None:
+    """Raise InputError if so few guesses can all be right by chance."""
+    if 0.5**guesses > 1 - confidence:
+        least = math.ceil(-math.log2(1 - confidence) - 1e-9)
+        raise InputError(
+            f"{guesses} guesses can all be right by chance: expected at least {least} at a confidence of"
+            f" {confidence:g}. Give guesses=, or {math.ceil(least / GUESSED)} canaries, of which a fifth are guessed"
+        )
 
 
 def check_method(method: str, claim: Claim) -> None:

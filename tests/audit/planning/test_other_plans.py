@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,8 +55,9 @@ def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(settin
 
 
 def test_one_run_and_a_function_of_ones_own_have_the_ceiling_of_the_real_ones(setting: Setting) -> None:
-    plan = plan_once(setting, 10, budget=0.2)
-    assert plan.best_certifiable == run_once(setting, 10).ceiling
+    wide = replace(setting, hidden=(8,))
+    plan = plan_once(wide, 30, budget=0.2)
+    assert plan.best_certifiable == run_once(wide, 30).ceiling
     assert all("more --one-run" in sentence and "runs that" not in sentence for sentence in plan.feasible)
     calls: list[int] = []
 

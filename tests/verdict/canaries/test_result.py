@@ -13,7 +13,16 @@ import pytest
 from safexplain.dp import PrivacyStatement, Steps, epsilons
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import SCENARIOS, Claim, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Errors, Scores, finding_of, judge, load_finding
+from safexplain.verdict.canaries.result import (
+    CanaryResult,
+    Errors,
+    Scores,
+    decisive,
+    finding_of,
+    judge,
+    judge_once,
+    load_finding,
+)
 from safexplain.verdict.stats import epsilon_lower_bound
 
 FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)
@@ -229,3 +238,77 @@ def test_the_group_of_a_claim_is_written_only_where_it_is_one():
     assert several.sampled()["group"] == several.after(3).group == 2
     with pytest.raises(InputError, match="group"):
         Claim.from_dict({**claim.to_dict(), "group": 0})
+
+
+ONCE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5)
+"""Epsilon 1.32 under substitution: one run of a thousand canaries can refute it."""
+
+
+def coins_and_scores(noise: float, canaries: int = 1000, seed: int = 0, centre: float = 0.0):
+    rng = np.random.default_rng(seed)
+    coins = rng.random(canaries) < 0.5
+    return np.where(coins, 1.0, -1.0) * 500 + rng.normal(0, noise * 500**0.5, canaries) + centre, coins
+
+
+def test_any_scores_of_one_run_are_judged():
+    scores, coins = coins_and_scores(130.0)
+    found = judge_once(scores, coins, ONCE, centre=0.0, scenario="mislabelled", seconds=2.0)
+    surest = np.abs(scores) >= np.sort(np.abs(scores))[-200]
+    assert (found.canaries, found.guesses, found.runs) == (1000, 200, 1)
+    assert found.correct == int(((scores > 0) == coins)[surest].sum())
+    assert found.epsilon_lower < found.epsilon_substitute
+    assert finding_of(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+    assert finding_of(found.to_dict()).scenario == "mislabelled"
+
+
+def test_scores_that_are_all_shifted_are_judged_alike_unless_a_centre_is_given():
+    scores, coins = coins_and_scores(60.0)
+    found = judge_once(scores, coins, ONCE)
+    assert found.verdict == "violates the claim: a bug"
+    shifted = np.exp((scores + 300) / 300)
+    assert judge_once(shifted, coins.astype(int), ONCE).correct == found.correct
+    assert judge_once(shifted, coins, ONCE, centre=0.0).epsilon_lower < found.epsilon_lower
+
+
+@pytest.mark.parametrize("method", ["f-dp", "steinke"])
+def test_right_trainings_are_not_refuted_in_one_run_and_those_with_too_little_noise_are(method):
+    right = [judge_once(*coins_and_scores(130.0, seed=i), ONCE, method=method) for i in range(40)]
+    assert sum(found.keeps_claim is False for found in right) <= 2
+    broken = [judge_once(*coins_and_scores(20.0, seed=i), ONCE, method=method) for i in range(10)]
+    assert all(found.verdict == "violates the claim: a bug" for found in broken)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"scores": np.full(50, np.nan)}, "50 of 50 are NaN"),
+        ({"scores": np.zeros(49)}, r"shapes \(49,\) and \(50,\)"),
+        ({"scores": np.zeros((5, 10))}, "shapes"),
+        ({"coins": np.arange(50)}, "True and False, or 1 and 0"),
+        ({"coins": np.ones(50, bool)}, "all 50 are True"),
+        ({"guesses": 51}, "at most the 50 canaries"),
+        ({"guesses": 4}, "4 guesses can all be right by chance: expected at least 5"),
+        ({"guesses": 0}, "guesses"),
+        ({"scores": np.zeros(20), "coins": np.arange(20) % 2}, "4 guesses.*25 canaries"),
+    ],
+)
+def test_scores_of_one_run_that_prove_nothing_are_refused(change, says):
+    given = {"scores": np.arange(50.0), "coins": np.arange(50) % 2, **change}
+    with pytest.raises((InputError, ConfigurationError), match=says):
+        judge_once(given.pop("scores"), given.pop("coins"), ONCE, **given)
+
+
+def test_the_decisive_finding_is_a_violation_then_one_with_power():
+    bug, above, kept, weak, weaker = result(0), result(185), result(440, claim=CLOSE), result(330), result(400)
+    assert decisive([weak, above, bug]) is bug
+    assert decisive([weak, above]) is above
+    assert decisive([weaker, kept, weak]) is kept
+    assert decisive([weaker, weak]) is (weak if weak.power >= weaker.power else weaker)
+    unsure = result(20, 200)
+    assert unsure.verdict.startswith("violates add/remove")
+    assert decisive([unsure, kept]) is kept, "more than add/remove, but no power against twice the claim"
+    with pytest.raises(InputError, match="one finding or more"):
+        decisive([])
+
+
+CLOSE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove")

@@ -38,6 +38,7 @@ from safexplain.audit.canaries.trainer.canary import (
 from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
 from safexplain.audit.canaries.trainer.data import records as records_of
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
+from safexplain.audit.canaries.trainer.one_run import train_once
 from safexplain.audit.canaries.trainer.runs import (
     Finished,
     Key,
@@ -51,8 +52,9 @@ from safexplain.audit.canaries.trainer.runs import (
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
+from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.one_run import OneRunMethod
 
 __all__ = ["CanaryProbe"]
 
@@ -245,6 +247,37 @@ class CanaryProbe:
                 "target": canary.target,
             },
         )
+
+    def run_once(
+        self, canaries: int = 250, *, guesses: int | None = None, method: OneRunMethod = "f-dp"
+    ) -> OneRunResult:
+        """Train once, with many canaries at once, instead of `runs` times: a weaker bound, for the price of one.
+
+        Scenarios "mislabelled", "natural" and "gradient". Of the probe's options `train`, `data`, `claim`, `auxiliary`,
+        `model` (taken as a reference that knows nothing of the coins), the first of `devices`, `seed` and `confidence`
+        are used.
+
+        Args:
+            canaries: how many records are replaced, each by the flip of a coin.
+            guesses: how many coins are guessed, those of the surest scores; None: a fifth.
+            method: of `safexplain.verdict.stats.one_run_lower_bound`.
+
+        Raises:
+            ConfigurationError: another scenario, a given canary or score, or more canaries than there is room for.
+            InputError: so few guesses that all could be right by chance, or the training failed.
+            RefusedError: the targets' rows cannot be told in the loop, for gradient canaries.
+        """
+        if self._given is not None or self.score is not None or self._classes:
+            raise ConfigurationError(
+                "one run has many canaries, each with its own target and score: leave out canary=, score= and"
+                ' target="classes", or judge scores of your own by'
+                " safexplain.verdict.canaries.result.judge_once"
+            )
+        return train_once(
+            self.train, self.data, claim=self.claim, scenario=self.scenario, canaries=canaries, guesses=guesses,
+            model=self.model, auxiliary=self.auxiliary, method=method, confidence=self.confidence, seed=self.seed,
+            device=self.devices[0] if self.devices else None,
+        )  # fmt: skip
 
     def _scores(self, taken: Mapping[Key, Finished]) -> Scores:
         several = {len(finished.scores) for finished in taken.values()}
