@@ -56,7 +56,7 @@ NEGLIGIBLE = 1e-24
 FAR = 700.0
 """Exponents above are cut to this; what they belong to has long been given as infinite."""
 
-NODES = roots_legendre(7)
+NODES = roots_legendre(6)
 
 MOST_LEVELS = 64
 """Levels that are kept; of more, neighbouring ones are moved up to the next that is kept."""
@@ -308,7 +308,7 @@ class Pair:
         total = np.zeros_like(cut)
         for level, weight in zip(*self.levels, strict=True):
             step = level * self.distance
-            total += weight * (_between(-step - cut, step - cut) - _times_expm1(epsilon, -step - cut))
+            total += weight * (_between(-cut, step) - _times_expm1(epsilon, -step - cut))
         return np.asarray(total)
 
     def _fixed_size_substitution(self, epsilon: Array) -> Array:
@@ -322,21 +322,23 @@ class Pair:
         for level, weight in zip(j[joins], b[joins], strict=True):
             step = level * self.distance
             cut = order / step + step / 2
-            total += weight * (_between(-cut, step - cut) - _times_expm1(order, -cut))
+            total += weight * (_between(step / 2 - cut, step / 2) - _times_expm1(order, -cut))
         return total
 
     def _more_above(self, cut: Array) -> Array:
         """Probability of more than `cut` under sum_j b_j N(j d), less that under N(0)."""
         total = np.zeros_like(cut)
         for level, weight in zip(*self.levels, strict=True):
-            total += weight * _between(-cut, level * self.distance - cut)
+            step = level * self.distance
+            total += weight * _between(step / 2 - cut, step / 2)
         return total
 
     def _less_below(self, cut: Array) -> Array:
         """Probability of less than `cut` under N(0), less that under sum_j b_j N(j d)."""
         total = np.zeros_like(cut)
         for level, weight in zip(*self.levels, strict=True):
-            total += weight * _between(cut - level * self.distance, cut)
+            step = level * self.distance
+            total += weight * _between(cut - step / 2, step / 2)
         return total
 
     def _cut(self, epsilon: Array) -> Array:
@@ -378,20 +380,19 @@ def _log_order(epsilon: Array, eta: float) -> Array:
 
 def _times_expm1(epsilon: Array, x: Array) -> Array:
     """(e^epsilon - 1) Phi(x), for any epsilon."""
-    with np.errstate(invalid="ignore"):
-        near = np.expm1(np.minimum(epsilon, 1.0)) * ndtr(x)
-        return np.asarray(np.where(epsilon < 1, near, np.exp(np.minimum(epsilon + log_ndtr(x), FAR)) - ndtr(x)))
+    whole = np.expm1(np.minimum(epsilon, 1.0)) * ndtr(x)
+    far = epsilon >= 1
+    if far.any():
+        whole[far] = np.exp(np.minimum(epsilon[far] + log_ndtr(x[far]), FAR)) - ndtr(x[far])
+    return np.asarray(whole)
 
 
-def _between(low: Array, high: Array) -> Array:
-    """Phi(high) - Phi(low) for low <= high, of small relative error also where they are close."""
-    with np.errstate(invalid="ignore"):
-        half, middle = (high - low) / 2, (high + low) / 2
-        mirrored = middle > 0
-        far = np.where(mirrored, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
-        if not (close := half < 0.25).any():
-            return np.asarray(far)
-        near = np.zeros_like(far)
-        for node, weight in zip(*NODES, strict=True):
-            near += weight * np.exp(-((middle + half * node) ** 2) / 2)
-    return np.asarray(np.where(close, near * half / math.sqrt(2 * math.pi), far))
+def _between(middle: Array, half: float) -> Array:
+    """Phi(middle + half) - Phi(middle - half), of small relative error also where half is small."""
+    if half >= 0.25:
+        below = -np.abs(middle)  # by symmetry; of two numbers near 1 the difference would be lost
+        return np.asarray(ndtr(below + half) - ndtr(below - half))
+    near = np.zeros_like(middle)
+    for node, weight in zip(*NODES, strict=True):
+        near += weight * np.exp(-((middle + half * node) ** 2) / 2)
+    return np.asarray(near * (half / math.sqrt(2 * math.pi)))

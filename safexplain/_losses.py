@@ -68,7 +68,8 @@ class Losses:
         """
         first = math.floor(max(low, -FARTHEST) / width) - 1
         last = max(math.ceil(min(high, FARTHEST) / width) + 1, first + 2)
-        deltas = np.minimum.accumulate(np.clip(divergence(np.arange(first, last + 1) * width), 0.0, 1.0))
+        deltas = np.nan_to_num(divergence(np.arange(first, last + 1) * width), nan=1.0)  # 1 wherever it overflowed
+        deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
         # sum over losses l >= e of exp(e - l) mass(l), at e = every grid point but the first
         tails = -np.diff(deltas) / -math.expm1(-width)
         mass = np.empty_like(deltas)
@@ -180,6 +181,8 @@ def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
     whole = fft.irfft(product, length)
     first = math.floor(low / width)
     mass = np.roll(whole, (offset - first) % length)
+    if not np.isfinite(mass).all():
+        return Losses(width, 0, np.zeros(1), 1.0)
     return Losses(width, first, mass[:needed], 2 * CUT_OFF - math.expm1(finite))
 
 

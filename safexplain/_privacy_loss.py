@@ -72,6 +72,15 @@ ERROR = 3e-4
 
 LARGEST_GROUP = 1_000_000
 
+MOST_STEPS = 10**12
+MOST_RECORDS = 10**15
+
+LEAST_NOISE = 1e-8
+"""A smaller noise multiplier counts as none."""
+
+MOST_KINDS = 64
+"""Different kinds of steps that are told apart in one composition; of more, similar ones count as the worst of them."""
+
 
 def check_adjacency(adjacency: str) -> None:
     """Raise ConfigurationError unless it is one of `Adjacency`."""
@@ -100,8 +109,9 @@ def check_truncation(sampling: str, largest_batch: int | None, records: int | No
             'sampling="truncated-poisson" needs largest_batch, which Poisson batches are cut down to, and records, for'
             f" which coins are drawn; got {largest_batch!r} and {records!r}"
         )
-    whole_number("largest_batch", largest_batch, 1)
-    whole_number("records", records, 1)
+    for name, value in (("largest_batch", largest_batch), ("records", records)):
+        if whole_number(name, value, 1) > MOST_RECORDS:
+            raise ConfigurationError(f"{name}: expected at most {MOST_RECORDS:g}, got {value!r:.40}")
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,9 @@ class Steps:
         if self.sampling == "full-batch" and self.sample_rate != 1:
             raise ConfigurationError(f'sampling="full-batch" has sample_rate 1, got {self.sample_rate!r}')
         steps: object = self.steps
-        whole_number("steps", int(steps) if isinstance(steps, float) and steps.is_integer() else steps, 0)
+        count = whole_number("steps", int(steps) if isinstance(steps, float) and steps.is_integer() else steps, 0)
+        if count > MOST_STEPS:
+            raise ConfigurationError(f"steps: expected at most {MOST_STEPS:g}, got {count:g}")
 
     @property
     def is_poisson(self) -> bool:
@@ -246,26 +258,35 @@ def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilo
 def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, *, group: int = 1) -> float:
     """Epsilon under one adjacency; arguments as for `composed`."""
     check_group(group)
-    phases = [p for p in phases if p.steps]
+    check_adjacency(adjacency)
+    with np.errstate(all="ignore"):  # what overflows counts as infinite, in the losses
+        return _epsilon_of([p for p in phases if p.steps], delta, adjacency, group)
+
+
+def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, group: int) -> float:
     if not phases:
         return 0.0
-    if any(p.noise_multiplier == 0 for p in phases):
+    if any(p.noise_multiplier < LEAST_NOISE for p in phases):
         return math.inf
     cut = truncation(phases, adjacency, group)
     if 2 * cut >= delta:
         return math.inf
     if all(p.sample_rate == 1 for p in phases) and not cut:
         distance = math.sqrt(sum(p.steps / p.noise_multiplier**2 for p in phases))
-        return float(get_epsilon_gaussian(1 / (distance * group * (2 if adjacency == "substitute" else 1)), delta))
+        distance *= group * (2 if adjacency == "substitute" else 1)
+        if distance > 1e4 or distance == 0:
+            return math.inf if distance else 0.0
+        return float(get_epsilon_gaussian(1 / distance, delta))
     if sum(p.steps * pair_of(p, group).total_variation(adjacency) for p in phases) + 2 * cut <= delta:
         return 0.0
     if any(typical_loss(p, group) > VACUOUS for p in phases):
         return math.inf
-    slack = ROUNDING * sum(p.steps for p in phases)
+    steps = sum(p.steps for p in phases if p.sample_rate < 1)
+    slack = ROUNDING * (steps + 2 * len(phases))
     if slack > delta / 10:
         raise ConfigurationError(
-            f"delta {delta:g} is too small for {sum(p.steps for p in phases):,} steps: rounding alone could cost"
-            f" {slack:.1g}; use at least {10 * slack:.1g}"
+            f"delta {delta:g} is too small for {steps:,} steps: rounding alone could cost {slack:.1g}; use at least"
+            f" {10 * slack:.1g}"
         )
     loss = _loss(tuple(phases), adjacency, group)
     epsilon = _smallest_epsilon(loss, delta - slack, cut)
@@ -335,13 +356,14 @@ def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike, *, group: int =
         raise ConfigurationError(f"orders: expected finite numbers above 1, got {orders.tolist()!r:.80}")
     if phase.largest_batch is not None:
         raise ConfigurationError("truncated batches have no Renyi curve; take their epsilon, which pays for each cut")
-    if phase.steps == 0 or phase.noise_multiplier == 0:
+    if phase.steps == 0 or phase.noise_multiplier < LEAST_NOISE:
         return np.full(orders.shape, 0.0 if phase.steps == 0 else np.inf)
     if phase.sample_rate == 1:
         distance = group * (2 if adjacency == "substitute" else 1) / phase.noise_multiplier
         return np.asarray(orders * phase.steps * distance**2 / 2)
     pair = pair_of(phase, group)
-    return np.array([phase.steps * pair.renyi(float(order), adjacency) for order in orders])
+    with np.errstate(all="ignore"):
+        return np.array([phase.steps * pair.renyi(float(order), adjacency) for order in orders])
 
 
 def group_privacy_epsilon(
@@ -355,7 +377,7 @@ def group_privacy_epsilon(
     """
     check_delta(delta)
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)
-    if steps == 0 or noise_multiplier == 0:
+    if steps == 0 or noise_multiplier < LEAST_NOISE:
         return 0.0 if steps == 0 else math.inf
     loss = _loss((phase,), "add_remove", 1)
 
@@ -458,7 +480,7 @@ def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, group: int = 1, 
     kinds = _merged(phases)
     common, own = grid_widths(kinds, group, error)
     parts: list[tuple[tuple[Losses, ...], int]] = []
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         for (kind, steps), width in zip(kinds, own, strict=True):
             if width < common and steps > 1:
                 alone = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width, group).directions)
@@ -486,9 +508,28 @@ def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
                 p.noise_multiplier, p.sample_rate, 1, "fixed-size" if p.sampling == "fixed-size" else "poisson"
             )
             kinds[kind] = kinds.get(kind, 0) + int(p.steps)
+    kinds = _fewer(kinds)
     if precision:
         kinds[Steps(1 / math.sqrt(precision), 1.0, 1, "full-batch")] = 1
     return list(kinds.items())
+
+
+def _fewer(kinds: dict[Steps, int]) -> dict[Steps, int]:
+    """At most `MOST_KINDS` of them: similar ones are taken with the least noise and the highest rate of them all."""
+    step = 1e-3
+    while len(kinds) > MOST_KINDS:
+        alike: dict[tuple[str, int, int], tuple[float, float, int]] = {}
+        for p, n in kinds.items():
+            noise, rate = (math.floor(math.log(x) / step) for x in (p.noise_multiplier, p.sample_rate))
+            least, most, already = alike.get((p.sampling, noise, rate), (math.inf, 0.0, 0))
+            worst = (min(least, p.noise_multiplier), max(most, p.sample_rate), already + n)
+            alike[p.sampling, noise, rate] = worst
+        kinds = {}
+        for (sampling, _, _), (least, most, n) in alike.items():
+            kind = Steps(least, most, 1, "fixed-size" if sampling == "fixed-size" else "poisson")
+            kinds[kind] = kinds.get(kind, 0) + n
+        step *= 1.5
+    return kinds
 
 
 def grid_widths(kinds: Sequence[tuple[Steps, int]], group: int, error: float) -> tuple[float, list[float]]:
@@ -497,19 +538,24 @@ def grid_widths(kinds: Sequence[tuple[Steps, int]], group: int, error: float) ->
     A loss l that is split to the ends of its interval v has at most v^2, and at most about v |l|, added to its
     variance. Variance that is added to a whole of standard deviation sd raises epsilon by about half of it over sd.
     """
-    pairs = [pair_of(kind, group) for kind, _ in kinds]
-    steps = [n for _, n in kinds]
+    pairs, steps = [pair_of(kind, group) for kind, _ in kinds], [n for _, n in kinds]
     sd = max(math.sqrt(sum(n * p.moments[1] ** 2 for p, n in zip(pairs, steps, strict=True))), 1e-300)
     total = sum(n * p.moments[0] for p, n in zip(pairs, steps, strict=True)) + 4 * sd
-    allowed = 2 * sd * error * max(min(total, 1.0), total / 10) / (2 * len(kinds) if len(kinds) > 1 else 1)
-    widest = max(1.0, total) / 50
-    own, finest = [], 20 * sd / CELLS
-    for pair, n in zip(pairs, steps, strict=True):
-        width = max(math.sqrt(allowed / n), min(allowed / n / max(pair.moments[2], 1e-300), sd / 10))
-        reached = min(pair.largest[0], FARTHEST) + min(pair.largest[1], FARTHEST)
-        finest = max(finest, reached * max(1.0, len(pair.levels[0]) / 4) / CELLS)
-        own.append(max(min(width, widest), 20 * math.sqrt(n) * pair.moments[1] / CELLS, reached / CELLS))
-    return own[0] if len(kinds) == 1 else max(min(math.sqrt(allowed), widest), finest), own
+    allowed = 2 * sd * error * max(min(total, 1.0), total / 10)
+    widest = min(max(1.0, total) / 50, sd / 2)
+    reached = [sum(min(end, FARTHEST) for end in p.largest) * max(1.0, len(p.levels[0]) / 4) for p in pairs]
+    finest = max(20 * sd, 4 * max(reached)) / CELLS
+    together = math.sqrt(allowed / sum(steps))
+    if len(kinds) == 1 or together >= finest:
+        together = max(min(together, widest), finest)
+        return together, [together] * len(kinds)
+    common = max(min(math.sqrt(allowed / (2 * len(kinds))), widest), finest)
+    own = []
+    for pair, n, reach in zip(pairs, steps, reached, strict=True):
+        floor = max(20 * math.sqrt(n) * pair.moments[1], 4 * reach) / CELLS
+        split = max(math.sqrt(allowed / (2 * len(kinds) * n)), allowed / (2 * len(kinds) * n) / pair.moments[2])
+        own.append(max(min(split, widest), floor))
+    return common, own
 
 
 @lru_cache(maxsize=64)

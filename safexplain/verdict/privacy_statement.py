@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from safexplain._files import write_whole
-from safexplain._privacy_loss import PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
-from safexplain._validate import whole_number
+from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
+from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, InputError
 
 IN_COMMON = "what the records have in common: the model tells it about everybody, in the data or not"
@@ -64,6 +64,11 @@ Unit = Literal["record", "person"]
 
 _LATER: dict[str, Any] = {"unit": "record", "rows_per_person": None, "own_loop": False}
 """Fields that came later: left out of JSON at these values, so that what was written before keeps its digest."""
+
+LARGEST_FILE = 1 << 20
+"""Bytes of a file that is read; statements of one training have two thousand."""
+
+MOST_PHASES = 1000
 
 TOLERANCE = 2e-3
 """Versions of the accountant may differ by so much in a stated epsilon, absolutely and relatively."""
@@ -127,8 +132,17 @@ class PrivacyStatement:
             whole_number("rows_per_person", self.rows_per_person, 1)
         if bool(self.phases) == (self.pure_epsilon is not None):
             raise ConfigurationError("a statement has either phases of the Gaussian mechanism or a pure_epsilon")
-        if self.records < 1:
-            raise ConfigurationError(f"records: expected at least 1, got {self.records}")
+        if len(self.phases) > MOST_PHASES:
+            raise ConfigurationError(
+                f"phases: expected at most {MOST_PHASES:,}, got {len(self.phases):,}; take equal steps together"
+            )
+        if whole_number("records", self.records, 1) > MOST_RECORDS:
+            raise ConfigurationError(f"records: expected at most {MOST_RECORDS:g}")
+        if self.expected_batch_size is not None:
+            check_number("expected_batch_size", self.expected_batch_size, above=0.0)
+        for name in ("mechanism", "clipping", "trained", "weights"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"{name}: expected text, got {getattr(self, name)!r:.60}")
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):
             raise ConfigurationError(
                 f"a pure guarantee has a finite epsilon above 0 and delta 0, got {self.pure_epsilon}, {self.delta}"
@@ -214,16 +228,20 @@ class PrivacyStatement:
         if not isinstance(content, Mapping) or not needed <= content.keys() <= names | derived:
             raise InputError(f"privacy statement: expected the fields {', '.join(sorted(needed))}")
         try:
-            phases = tuple(Steps(**p) for p in content["phases"])
+            listed = content["phases"]
+            if not isinstance(listed, list | tuple) or len(listed) > MOST_PHASES:
+                raise ValueError(f"phases: expected a list of at most {MOST_PHASES:,}")
+            phases = tuple(Steps(**p) for p in listed)
             found = cls(**{**{name: content[name] for name in names & content.keys()}, "phases": phases})
             stated = {name: math.inf if value is None else float(value) for name, value in content["epsilon"].items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"privacy statement: {error}") from None
+            computed = found.epsilons
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InputError(f"privacy statement: {error!s:.500}") from None
         for name in ("add_remove", "substitute", "zero_out"):
-            if not math.isclose(stated.get(name, -1), found.epsilons.of(name), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            if not math.isclose(stated.get(name, -1), computed.of(name), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
                 raise InputError(
                     f"privacy statement: epsilon under {name} is stated as {stated.get(name)}, but"
-                    f" {found.epsilons.of(name):.4f} follows from its parameters"
+                    f" {computed.of(name):.4f} follows from its parameters"
                 )
         return found
 
@@ -243,9 +261,15 @@ class PrivacyStatement:
             InputError: it cannot be read, is not a statement, or contradicts itself.
         """
         try:
-            content = json.loads(Path(path).read_text())
+            with Path(path).open("rb") as file:
+                raw = file.read(LARGEST_FILE + 1)
+            if len(raw) > LARGEST_FILE:
+                raise ValueError(f"it has more than {LARGEST_FILE >> 20} MiB")
+            content = json.loads(raw)
+        except RecursionError:
+            raise InputError(f"cannot read the privacy statement {path}: it is nested too deep") from None
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read the privacy statement {path}: {error}") from None
+            raise InputError(f"cannot read the privacy statement {path}: {error!s:.500}") from None
         return cls.from_dict(content)
 
     def rows(self) -> dict[str, str]:

@@ -1,0 +1,113 @@
+"""A file that calls itself a privacy statement is read quickly, or refused clearly, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+
+import pytest
+
+from safexplain.dp import PrivacyStatement, Steps, composed
+from safexplain.errors import InputError
+
+STATED = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(1.0, 0.01, 100),)).to_dict()
+PHASE = {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 100, "sampling": "poisson"}
+
+
+def read(path, text):
+    path.write_text(text)
+    start = time.process_time()
+    try:
+        return PrivacyStatement.load(path)
+    finally:
+        assert time.process_time() - start < 10  # seconds; two on a quiet machine
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"phases": [PHASE | {"steps": 10**12}]},
+        {"phases": [PHASE | {"steps": 10**300}]},
+        {"phases": [PHASE | {"steps": 1e300}]},
+        {"phases": [PHASE | {"noise_multiplier": 1e-300}]},
+        {"phases": [PHASE | {"noise_multiplier": 5e-324, "sample_rate": 1.0}]},
+        {"phases": [PHASE | {"sample_rate": 5e-324}]},
+        {"phases": [PHASE | {"sample_rate": 1e-12, "steps": 10**9}]},
+        {"phases": [PHASE | {"noise_multiplier": 1e300, "steps": 10**11}], "delta": 1e-12},
+        {"phases": [PHASE | {"noise_multiplier": 30, "sample_rate": 1e-3, "steps": 10}, PHASE]},
+        {"phases": [PHASE | {"noise_multiplier": 1 + i * 1e-3} for i in range(400)]},
+        {"phases": [PHASE] * 100_000},
+        {"phases": [PHASE | {"sampling": "truncated-poisson", "records": 10**30, "largest_batch": 10**29}]},
+        {"phases": [PHASE | {"sampling": ["poisson"]}]},
+        {"phases": [[1.0, 0.1, 100]]},
+        {"phases": {"noise_multiplier": 1.0}},
+        {"phases": "poisson"},
+        {"phases": 7},
+        {"phases": [{}]},
+        {"phases": [PHASE | {"noise_multiplier": "1"}]},
+        {"phases": [PHASE | {"noise_multiplier": 10**400}]},
+        {"delta": 1e-300},
+        {"delta": "1e-5"},
+        {"delta": [1e-5]},
+        {"records": 10**400},
+        {"records": -3},
+        {"records": 2000.5},
+        {"records": True},
+        {"records": 10**400, "expected_batch_size": 10**399},
+        {"expected_batch_size": 10**400},
+        {"expected_batch_size": "20"},
+        {"mechanism": {"a": 1}},
+        {"weights": 7},
+        {"epsilon": {"add_remove": 10**400, "substitute": 1.0, "zero_out": 1.0}},
+        {"epsilon": [1.0]},
+        {"epsilon": {"add_remove": "much"}},
+        {"epsilon": {}},
+        {"unit": "person"},
+        {"unit": ["record"]},
+    ],
+    ids=lambda changed: json.dumps(changed)[:60],
+)
+def test_a_hostile_statement_is_refused_clearly(changed, tmp_path):
+    with pytest.raises(InputError, match=r"privacy statement") as refused:
+        read(tmp_path / "privacy.json", json.dumps(STATED | changed))
+    assert len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "too deep"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "too deep"),
+        ("1" * 10_000, "cannot read"),
+        ("NaN", "expected the fields"),
+        ('"' + "a" * 3_000_000 + '"', "more than 1 MiB"),
+        ("\udcff", "cannot read"),
+        ("", "cannot read"),
+        ("null", "expected the fields"),
+        (json.dumps(STATED).replace("0.01,", "NaN,"), "sample_rate"),
+        (json.dumps(STATED).replace("0.01,", "Infinity,"), "sample_rate"),
+    ],
+    ids=["deep", "deep objects", "digits", "nan", "long", "not utf-8", "empty", "null", "a nan inside", "infinity"],
+)
+def test_a_file_that_costs_its_reader_or_is_no_json_is_refused(text, message, tmp_path):
+    path = tmp_path / "privacy.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=message):
+        PrivacyStatement.load(path)
+
+
+def test_a_statement_of_many_different_phases_is_read(tmp_path):
+    phases = tuple(Steps(1.0 + i / 300, 0.01, 2) for i in range(120))
+    stated = PrivacyStatement("decaying noise", 2000, 1e-5, phases=phases)
+    assert read(tmp_path / "privacy.json", json.dumps(stated.to_dict())) == stated
+    alike = composed([Steps(1.0 + i / 300, 0.01, 6) for i in range(0, 120, 3)], 1e-5)  # each a third as often
+    assert stated.epsilons.substitute == pytest.approx(alike.substitute, rel=0.02)
+
+
+def test_a_statement_that_promises_nothing_is_read(tmp_path):
+    hopeless = PrivacyStatement("SGD", 2000, 1e-5, phases=(Steps(1e-300, 0.01, 10**12),))
+    found = read(tmp_path / "privacy.json", json.dumps(hopeless.to_dict()))
+    assert math.isinf(found.epsilons.substitute)
