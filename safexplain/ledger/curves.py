@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 
-from safexplain._privacy_loss import Adjacency, Steps, check_adjacency
+from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, renyi
 from safexplain._validate import check_number, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
@@ -35,10 +34,8 @@ ORDERS: tuple[float, ...] = (
 )  # fmt: skip
 """Those at which the curve of a training is computed; they include all that every account adds up."""
 
-MOST_POINTS = 2_000_000
-_MARGIN = 1e-7
-_SPACING = 0.02
-_BEYOND = 14.0
+_MARGIN, _ROUNDING = 1e-7, 1e-12
+"""By how much divergences that were computed are raised, relatively and for each step."""
 
 
 @dataclass(frozen=True)
@@ -124,21 +121,21 @@ class Renyi:
         """Of a training: `Steps`, or the `phases` of its PrivacyStatement.
 
         Args:
-            phases: steps of the Gaussian mechanism on Poisson or full batches.
+            phases: steps of the Gaussian mechanism.
             adjacency: the ledger's.
             delta: as for `Concentrated`.
 
         Raises:
-            ConfigurationError: steps without noise, or of another sampling: charge those as `Approximate`.
+            ConfigurationError: steps without noise, or of truncated batches: charge those as `Approximate`.
         """
         check_adjacency(adjacency)
         given = (phases,) if isinstance(phases, Steps) else tuple(phases)
         taken = [p for p in given if p.steps]
         for phase in taken:
-            if phase.sampling not in ("poisson", "full-batch"):
+            if phase.largest_batch is not None:
                 raise ConfigurationError(
-                    f"{phase.sampling} batches have no Renyi curve here: charge what `safexplain.dp.composed` says of"
-                    " them, as Approximate(epsilon, delta)"
+                    "truncated batches have no Renyi curve: charge what `safexplain.dp.composed` says of them, as"
+                    " Approximate(epsilon, delta)"
                 )
             if phase.noise_multiplier == 0:
                 raise ConfigurationError("steps without noise have no bound: there is nothing that a budget could hold")
@@ -146,8 +143,7 @@ class Renyi:
             raise ConfigurationError("phases: expected at least one step")
         total = np.zeros(len(ORDERS))
         for phase in taken:
-            one = [_step(phase.noise_multiplier, phase.sample_rate, adjacency == "substitute", a) for a in ORDERS]
-            total += phase.steps * np.array(one)
+            total += renyi(phase, adjacency, ORDERS) * (1 + _MARGIN) + phase.steps * _ROUNDING
         known = np.isfinite(total)
         curve = np.maximum.accumulate(np.maximum(total[known], NEGLIGIBLE))
         return cls(tuple(np.array(ORDERS)[known].tolist()), tuple(curve.tolist()), delta, adjacency)
@@ -186,35 +182,3 @@ def _keep_words(curve: Any) -> None:
 def _epsilon(orders: Array, divergences: Array, delta: float) -> float:
     """Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 12, rounded up."""
     return float(compute_epsilon(orders, divergences, delta)[0]) * (1 + 1e-9)
-
-
-@lru_cache(maxsize=4096)
-def _step(sigma: float, q: float, substitution: bool, order: float) -> float:
-    """Renyi divergence of one step, the larger of both directions, rounded up; infinite where it cannot be computed.
-
-    The dominating pairs are those of `safexplain._privacy_loss`: (1-q) N(0) + q N(d) against N(0) or, substituted,
-    against (1-q) N(0) + q N(-d), with d = 1 / sigma and noise 1. The integral of p^a q^(1-a) is a sum over a grid. Both
-    are analytic in a strip of width pi / d about the real line, and Gaussian in their tails, so that the sum's error is
-    below exp(-2 pi^2 / (d spacing)), less than e^-60.
-    """
-    d = 1 / sigma
-    if q == 1:
-        return order * ((2 if substitution else 1) * d) ** 2 / 2 * (1 + _MARGIN)
-    spacing = min(_SPACING, 0.3 / d)
-    reach = _BEYOND + 2 * order * d
-    if reach / spacing > MOST_POINTS:
-        return math.inf
-    x = np.arange(-math.ceil(reach / spacing), math.ceil(reach / spacing) + 1) * spacing
-
-    def mixed(shift: float) -> Array:
-        """Log density of (1-q) N(0) + q N(shift) relative to that of N(0)."""
-        return np.logaddexp(math.log1p(-q), math.log(q) + shift * x - shift * shift / 2)
-
-    top, under = mixed(d), mixed(-d) if substitution else np.zeros_like(x)
-    found = 0.0
-    for p, r in ((top, under), (under, top)):
-        exponent = order * p - (order - 1) * r - x * x / 2
-        largest = float(exponent.max())
-        log_sum = largest + math.log(float(np.exp(exponent - largest).sum()) * spacing / math.sqrt(2 * math.pi))
-        found = max(found, log_sum / (order - 1))
-    return found * (1 + _MARGIN) + 1e-13 * order / (order - 1)

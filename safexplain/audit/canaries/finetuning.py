@@ -94,7 +94,8 @@ def audit_training(
             f"{name}: its gradient takes the place of one record's, and this training clips those of persons; with"
             ' groups=, "mislabelled" or "natural" replace a record of a person'
         )
-    head = tuner.persons is None and has_closed_form(model, tuner.records, tuner.config)
+    of_records = tuner.persons is None and tuner.plan.largest_batch is None
+    head = of_records and has_closed_form(model, tuner.records, tuner.config)
     if every is not None and not (head and name == "gradient"):
         raise InputError(
             "every: earlier steps can be audited where a linear head alone trains, with the gradient canary; leave it"

@@ -28,7 +28,8 @@ from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOpt
 from safexplain.dp.sgd.plan import TrainingBudget, TrainingPlan, plan_training
 from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, seed_of, shared_sampler
 from safexplain.dp.sgd.spent import KEY, Spent, found_on, put_on, remember, runs_of
-from safexplain.errors import InputError, PrivacyWarning, RefusedError
+from safexplain.dp.sgd.train_loop import memory_told
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -78,6 +79,11 @@ class Privacy:
             PrivacyWarning: it had; the budget then ends at another step than was planned.
         """
         self._allowed = None
+        if any(p.records not in (None, self.plan.records) for p in self.spent.phases):
+            raise ConfigurationError(
+                "truncated batches of an earlier run were drawn of another number of records than"
+                f" {self.plan.records:,}, and no statement can be about both; go on with the same data"
+            )
         if self.plan.budget.epsilon is not None and self._others():
             left = max((self.allowed or 0) - self.steps, 0)
             _warn(
@@ -155,6 +161,24 @@ class Privacy:
         )
 
 
+MEMORY = (
+    "pass largest_batch= to make_private, which cuts the largest Poisson batches, or lower the loader's batch_size, or"
+    " split batches with Opacus' BatchMemoryManager"
+)
+
+
+class _Watched(GradSampleModule):  # type: ignore[misc]
+    """Says what helps where a batch is too large for the memory."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with memory_told(MEMORY):
+            return super().forward(*args, **kwargs)
+
+    def capture_backprops_hook(self, *args: Any, **kwargs: Any) -> None:
+        with memory_told(MEMORY):
+            super().capture_backprops_hook(*args, **kwargs)
+
+
 class _Counted:
     """An optimizer whose state carries the record of steps."""
 
@@ -222,6 +246,7 @@ def make_private(
     adjacency: Adjacency = "substitute",
     noise_multiplier: float | None = None,
     clipping: Clipping | None = None,
+    largest_batch: int | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     pretrained: bool = True,
     steps_taken: int | None = None,
@@ -253,6 +278,9 @@ def make_private(
         adjacency: under which the budget is meant.
         noise_multiplier: keep this one; `BudgetSpent` then comes when the budget is used up.
         clipping: of each example's gradient; AUTO-S by default.
+        largest_batch: cut larger Poisson batches down to so many records, for a fixed amount of memory; the noise pays
+            for it, next to nothing where it is eight times the square root of the batch size above the batch size.
+            Opacus' BatchMemoryManager, which splits batches, is the other way.
         loss: what the loop calls backward() on, as a function of outputs and targets; it is tried on a few rows.
         pretrained: whether the starting weights have seen other data.
         steps_taken: `privacy.steps` of the run that this one goes on from, where its count cannot be loaded.
@@ -275,7 +303,7 @@ def make_private(
     budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
     records = len(cast(Sized, loader.dataset))
     steps = math.ceil(epochs * len(PoissonBatchSampler(records, size / records)))
-    planned = plan_training(budget, records, size, steps=steps)
+    planned = plan_training(budget, records, size, steps=steps, largest_batch=largest_batch)
     clipping = clipping or AutoSClipping()
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # of torch, where Opacus watches first layers
     device = next(model.parameters()).device
@@ -296,7 +324,11 @@ def make_private(
             f" {planned.noise_multiplier:g}: BudgetSpent comes then"
         )
     sampler = PoissonSampler.from_seed(seed)
-    share: dict[str, Any] = {"sampler": sampler, "on_start": private.drop_accumulated}
+    share: dict[str, Any] = {
+        "sampler": sampler,
+        "on_start": private.drop_accumulated,
+        "largest": planned.largest_batch,
+    }
     run = None
     if distributed:
         share |= {
@@ -307,7 +339,7 @@ def make_private(
         run = shared_sampler(PoissonSampler(), device).key.hex()
     batches = PoissonBatchSampler(planned.records, planned.sample_rate, **share)
     spent = Spent(steps_taken, planned.phase(0), run)
-    watched = GradSampleModule(model)
+    watched = _Watched(model)
     privacy = Privacy(
         model, planned, clipping, spent, LossWatch(watched), pretrained=pretrained, seeded=seed is not None
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
-from safexplain._validate import check_number
+from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta, epsilon_of
+from safexplain._validate import check_number, whole_number
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.accounting.calibration import steps_within
 from safexplain.dp.sgd.clipping import Clipping
@@ -63,6 +64,7 @@ class TrainingPlan:
         steps: that will be taken.
         wanted: steps that were asked for; more than `steps` where the budget does not allow them.
         noise_multiplier: standard deviation of the noise over the clip bound.
+        largest_batch: what larger Poisson batches are cut down to; None: they are not.
     """
 
     budget: TrainingBudget
@@ -71,6 +73,7 @@ class TrainingPlan:
     steps: int
     wanted: int
     noise_multiplier: float
+    largest_batch: int | None = None
 
     @property
     def sample_rate(self) -> float:
@@ -79,9 +82,8 @@ class TrainingPlan:
 
     def phase(self, steps: int | None = None) -> Steps:
         """The first `steps` steps, or all."""
-        q = self.sample_rate
         taken = self.steps if steps is None else steps
-        return Steps(self.noise_multiplier, q, taken, "full-batch" if q == 1 else "poisson")
+        return Steps(self.noise_multiplier, self.sample_rate, taken, **_sampling(self))
 
     def statement(
         self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
@@ -109,7 +111,13 @@ class TrainingPlan:
 
 
 def plan_training(
-    budget: TrainingBudget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
+    budget: TrainingBudget,
+    records: int,
+    batch_size: float,
+    *,
+    epochs: float | None = None,
+    steps: int | None = None,
+    largest_batch: int | None = None,
 ) -> TrainingPlan:
     """Steps and noise for a budget.
 
@@ -119,10 +127,12 @@ def plan_training(
         batch_size: expected; the sample rate is this over `records`.
         epochs: passes over the data in expectation, each 1 / sample rate steps; or
         steps: of the optimizer.
+        largest_batch: cut larger Poisson batches down to so many records, for a fixed amount of memory. The noise pays
+            for the probability that one is cut, so that it must be well above `batch_size`.
 
     Raises:
         ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does
-            not allow a single step.
+            not allow a single step, perhaps as too many batches would be cut.
 
     Warns:
         WeakDeltaWarning: delta is at least one over `records`.
@@ -143,17 +153,49 @@ def plan_training(
         asked = "steps" if epochs is None else "epochs"
         raise ConfigurationError(f"{asked}: expected at least one whole step, got {wanted}")
     check_delta(budget.delta, records)
-    q = batch_size / records
-    sampling: Sampling = "full-batch" if q == 1 else "poisson"
-    sigma, taken = budget.noise_multiplier, int(wanted)
-    if sigma is None and budget.epsilon is not None:
-        sigma = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, sampling=sampling)
-    elif sigma is not None and budget.epsilon is not None:
-        if epsilon_of([Steps(sigma, q, taken, sampling)], budget.delta, budget.adjacency) > budget.epsilon:
-            taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, sampling=sampling)
-        if taken < 1:
-            raise ConfigurationError(
-                f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
-                f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
-            )
-    return TrainingPlan(budget, records, float(batch_size), taken, int(wanted), float(sigma or 0.0))
+    if largest_batch is not None:
+        largest_batch = _largest(largest_batch, batch_size, records)
+    plan = TrainingPlan(
+        budget, records, float(batch_size), int(wanted), int(wanted), budget.noise_multiplier or 0.0, largest_batch
+    )
+    q, taken, sampled = plan.sample_rate, plan.steps, _sampling(plan)
+    if budget.epsilon is None:
+        return plan
+    sigma = budget.noise_multiplier
+    if sigma is None:
+        calibrated_to = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, **sampled)
+        return replace(plan, noise_multiplier=calibrated_to)
+    if plan.spent(taken) > budget.epsilon:
+        taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, **sampled)
+    if taken < 1:
+        raise ConfigurationError(
+            f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
+            f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
+        )
+    return replace(plan, steps=taken)
+
+
+def _largest(largest_batch: int, batch_size: float, records: int) -> int | None:
+    """Checked; None where no batch can be larger.
+
+    Raises:
+        ConfigurationError: it is not above the expected size.
+    """
+    most = whole_number("largest_batch", largest_batch, 1)
+    if most >= records:
+        return None
+    if most <= batch_size:
+        enough = math.ceil(batch_size + 8 * math.sqrt(batch_size) + 8)
+        raise ConfigurationError(
+            f"largest_batch: expected more than batch_size, the expected size {batch_size:g} of a Poisson batch, got"
+            f" {most}; about half of all batches would be cut, and no noise pays for that. The expected size, eight"
+            f" times its square root and 8 more, {enough}, cost next to nothing"
+        )
+    return most
+
+
+def _sampling(plan: TrainingPlan) -> dict[str, Any]:
+    """How batches are drawn, as arguments of `Steps` and of the calibration."""
+    if plan.largest_batch is not None:
+        return {"sampling": "truncated-poisson", "largest_batch": plan.largest_batch, "records": plan.records}
+    return {"sampling": "full-batch" if plan.sample_rate == 1 else "poisson"}

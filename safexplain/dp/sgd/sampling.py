@@ -47,11 +47,18 @@ class PoissonSampler:
         """A reproducible sampler, for experiments and tests; a secret one for None."""
         return cls() if seed is None else cls(int(seed).to_bytes(_KEY_BYTES, "little", signed=True))
 
-    def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
-        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
+    def batch(self, step: int, records: int, sample_rate: float, largest: int | None = None) -> NDArray[np.int64]:
+        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`.
+
+        Of a batch of more than `largest` records so many are kept, a uniformly random choice.
+        """
         if sample_rate >= 1:
-            return np.arange(records)
-        return np.flatnonzero(self.stream(step).random(records) < sample_rate)
+            drawn = np.arange(records)
+        else:
+            drawn = np.flatnonzero(self.stream(step).random(records) < sample_rate)
+        if largest is None or len(drawn) <= largest:
+            return drawn
+        return np.sort(self.stream(step, 2).choice(drawn, largest, replace=False))
 
     def stream(self, step: int, number: int = 0) -> np.random.Generator:
         """Random numbers of one step; streams of other steps or numbers have none in common."""
@@ -72,6 +79,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         on_start: called before the first batch of each epoch.
         rank: of this process.
         processes: how many share each batch.
+        largest: most records in a batch, over all processes; None: no limit.
     """
 
     def __init__(
@@ -83,7 +91,9 @@ class PoissonBatchSampler(Sampler[list[int]]):
         on_start: Callable[[], None] | None = None,
         rank: int = 0,
         processes: int = 1,
+        largest: int | None = None,
     ) -> None:
+        self.largest = largest
         self.records, self.sample_rate = records, sample_rate
         self.rank, self.processes = rank, processes
         self._sampler, self._on_start = sampler or PoissonSampler(), on_start
@@ -96,7 +106,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         if self._on_start:
             self._on_start()
         for _ in range(len(self)):
-            batch = self._sampler.batch(self.step, self.records, self.sample_rate)
+            batch = self._sampler.batch(self.step, self.records, self.sample_rate, self.largest)
             self.step += 1
             yield share_of(batch, self.rank, self.processes).tolist()
 

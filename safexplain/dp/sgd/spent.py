@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -117,7 +117,7 @@ class Spent:
 
     def to_state(self) -> dict[str, Any]:
         """Plain values, which `torch.load(weights_only=True)` reads."""
-        return {"format": FORMAT, "runs": {name: asdict(phase) for name, phase in self.runs.items()}}
+        return {"format": FORMAT, "runs": {name: phase.to_dict() for name, phase in self.runs.items()}}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"changed": None, "runs": dict(self.runs)}

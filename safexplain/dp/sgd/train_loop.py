@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def train_network(
 
         @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
         def batch(t: int) -> list[Piece]:
-            drawn = share_of(sampler.batch(t, plan.records, plan.sample_rate), rank, processes).tolist()
+            whole = sampler.batch(t, plan.records, plan.sample_rate, plan.largest_batch)
+            drawn = share_of(whole, rank, processes).tolist()
             if persons is not None:
                 return persons.pieces(drawn, config.piece, sampler.stream(t, 1))
             return [(drawn[i : i + config.piece], []) for i in range(0, len(drawn), config.piece)]
@@ -122,7 +124,8 @@ def _take_steps(
                 x, y = next(pieces)
                 count += len(y)
                 of = torch.tensor(whose, device=device) if whose else None
-                total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
+                with memory_told(f"lower piece, now {config.piece}: it changes neither training nor guarantee"):
+                    total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
             with saver.step():
                 step.step()
             if saver.taken % every == 0 or saver.taken == plan.steps:
@@ -132,6 +135,17 @@ def _take_steps(
                     progress(STAGE, saver.taken, plan.steps, note)
             saver.save_now_and_then()
     saver.save()
+
+
+@contextmanager
+def memory_told(advice: str) -> Iterator[None]:
+    """Put advice into the message of an error about memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            error.add_note(f"safexplain: gradients of single examples do not fit into memory; {advice}")
+        raise
 
 
 def _to(x: Inputs, device: torch.device) -> Inputs:
