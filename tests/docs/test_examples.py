@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Recipe, Signals
+from safexplain.cli import _run
 from safexplain.loading.data.load import load_data
 from safexplain.loading.models.load import load_model
 
@@ -161,6 +162,21 @@ def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_pa
     assert after > 80
     assert "8.000 (one record substituted)" in printed
     assert "several records of one person" in (tmp_path / "MODEL_CARD.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_private_model_gets_its_verdict_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run("dp_fine_tune", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = "audit model.pt2 --data data.npz --recipe recipe.toml --privacy privacy.json --run-dir run --quiet"
+    assert _run([*command.split(), "--explainer", "InputXGradient", "--references", "4"]) in (0, 3)
+    notes = " ".join(json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]["notes"])
+    assert "trained with differential privacy, as the target was: noise multiplier" in notes
+    capfd.readouterr()
+    assert _run(["verify", "run/certificate.json", "--model", "model.pt2", "--any-verdict"]) == 0
+    assert "as stated: epsilon" in capfd.readouterr().out
 
 
 def test_a_loop_of_ones_own_stops_at_its_budget(tmp_path: Path) -> None:
