@@ -88,6 +88,147 @@ def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
     assert content["epsilon_lower"] == max(trained.values())
 
 
+FUNCTION = """
+import torch
+
+def train(dataset, generator):
+    x, y = (torch.stack(part) for part in zip(*[dataset[i] for i in range(len(dataset))]))
+    mean, deviation = x.mean(0), x.std(0)
+    w = torch.zeros(2, x.shape[1])
+    for _ in range(20):
+        z = (x - mean) / deviation
+        g = ((z @ w.T).softmax(1) - torch.nn.functional.one_hot(y, 2))[:, :, None] * z[:, None]
+        g = g * (1 / g.flatten(1).norm(dim=1)).clamp(max=1)[:, None, None]
+        w = w - 0.5 * (g.sum(0) + 12.0 * torch.randn(w.shape, generator=generator)) / len(x)
+    model = torch.nn.Linear(x.shape[1], 2)
+    with torch.no_grad():
+        model.weight.copy_(w / deviation)
+        model.bias.copy_(-(w / deviation) @ mean)
+    return model
+
+def bias(model):
+    return [0.0, model.bias[0].item()]
+"""
+"""Its features are standardised by private data."""
+
+
+@pytest.fixture
+def function(config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration with a training function."""
+    (config.parent / "scaled.py").write_text(FUNCTION)
+    monkeypatch.chdir(config.parent)
+    text = config.read_text().replace("lr = 0.5", "noise_multiplier = 12.0\nfunction = 'scaled:train'")
+    config.write_text(text.replace("epsilon = 12.0", "").replace("runs = 400", "runs = 40"))
+    return config
+
+
+def test_an_outlier_shows_what_a_function_computes_from_private_data(function, tmp_path, capfd):
+    assert run("--config", function, "--run-dir", tmp_path / "run", "--scenario", "outlier", "--json") == 1
+    content = json.loads(capfd.readouterr().out)
+    assert content["verdict"] == "violates the claim: a bug"
+    assert content["epsilon_lower"] > content["epsilon_substitute"]
+    assert 0 <= content["power"] <= 1
+    assert (content["scenario"], content["runs"]) == ("outlier", 40)
+
+
+def test_an_outlier_of_a_description_keeps_its_claim(config, tmp_path, capfd):
+    assert run("--config", config, "--run-dir", tmp_path / "run", "--scenario", "outlier", "--json") in (0, 3)
+    content = json.loads(capfd.readouterr().out)
+    assert content["epsilon_lower"] <= 12.0
+    assert "power" in content
+
+
+def test_all_scenarios_of_a_function_skip_those_that_need_an_optimizer_of_opacus(function, tmp_path, capfd):
+    arguments = ("--config", function, "--run-dir", tmp_path / "run", "--scenario", "all", "--runs", 60)
+    assert run(*arguments, "--json") == 1
+    content = json.loads(capfd.readouterr().out)
+    assert list(content["scenarios"]) == ["crafted", "mislabelled", "natural", "outlier"]
+    assert list(content["skipped"]) == ["gradient", "layers"]
+    assert "no step of an Opacus DPOptimizer was seen" in content["skipped"]["layers"]
+    assert {each["confidence"] for each in content["scenarios"].values()} == {0.9875}
+    assert content["scenario"] == "outlier"
+    assert run(*arguments, "--resume") == 1
+    assert "Skipped gradient, layers:" in capfd.readouterr().out
+
+
+def test_a_target_of_every_class_has_a_row_of_its_own(config, function, tmp_path, capfd):
+    arguments = ("--config", function, "--run-dir", tmp_path / "run", "--target", "classes", "--runs", 20, "--json")
+    run(*arguments)
+    content = json.loads(capfd.readouterr().out)
+    assert sorted(content["scenarios"]) == ["mislabelled, class 0", "mislabelled, class 1"]
+    text = function.read_text().replace("function = 'scaled:train'", "lr = 0.5")
+    function.write_text(text.replace("runs = 40", "target = 'classes'\nscenario = 'crafted'"))
+    run("--config", function, "--run-dir", tmp_path / "described", "--runs", 40)
+    out = capfd.readouterr().out
+    assert "crafted, class 0" in out
+    assert "Each bound holds at 97.5%" in out
+    assert run("--config", function, "--plan", "--runs", 40, "--json") == 0
+    stages = json.loads(capfd.readouterr().out)["stages"]
+    assert [stage["count"] for stage in stages if stage["unit"] == "runs"] == [80]
+
+
+def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
+    np.savez(tmp_path / "far.npz", x=np.full(6, 500, np.float32), y=1)
+    arguments = ["--config", function, "--json", "--scenario", "outlier", "--canary", tmp_path / "far.npz"]
+    assert run(*arguments, "--target", 7, "--run-dir", tmp_path / "own") == 1
+    assert json.loads(capfd.readouterr().out)["setting"]["target"] == 7
+    score = ("--score", "scaled:bias", "--target", 7, "--run-dir", tmp_path / "score")
+    assert run(*arguments, *score) in (0, 1, 3)
+    assert json.loads(capfd.readouterr().out)["setting"]["score"].startswith("score ")
+    described = function.with_name("described.toml")
+    described.write_text(function.read_text().replace("function = 'scaled:train'", "lr = 0.5"))
+    arguments[1] = described
+    assert run(*arguments, "--target", 7, "--run-dir", tmp_path / "described") in (0, 3)
+    assert json.loads(capfd.readouterr().out)["scenario"] == "outlier"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--canary", "far.npz"), "--target N"),
+        (("--canary", "far.npz", "--target", "classes"), "--target N"),
+        (("--canary", "far.npz", "--target", "3", "--scenario", "all"), "one --scenario"),
+        (("--canary", "train.npz", "--target", "3"), "one class index"),
+        (("--canary", "none.npz", "--target", "3"), "no such file"),
+        (("--target", "first"), "a row of the data or classes"),
+        (("--target", "60"), "a row from 0 to 59"),
+        (("--score", "nowhere:score"), "module nowhere"),
+        (("--scenario", "poison,outlier"), "by itself"),
+        (("--scenario", "poison", "--records", "50"), "half of the data"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_line_that_says_what_to_do(
+    function, tmp_path, capfd, arguments, says
+):
+    np.savez(tmp_path / "far.npz", x=np.full(6, 500, np.float32), y=1)
+    assert run("--config", function, "--run-dir", tmp_path / "run", "--runs", 8, *arguments) == 2
+    err = capfd.readouterr().err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_poison_is_judged_at_the_epsilon_of_several(config, tmp_path, capfd):
+    arguments = (
+        "--config",
+        config,
+        "--run-dir",
+        tmp_path / "run",
+        "--scenario",
+        "poison",
+        "--records",
+        3,
+        "--runs",
+        40,
+    )
+    run(*arguments)
+    assert "Epsilon of 3 substituted records" in capfd.readouterr().out
+    content = json.loads((tmp_path / "run" / "canaries.json").read_text())
+    assert content["claim"]["group"] == 3
+    assert content["epsilon_substitute"] > 2 * 12.0
+    assert run("--config", config, "--plan", *arguments[4:], "--json") == 0
+    assert json.loads(capfd.readouterr().out)["limit"] == content["epsilon_substitute"]
+
+
 def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
     for name, classes in (("train", ["cat", "dog", "eel"]), ("others", ["dog", "eel"])):
         x = np.eye(60, 6, dtype=np.float32)

@@ -34,7 +34,7 @@ layers through either way."""
 
 _LOCK = threading.RLock()
 
-_INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or "natural"), which needs no hook'
+_INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or "outlier"), which needs no hook'
 
 
 class GradientHook:
