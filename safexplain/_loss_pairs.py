@@ -355,18 +355,20 @@ class Pair:
         """
         x, width = np.linspace(lowest, self.reach + 2, 4001, retstep=True)
         found = np.interp(epsilon, loss(x), x)
-        for _ in range(2):
-            slope = np.maximum((loss(found + 1e-6) - loss(found - 1e-6)) / 2e-6, 1e-300)
-            found = np.clip(found + np.clip((epsilon - loss(found)) / slope, -width, width), lowest, x[-1])
-        off = np.abs(loss(found) - epsilon) > 1e-9 * np.abs(epsilon) + 1e-14
-        if off.any():
-            target = epsilon[off]
-            low, high = np.full(target.shape, lowest), np.full(target.shape, x[-1])
-            for _ in range(60):
-                middle = (low + high) / 2
-                below = loss(middle) < target
-                low, high = np.where(below, middle, low), np.where(below, high, middle)
-            found[off] = (low + high) / 2
+        off = np.arange(len(found))
+        for _ in range(6):
+            at, target = found[off], epsilon[off]
+            slope = np.maximum((loss(at + 1e-6) - loss(at - 1e-6)) / 2e-6, 1e-300)
+            found[off] = np.clip(at + np.clip((target - loss(at)) / slope, -width, width), lowest, x[-1])
+            off = off[np.abs(loss(found[off]) - target) > 1e-8 * np.abs(target) + 1e-14]
+            if not len(off):
+                return np.asarray(found)
+        target, low, high = epsilon[off], np.full(off.shape, lowest), np.full(off.shape, x[-1])
+        for _ in range(50):
+            middle = (low + high) / 2
+            below = loss(middle) < target
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        found[off] = (low + high) / 2
         return np.asarray(found)
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
+from safexplain._selection import RepeatAndSelect
 from safexplain.dp.accounting.calibration import noise_multiplier, plot_epsilons, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -43,6 +44,7 @@ __all__ = [
     "FlatClipping",
     "PerLayerClipping",
     "PrivacyStatement",
+    "RepeatAndSelect",
     "Steps",
     "composed",
     "epsilons",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from safexplain._files import write_whole
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
+from safexplain._selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, InputError
 
@@ -21,11 +22,13 @@ SEVERAL = "several records of one person: epsilon is for one record"
 OTHER_NAMES = (
     "rows of one person under two names, and several persons together: epsilon is for the rows that go by one name"
 )
-NEVER = (
-    "choices made by looking at the data: hyperparameters, seeds or checkpoints picked by their results",
-    "losses, gradients, skipped records, errors, warnings and other figures of the training run itself",
+CHOICES = "choices made by looking at the data: hyperparameters, seeds or checkpoints picked by their results"
+OTHER_CHOICES = (
+    "other choices made by looking at the data than the one that is stated, such as the list of options, the number of"
+    " steps or the clip bound of all trainings"
 )
-NOT_PROTECTED = (IN_COMMON, SEVERAL, *NEVER)
+NEVER = ("losses, gradients, skipped records, errors, warnings and other figures of the training run itself",)
+NOT_PROTECTED = (IN_COMMON, SEVERAL, CHOICES, *NEVER)
 PRETRAINED = (
     "the data that the starting weights were trained on: attacks find its members through the fine-tuned model"
     " (Abascal, Wu, Oprea and Ullman 2023, arXiv 2306.01181)"
@@ -39,6 +42,16 @@ OWN_LOOP = (
     "the loop of the training was its owner's: the loss was the mean of what each record alone gives, and all steps"
     " that shaped the weights are counted here; weights of an earlier training that came in without its count are not"
 )
+SELECTED = (
+    "the number of trainings was drawn at random before any of them, whatever the data; it stays secret, and all were"
+    " run, each with new randomness and with options drawn from a public list independently of the others",
+    "the best was chosen by what the trainings put out, which their guarantee covers: by a score of each model on data"
+    " other than the records, or by one with noise that the steps pay for; not by a score on the records themselves."
+    " Data that a score was computed from is not protected by this statement",
+    "nothing of the other trainings is released: neither models nor scores, nor how many there were or how long they"
+    " took",
+)
+"""What a choice of the best rests on (Papernot and Steinke 2022, arXiv 2110.03620: the score is part of the output)."""
 PERSONS_PROTECTED: dict[Adjacency, str] = {
     "add_remove": "whether a person, with all of their rows, was in the training data",
     "substitute": "what all rows of a person are and how many, though it be known that the person was there",
@@ -62,7 +75,7 @@ RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret
 Unit = Literal["record", "person"]
 """What neighbouring data sets differ in."""
 
-_LATER: dict[str, Any] = {"unit": "record", "rows_per_person": None, "own_loop": False}
+_LATER: dict[str, Any] = {"unit": "record", "rows_per_person": None, "own_loop": False, "selection": None}
 """Fields that came later: left out of JSON at these values, so that what was written before keeps its digest."""
 
 LARGEST_FILE = 1 << 20
@@ -99,6 +112,8 @@ class PrivacyStatement:
             then one of persons, and `clipping` bounds what all rows of a person give together.
         rows_per_person: most rows of a person that were trained on; with unit "person" only.
         own_loop: whether the loop was the user's own, of which only so much can be checked.
+        selection: of how many trainings such as this the model is the best, drawn how (see `selected`); None: there was
+            one training, or their number and choice cost nothing that was counted.
 
     Raises:
         ConfigurationError: the parameters contradict each other.
@@ -120,6 +135,7 @@ class PrivacyStatement:
     unit: Unit = "record"
     rows_per_person: int | None = None
     own_loop: bool = False
+    selection: RepeatAndSelect | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -152,6 +168,8 @@ class PrivacyStatement:
                 f"pure_add_remove: expected above 0 and at most pure_epsilon {self.pure_epsilon}, got"
                 f" {self.pure_add_remove}"
             )
+        if self.selection is not None and not isinstance(self.selection, RepeatAndSelect):
+            raise ConfigurationError(f"selection: expected a RepeatAndSelect, got {self.selection!r:.60}")
         if self.phases:
             check_delta(self.delta)
         for phase in self.phases:
@@ -174,14 +192,55 @@ class PrivacyStatement:
         """Under every adjacency, computed from the parameters."""
         if self.pure_epsilon is not None:
             present = self.pure_epsilon if self.pure_add_remove is None else self.pure_add_remove
-            return Epsilons(present, self.pure_epsilon, present, 0.0)
+            alone = Epsilons(present, self.pure_epsilon, present, 0.0)
+            if self.selection is None:
+                return alone
+            present, whole = (selected_pure_epsilon(e, self.selection) for e in (present, self.pure_epsilon))
+            return Epsilons(present, whole, present, 0.0)
+        if self.selection is not None:
+            return selected_epsilons(self.phases, self.delta, self.selection)
         return composed(self.phases, self.delta)
+
+    def selected(self, selection: RepeatAndSelect, trainings: Iterable[PrivacyStatement]) -> PrivacyStatement:
+        """The statement of this training's model, released as the best of several.
+
+        Args:
+            selection: how many trainings there were to be; its `draw` said how many, before any was run.
+            trainings: the statements of all that were run, this one among them.
+
+        Raises:
+            ConfigurationError: this is none of them, one was itself selected, or they differ in what they spend:
+                options may change the learning rate, the clip bound or the network, but not steps, noise or sample
+                rate.
+
+        Example:
+            >>> one = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(1.5, 0.02, 500),))
+            >>> best = one.selected(RepeatAndSelect(mean=10), [one, one, one])
+            >>> print(f"{one.epsilons.substitute:.2f} {best.epsilons.substitute:.2f}")
+            2.47 5.21
+        """
+        listed = list(trainings)
+        if self not in listed:
+            raise ConfigurationError("trainings: expected the statements of all trainings, the released one among them")
+        kept = ("phases", "delta", "records", "pure_epsilon", "pure_add_remove", "unit", "selection")
+        for name in kept:
+            if any(getattr(t, name) != getattr(self, name) for t in listed):
+                raise ConfigurationError(
+                    f"trainings: all must have the same {name}, so that each spends the same; calibrate every option"
+                    " with the same steps, noise and sample rate"
+                )
+        if self.selection is not None:
+            raise ConfigurationError(
+                "trainings: each was itself the best of several; state one choice among all of them"
+            )
+        return replace(self, selection=selection, seeded=any(t.seeded for t in listed))
 
     @property
     def not_protected(self) -> tuple[str, ...]:
         """What the guarantee does not speak about."""
         several = OTHER_NAMES if self.unit == "person" else SEVERAL
-        return (IN_COMMON, several, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
+        choices = CHOICES if self.selection is None else OTHER_CHOICES
+        return (IN_COMMON, several, choices, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
 
     @property
     def protects(self) -> dict[Adjacency, str]:
@@ -196,7 +255,7 @@ class PrivacyStatement:
         lines = (PUBLIC, *sampled, *counted, SEEDED if self.seeded else RANDOMNESS)
         if self.unit == "person":
             lines = tuple(_of_persons(line) for line in lines)
-        return lines + ((OWN_LOOP,) if self.own_loop else ())
+        return lines + ((OWN_LOOP,) if self.own_loop else ()) + (SELECTED if self.selection else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
@@ -204,6 +263,8 @@ class PrivacyStatement:
         for name, default in _LATER.items():
             if stated[name] == default:
                 del stated[name]
+        if self.selection is not None:
+            stated["selection"] = {n: v for n, v in asdict(self.selection).items() if v is not None}
         spent = asdict(self.epsilons)
         del spent["delta"]
         return {
@@ -232,7 +293,10 @@ class PrivacyStatement:
             if not isinstance(listed, list | tuple) or len(listed) > MOST_PHASES:
                 raise ValueError(f"phases: expected a list of at most {MOST_PHASES:,}")
             phases = tuple(Steps(**p) for p in listed)
-            found = cls(**{**{name: content[name] for name in names & content.keys()}, "phases": phases})
+            given = {name: content[name] for name in names & content.keys()} | {"phases": phases}
+            if given.get("selection") is not None:
+                given["selection"] = RepeatAndSelect(**given["selection"])
+            found = cls(**given)
             stated = {name: math.inf if value is None else float(value) for name, value in content["epsilon"].items()}
             computed = found.epsilons
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -283,6 +347,7 @@ class PrivacyStatement:
             "Expected batch size": "" if self.expected_batch_size is None else f"{self.expected_batch_size:g}",
             "Steps": "; ".join(_steps(p) for p in self.phases),
             "Trained": self.trained,
+            "Chosen": "" if self.selection is None else str(self.selection),
             "Delta": f"{self.delta:g}",
             f"Epsilon, one {self.unit} added or removed": _epsilon(spent.add_remove),
             f"Epsilon, one {self.unit} substituted": _epsilon(spent.substitute),
