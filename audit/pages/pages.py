@@ -125,7 +125,9 @@ PAGES = (
         "11 min (`--task network`: a GPU)"),)),
     Page("bound_errors", "Lower bounds on epsilon", (_suite(
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
-        "20 min of one core"),)),
+        "20 min of one core"), _suite(
+        "bound_errors.power", "how often canary verdicts are wrong, whether they have the power that they state,"
+        " and thresholds by one split and by many", "nothing", "35 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
         "broken_trainers", "which bugs of DP trainers canaries find, how surely, and how often they report one in a"
         " trainer that has none", "nothing", "15 min"),)),

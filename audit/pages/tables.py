@@ -13,6 +13,7 @@ from ..benchmarks.peers import tables as peer_tables
 from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
+from ..suites.bound_errors import tables as bound_tables
 from ..suites.dithering import tables as dithering_tables
 from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
@@ -259,6 +260,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "dp_attacks: accounting": ("dp_attacks", dp_accounting),
     "red_team": ("red_team", red_team),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
+    **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
     "broken_trainers": ("broken_trainers", canary_tables.broken_trainers),
     "broken_trainers: right": ("broken_trainers", canary_tables.sound_trainers),
     "canary_figure2": ("canary_figure2", canary_tables.figure2),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from evidence import ROOT, twice
 
-from audit.suites.bound_errors import suite
+from audit.suites.bound_errors import power, suite
 from safexplain.verdict.stats import epsilon_from_errors
 
 
@@ -65,3 +65,34 @@ def test_bound_errors_runs_quickly_and_resumes(tmp_path):
     assert first["quick"]
     assert first["two_worlds"] == again["two_worlds"]
     assert first["seconds"] == again["seconds"]
+
+
+def test_a_canary_of_strength_1_is_the_worst_case():
+    audit = power.Audit(0.25, 40, 4.0, 1.0, 100, "fixed")
+    sums = audit._sums(np.random.default_rng(0), 2.0, 200_000)
+    assert sums.mean() == pytest.approx(10, abs=0.1)
+    assert sums.var() == pytest.approx(40 * 0.25 * 0.75 + 40 * 4, rel=0.02)
+    assert audit.claim.substitute == pytest.approx(4.0, rel=1e-3)
+    assert audit.noise(2.0) < audit.noise(1.0)
+
+
+def test_power_that_is_stated_and_missing_is_named():
+    cell = {"audit": "x", "of": 60, "bug": 0, "ready": 40, "found": 55, "mistaken": 0}
+    assert power.failures([cell]) == []
+    assert "found in 30 of 60" in power.failures([{**cell, "found": 30}])[0]
+    assert power.failures([{**cell, "found": 30, "ready": 20}]) == []
+    assert "called broken in 12 of 60" in power.failures([{**cell, "bug": 12}])[0]
+
+
+def test_the_committed_power_is_complete_and_kept():
+    report = json.loads((ROOT / "audit" / "results" / "canary_power.json").read_text())
+    assert not report["quick"]
+    assert report["targets_missed"] == power.failures(report["audits"]) == []
+    assert len(report["audits"]) == sum(map(len, (power.MAIN, power.METHODS, power.ADD_REMOVE, power.ONE_RUN)))
+    ready = [cell for cell in report["audits"] if 2 * cell["ready"] >= cell["of"]]
+    assert len(ready) > 20
+    assert min(cell["found"] / cell["of"] for cell in ready) >= 0.8
+    for cell in report["thresholds"]:
+        rules = cell["rules"]
+        assert rules["multi-split"]["median"] <= rules["split"]["median"]
+        assert max(rule["above"] for rule in rules.values()) <= 0.05 * rules["split"]["of"]

@@ -180,12 +180,12 @@ class Finding(ABC):
         if self.keeps_claim is False:
             return ""
         share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed;"
-        found = "would have been found with a probability of"
+        found = "if it is as strong as it looks, it would have found twice the claim with a probability of"
         if self.keeps_claim:
-            return f"{share} twice the claim {found} {_percent(self.power)}."
+            return f"{share} {found} {_percent(self.power)}."
         whether = "" if self.verdict == _INCONCLUSIVE else " Whether the claim is kept remains open."
         missing = f"only {_percent(self.power)}, of {POWER:.0%} that a verdict needs"
-        return f"{whether}{share} twice the claim {found} {missing}. {self._advice()}"
+        return f"{whether}{share} {found} {missing}. {self._advice()}"
 
     def _claimed(self) -> list[float]:
         """Both epsilons, as far as they are known."""

@@ -31,7 +31,14 @@ from safexplain.verdict.stats import (
     one_run_lower_bound,
 )
 from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.bound_power import Excess, excess_over, many_runs_power, one_run_power, runs_needed
+from safexplain.verdict.stats.bound_power import (
+    MOST_CANARIES,
+    Excess,
+    excess_over,
+    many_runs_power,
+    one_run_power,
+    runs_needed,
+)
 from safexplain.verdict.stats.one_run import OneRunMethod
 from safexplain.verdict.stats.score_choice import choose_score
 
@@ -307,10 +314,10 @@ class OneRunResult(Finding):
         return one_run_power(correct, guesses, canaries, used, excess, self.confidence)
 
     def _advice(self) -> str:
-        needed = runs_needed(self.canaries, self._power_of, POWER)
+        needed = runs_needed(self.canaries, self._power_of, POWER, MOST_CANARIES)
         if needed is not None:
             return f"About {needed:,} canaries as strong as these would do; or train many runs."
-        return "No number of such canaries would do: use stronger ones, or train many runs."
+        return f"Not even {MOST_CANARIES:,} such canaries would do: use stronger ones, or train many runs."
 
     def _family(self) -> dict[str, Any]:
         return {"confidence": self.confidence, **self.claim.sampled()}

@@ -48,14 +48,14 @@ NOISES = np.geomspace(0.01, 1000.0, 81)
 MOST_COUNTS = 48
 """Values to which the number of joined batches is reduced."""
 
-POINTS = 64
+POINTS = 48
 """Numbers of errors at which a binomial distribution is read, where there are more."""
 
 PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
 """Normal scores of the false-negative rates among which a chosen threshold is placed."""
 
-MOST_RUNS = 1_000_000
-"""More are not asked for."""
+MOST_RUNS, MOST_CANARIES = 1_000_000, 20_000
+"""More, in many runs or in one, are not asked for."""
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,18 @@ def one_run_power(
     return float(distributions.binom.sf(high - 1, guesses, then).mean())
 
 
-def runs_needed(runs: int, power: Callable[[float], float], wanted: float) -> int | None:
-    """How many runs have this power, to two digits; None: more than a million, or none.
+def runs_needed(runs: int, power: Callable[[float], float], wanted: float, most: int = MOST_RUNS) -> int | None:
+    """How many runs have this power, to two digits; None: more than `most`, or none.
 
     Args:
         runs: that there were.
         power: of so many times the runs, were their errors in the same proportion.
         wanted: the least power.
+        most: runs to be asked for.
     """
-    low, high = 1.0, max(MOST_RUNS / runs, 2.0)
+    low, high = 1.0, most / runs
+    if high <= 1:
+        return None
     if power(high) < wanted:
         return None
     while high / low > 1.05:
@@ -325,9 +328,10 @@ class _Test:
         high = np.minimum(np.ceil(self.negatives * fpr + 6 * spread), self.negatives)
         ends = np.floor(low + (high - low) * np.linspace(0, 1, POINTS)).astype(int)
         mass = np.diff(_binomial_cdf(ends, self.negatives, fpr), axis=1, prepend=0.0)
-        inside = np.maximum(ends, 0)
-        found: Array = (mass * _binomial_cdf(self.most(inside), self.positives, fnr)).sum(1)
-        return found.reshape(shape)
+        first = np.concatenate([ends[:, :1], ends[:, :-1] + 1], axis=1)  # of the numbers of errors up to each end
+        shown = [_binomial_cdf(self.most(np.maximum(at, 0)), self.positives, fnr) for at in (first, ends)]
+        found = (mass * (shown[0] + shown[1]) / 2).sum(1)
+        return np.asarray(np.clip(found, 0.0, 1.0).reshape(shape))
 
 
 def _binomial_cdf(most: NDArray[np.int_], trials: int, rate: Array) -> Array:

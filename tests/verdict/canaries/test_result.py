@@ -60,7 +60,7 @@ def test_a_claim_is_kept_only_where_twice_of_it_would_have_been_found():
     kept, few = result(440, claim=claim), result(44, 200, claim=claim)
     assert (kept.verdict, kept.exit_code, kept.keeps_claim) == ("consistent with substitute", 0, True)
     assert kept.power > 0.95
-    assert "would have been found with a probability of 98%" in kept.sentence
+    assert "would have found twice the claim with a probability of 98%" in kept.sentence
     assert (few.verdict, few.exit_code, few.keeps_claim) == ("inconclusive: weak canary", 3, None)
     assert few.power < 0.5
     assert "runs with this canary would do" in few.sentence
