@@ -179,7 +179,10 @@ class Finding(ABC):
         """What the verdict is worth, where it is not a proven violation."""
         if self.keeps_claim is False:
             return ""
-        share = f" This canary showed {self.epsilon_lower / max(self._claimed()):.0%} of what is claimed;"
+        claimed = max(self._claimed())
+        if claimed == 0:
+            return " The claimed epsilon is 0 at this delta: nothing can be found that would be twice as much."
+        share = f" This canary showed {self.epsilon_lower / claimed:.0%} of what is claimed;"
         found = "if it is as strong as it looks, it would have found twice the claim with a probability of"
         if self.keeps_claim:
             return f"{share} {found} {_percent(self.power)}."

@@ -312,3 +312,10 @@ def test_the_decisive_finding_is_a_violation_then_one_with_power():
 
 
 CLOSE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove")
+
+
+def test_a_claim_of_nothing_is_judged_in_words_too():
+    """So few records are in any batch that epsilon is 0 at this delta."""
+    found = result(400, claim=Claim(Steps(4.0, 1e-12, 40), 1e-5))
+    assert (found.verdict, found.power) == ("inconclusive: weak canary", 0.0)
+    assert "claimed epsilon is 0" in found.sentence
