@@ -19,6 +19,7 @@ from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.canaries.batched.networks import LinearHead
 from safexplain.audit.canaries.canary import RecordCanary, record_scores
+from safexplain.audit.canaries.outlier import OUTLIER_SCORES, outlier_scores, probe_rows
 from safexplain.audit.canaries.run import (
     Threshold,
     canary_for,
@@ -41,6 +42,9 @@ from safexplain.verdict.stats.bound_methods import BoundMethod
 
 __all__ = ["audit_training"]
 
+
+HEAD_SCENARIOS = ("crafted", "mislabelled", "natural", "outlier")
+"""Those in which one record of a head's data is replaced."""
 
 AT_ONCE = 2**23
 """Parameters of the heads that are trained together."""
@@ -157,9 +161,10 @@ def _audit_heads(
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
     began = time.monotonic()
+    if name not in HEAD_SCENARIOS:
+        raise ConfigurationError(f"scenario: for a head expected gradient, {', '.join(HEAD_SCENARIOS)}; got {name!r}")
     canary = canary_for(setting, name, seed=seed)
-    if not isinstance(canary, RecordCanary):
-        raise ConfigurationError(f'scenario: expected "crafted", "mislabelled" or "natural", got {name!r}')
+    assert isinstance(canary, RecordCanary)
     generator = generator_of(seed, "train", setting.x.device)
     size = max(2, AT_ONCE // setting.network.parameters // 2 * 2)
     scores = []
@@ -169,7 +174,7 @@ def _audit_heads(
     progress("training", runs, runs)
     d, d_prime = (torch.cat(part)[None].double().cpu().numpy() for part in zip(*scores, strict=True))
     return judge(
-        Scores((setting.recipe.steps,), d, d_prime),
+        Scores((setting.recipe.steps,), d, d_prime, OUTLIER_SCORES if name == "outlier" else ()),
         setting.claim,
         scenario=name,
         method=method,
@@ -182,7 +187,7 @@ def _audit_heads(
 
 
 def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(runs / 2,) on D and on D'."""
+    """(runs / 2,) on D and on D'; of an outlier (runs / 2, s)."""
     n, z = len(setting.x), setting.x[canary.target]
     other = canary.x.to(setting.x)
     members = torch.ones(runs, n + 1, dtype=torch.bool)
@@ -201,7 +206,11 @@ def _scores(setting: Setting, canary: RecordCanary, runs: int, generator: torch.
     )
     logits = heads.logits(torch.stack([z, other]))
     label = int(setting.y[canary.target])
-    found = record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
+    if canary.scenario == "outlier":
+        probes = probe_rows(n, canary.rows)
+        found = outlier_scores(logits, heads.logits(setting.x[probes]), label, canary.y, setting.y[probes])
+    else:
+        found = record_scores(logits[:, 0], logits[:, 1], label, canary.y, canary.scenario)
     return found[: runs // 2], found[runs // 2 :]
 
 

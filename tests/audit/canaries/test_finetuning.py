@@ -106,3 +106,13 @@ def test_the_same_training_on_other_data_has_the_same_plan():
     assert torch.equal(again.records.x, OTHERS[0])
     with pytest.raises(InputError, match="expected 40 records"):
         tuned.again((X[:5], Y[:5]), seed=0)
+
+
+def test_an_outlier_goes_through_the_tuners_own_code_and_a_poison_of_a_head_is_refused():
+    tuned = tuner(network(), trainable="head")
+    found = audit_training(tuned, "outlier", runs=40)
+    assert found.epsilon_lower <= found.epsilon_substitute
+    assert found.setting["score"].endswith(" on D")
+    for scenario in ("poison", "layers"):
+        with pytest.raises(ConfigurationError, match="for a head expected gradient, crafted"):
+            audit_training(tuned, scenario, runs=40)

@@ -81,8 +81,10 @@ class Run:
                     " or score= has no number for it"
                 )
         except Exception as error:
+            far = isinstance(self.canary, RecordCanary) and self.canary.scenario == "outlier" and side == "D'"
             raise InputError(
                 f"run {number} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
+                + ("; if it is the outlier that it refuses, give one that it takes: canary=(x', y')" if far else "")
             ) from error
         return Finished(score, time.monotonic() - began)
 

@@ -165,6 +165,19 @@ def test_another_distance_and_another_record_are_the_users_to_choose(tmp_path):
     assert again == [len(OUTLIER_SCORES) - 1 + 3] * 40, "each run with all of its scores"
 
 
+def test_a_training_that_refuses_the_outlier_says_whose_record_it_was():
+    def train(dataset, generator):
+        x, y = everything(dataset)
+        if x.max() > 3:
+            raise ValueError("expected features in [0, 3]")
+        return dp_sgd(x, y, generator)
+
+    with pytest.raises(
+        InputError, match=r"on D' .*in \[0, 3\]; if it is the outlier .*give one that it takes: canary="
+    ):
+        CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=8).run(silent)
+
+
 def test_a_training_that_diverges_on_both_data_sets_is_an_error():
     def train(dataset, generator):
         model = right(dataset, generator)
