@@ -89,6 +89,7 @@ class DPTraining:
         noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that would be passed.
         steps: of the optimizer, instead of the recipe's epochs.
         sample_rate: share of the members in a batch, in expectation, instead of the recipe's batch size.
+        largest_batch: what larger Poisson batches are cut down to; None: they are not.
         clip: largest norm C of one example's gradient.
         clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
             or per-layer.
@@ -107,6 +108,7 @@ class DPTraining:
     noise_multiplier: float | None = None
     steps: int | None = None
     sample_rate: float | None = None
+    largest_batch: int | None = None
     clip: float = 1.0
     clipping: ClippingName = "auto-s"
     gamma: float = 0.01
@@ -123,8 +125,9 @@ class DPTraining:
             TrainingBudget(self.epsilon, self.delta, self.adjacency, self.noise_multiplier)
             for name in ("clip", "gamma"):
                 object.__setattr__(self, name, check_number(name, getattr(self, name), above=0.0))
-            if self.steps is not None:
-                check_whole("steps", self.steps, 1)
+            for name in ("steps", "largest_batch"):
+                if (value := getattr(self, name)) is not None:
+                    check_whole(name, value, 1)
             if self.sample_rate is not None and check_number("sample_rate", self.sample_rate, above=0.0) > 1:
                 raise ConfigurationError(f"sample_rate: expected a share of at most 1, got {self.sample_rate!r}")
             if self.clipping not in get_args(ClippingName):
@@ -176,7 +179,7 @@ class DPTraining:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `DPFineTuner`, or of `FineTune(dp=)`: all but what trains, and how large a batch is."""
-        own = ("epsilon", "delta", "adjacency", "noise_multiplier", "steps")
+        own = ("epsilon", "delta", "adjacency", "noise_multiplier", "steps", "largest_batch")
         return {**{k: v for k, v in asdict(self).items() if k in own and v is not None}, "clipping": self.rule}
 
     def tuner(
@@ -211,6 +214,7 @@ class DPTraining:
                 epochs=None if self.steps else how.epochs,
                 steps=self.steps,
                 batch_size=how.batch_size if self.sample_rate is None else self.sample_rate * len(y),
+                largest_batch=self.largest_batch,
                 clipping=self.rule,
                 trainable=self.chosen,
                 optimizer=optimizer,
@@ -318,7 +322,7 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
         else f'"{statement.mechanism}"'
         if not phases or not statement.mechanism.startswith(MECHANISM)
         else f"{phases[0].sampling} batches"
-        if phases[0].sampling not in ("poisson", "full-batch")
+        if phases[0].sampling not in ("poisson", "full-batch", "truncated-poisson")
         else f"{statement.unit}s of several rows"
         if statement.unit != "record"
         else ""
@@ -341,7 +345,13 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
     which: Trained = "lora" if trained.startswith("low-rank adapters") else counted[1] if counted else "all"
     if counted and counted[1] not in ("all", "head", "last-block", "bias"):
         which = tuple(counted[1].split(", "))
-    steps = {"noise_multiplier": phase.noise_multiplier, "steps": phase.steps, "sample_rate": phase.sample_rate}
+    steps: dict[str, Any] = {
+        "noise_multiplier": phase.noise_multiplier,
+        "steps": phase.steps,
+        "sample_rate": phase.sample_rate,
+    }
+    if phase.largest_batch is not None:
+        steps["largest_batch"] = phase.largest_batch
     trainable = {"trainable": which} if counted or which == "lora" else {}
     return {"delta": statement.delta, **steps, **clipping, **trainable}
 

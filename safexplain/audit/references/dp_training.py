@@ -191,7 +191,7 @@ def train_private_models(
 
         def told(share: float, note: str = "", size: int = len(alike), before: int = done) -> None:
             if tick:
-                tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
+                tick((before + share * size) / len(models), f"{size} heads at once" if size > 1 else note)
 
         def alone(share: float, note: str = "", before: int = done) -> None:
             if tick:
@@ -215,7 +215,7 @@ def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraini
     """Whether two models differ in what trains alone, which is their heads."""
     from safexplain.dp.models.parameters import select
 
-    if dp.trainable != "head":
+    if dp.trainable != "head" or dp.largest_batch is not None:
         return i == first
     one, other = models[first].state_dict(), models[i].state_dict()
     training = set(select(models[first], "head"))

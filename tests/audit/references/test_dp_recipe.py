@@ -168,6 +168,15 @@ def test_trainings_that_cannot_be_repeated_ask_for_a_function(changes, says):
         of("", replace(STATED, **changes))
 
 
+def test_batches_that_were_cut_are_cut():
+    phase = Steps(2.4, 0.2, 100, "truncated-poisson", largest_batch=240, records=900)
+    dp = of("", replace(STATED, phases=(phase,))).dp
+    assert dp == replace(of("", STATED).dp, largest_batch=240)
+    data = torch.randn(100, 4), torch.arange(100) % 3
+    tuner = replace(dp, largest_batch=30).tuner(Recipe(), nn.Sequential(nn.Linear(4, 3)), *data, seed=0)
+    assert tuner.plan.phase().largest_batch == 30
+
+
 def test_a_clipping_that_the_statement_does_not_tell_can_be_given():
     dp = of('[dp]\nclip = 2.0\nclipping = "flat"', replace(STATED, clipping="by hand")).dp
     assert dp.rule == FlatClipping(2.0)
