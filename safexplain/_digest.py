@@ -154,7 +154,8 @@ def _imports(source: bytes) -> Iterator[str]:
 def digest(*parts: Any) -> str:
     """SHA-256 over nested plain values, arrays, tensors, and functions and classes with all that they refer to.
 
-    Those of Python and of installed packages stand by their name; classes of safexplain by their own code.
+    Those of Python and of installed packages stand by their name; classes of safexplain by their own code, its
+    functions by that of their module and of all that it imports.
 
     Raises:
         Undigestable: a part has no stable identity.
@@ -228,6 +229,8 @@ def _feed(h: _Walk, value: Any, depth: int) -> None:
         _feed(h, [value.__func__, value.__self__], depth + 1)
     elif inspect.isfunction(value) and _installed(value.__module__):
         h.update(_qualified_name(value))
+    elif inspect.isfunction(value) and _own(value):
+        h.update(_qualified_name(value) + code_digest(value.__module__).encode())
     elif inspect.isclass(value) or inspect.isfunction(value):
         h.refer(value)
     elif hasattr(value, "__dict__"):
@@ -330,6 +333,12 @@ def _installed(module: str | None) -> bool:
     root = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+
+
+def _own(function: Any) -> bool:
+    """Whether a function depends on this package's code alone; what its modules keep meanwhile is no part of that."""
+    own = (function.__module__ or "").startswith(f"{__package__}.")
+    return own and function.__closure__ is None and "<locals>" not in function.__qualname__
 
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
