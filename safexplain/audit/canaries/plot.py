@@ -48,7 +48,11 @@ def plot_canaries(results: Sequence[CanaryResult] | CanaryResult, *, path: str |
     axes = figure.add_subplot()
     at = np.unique(np.ceil(total * np.linspace(0, 1, POINTS)[1:] ** 2).astype(int))  # denser where it is steep
     for adjacency, label, color in CURVES:
-        spent = [epsilon_of([m], claim.delta, adjacency) for t in at if (m := claim.after(int(t)).mechanism)]
+        spent = [
+            epsilon_of([m], claim.delta, adjacency, group=claim.group)
+            for t in at
+            if (m := claim.after(int(t)).mechanism)
+        ]
         axes.plot([0, *at], [0, *spent], color=color, label=f"accounting: {label}")
     for result in results:
         steps = [e.step for e in result.errors]
