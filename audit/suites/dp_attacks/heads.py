@@ -8,6 +8,7 @@ features, which is known in closed form.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -25,70 +26,33 @@ from torch.nn import functional as F
 
 from safexplain._digest import model_digest
 from safexplain._files import whole_file
-from safexplain._privacy_loss import epsilons
-from safexplain.audit import Signals
-from safexplain.audit.collect import SUMMARIES, summarise
-from safexplain.dp.accounting.calibration import noise_multiplier
+from safexplain.audit.collect import summarise
 from safexplain.dp.heads.closed_form import Heads, train_heads
 from safexplain.dp.heads.features import features, head_input
 from safexplain.dp.heads.recipe import HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping
 
-from ...shared.run import Progress, code_of, load
+from ...shared.run import Progress, code_of
 from ..third_party.suite import third_party
+from .plan import Budget, Pool, Size, budgets
+from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, released
 
-EXPLAINERS = ("InputXGradient", "Saliency")
-PREDICTED = ("label", "loss", "margin")
-
-Arrays = dict[str, NDArray[Any]]
-
-CLASSES = 10
-DELTA = 1e-5
 TRAINING = ("safexplain.dp.heads.closed_form",)
 EXPLAINING = ("safexplain.audit.collect", "safexplain.dp.heads.features")
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
-
-@dataclass(frozen=True)
-class Size:
-    """How large a run is. The recipe is that of paper A's released code for CIFAR-10, on fewer examples.
-
-    Args:
-        models: that take turns as the target.
-        pool: examples; a coin decides for each model and example whether it is a member.
-        net: weight file of the backbone.
-        side: pixels that images are enlarged to.
-        epochs: over a model's members.
-        sample_rate: q, of a member in a step.
-        lr: of Adam.
-        resamples: of examples, for intervals of means over targets.
-    """
-
-    models: int = 17
-    pool: int = 4000
-    net: str = "mobilenet_v2_1.0_224_imagenet"
-    side: int = 64
-    epochs: int = 30
-    sample_rate: float = 0.1
-    lr: float = 5e-4
-    resamples: int = 200
-
-    @property
-    def steps(self) -> int:
-        """Of the optimizer."""
-        return round(self.epochs / self.sample_rate)
-
-
-QUICK = Size(models=5, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=5, resamples=20)
+QUICK = Size(models=6, pool=150, explained=120, mapped=60, targets=1, side=32, epochs=5, points=2, resamples=20)
+ROWS = 200
+"""Images whose explanations are kept in one file."""
 
 
 class Classifier(nn.Module):
     """Enlarges images, a frozen network without its last layer, and a linear head."""
 
-    def __init__(self, net: nn.Module, side: int, d: int) -> None:
+    def __init__(self, net: nn.Module, side: int, d: int, classes: int = 10) -> None:
         super().__init__()
         self.net, self.side = net.requires_grad_(False).to(memory_format=torch.channels_last), side
-        self.head = nn.Linear(d, CLASSES)
+        self.head = nn.Linear(d, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, 32, 32) normalised pixels -> (n, classes)."""
@@ -97,134 +61,36 @@ class Classifier(nn.Module):
         return logits
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """Images, labels and who is a member of which model."""
-
-    x: Tensor
-    y: Tensor
-    membership: NDArray[np.bool_]
-    source: dict[str, str]
-
-    @classmethod
-    def of(cls, size: Size, folder: Path) -> Pool:
-        """The first rows of CIFAR-10's training set, normalised as the MobileNets expect, and coin flips."""
-        arrays, source = load(folder, "cifar10", ("x_train", "y_train"))
-        x = (arrays["x_train"][: size.pool].transpose(0, 3, 1, 2).astype(np.float32) - 128) / 128
-        y = torch.from_numpy(arrays["y_train"][: size.pool].astype(np.int64))
-        coins = np.random.default_rng(0xD9).random((size.models, len(x))) < 0.5
-        return cls(torch.from_numpy(x), y, coins, source)
-
-    def digest(self) -> str:
-        """Of images and labels."""
-        return hashlib.sha256(self.x.numpy().tobytes() + self.y.numpy().tobytes()).hexdigest()
+# ------------------------------------------------------------------------------------------------------------- training
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a group of models spends: the noise, and epsilon under both adjacencies.
-
-    Args:
-        nominal: add/remove, as paper A states it; infinite: no noise and no clipping.
-        sigma: noise multiplier.
-        add_remove: of that noise.
-        substitute: of that noise.
-    """
-
-    nominal: float
-    sigma: float
-    add_remove: float
-    substitute: float
-
-    @classmethod
-    def of(cls, nominal: float, size: Size) -> Budget:
-        """Calibrated with q and steps as they are."""
-        if math.isinf(nominal):
-            return cls(nominal, 0.0, math.inf, math.inf)
-        sigma = noise_multiplier(nominal, size.sample_rate, size.steps, DELTA, adjacency="add_remove")
-        spent = epsilons(sigma, size.sample_rate, size.steps, DELTA)
-        return cls(nominal, sigma, spent.add_remove, spent.substitute)
-
-    @property
-    def name(self) -> str:
-        """As tables have it."""
-        return f"{self.nominal:g}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Infinity as null."""
-        return {k: None if math.isinf(v) else v for k, v in asdict(self).items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Released:
-    """What all models of a task release.
-
-    Args:
-        budgets: in order.
-        signals: (explainer, name of the budget) -> signals of its models.
-        accuracy: name of the budget -> "members" and "non_members", one number a model.
-        about: what is recorded of the task.
-    """
-
-    budgets: tuple[Budget, ...]
-    signals: dict[tuple[str, str], Signals]
-    accuracy: dict[str, dict[str, list[float]]]
-    about: dict[str, Any]
-
-
-def released(budgets: Sequence[Budget], scalars: Arrays, pool: Pool, about: dict[str, Any]) -> Released:
-    """Signals of each explainer and budget, and accuracy of each model on its members and on the others.
-
-    Args:
-        budgets: in order.
-        scalars: "EXPLAINER SUMMARY", "label", "loss" and "margin" -> (budgets * models, n), those of a budget together.
-        pool: of n examples.
-        about: what is recorded of the task.
-    """
-    right = scalars["label"] == pool.y.numpy()
-    signals, accuracy, models = {}, {}, len(pool.membership)
-    for i, budget in enumerate(budgets):
-        own = slice(i * models, (i + 1) * models)
-        each = list(zip(right[own], pool.membership, strict=True))
-        accuracy[budget.name] = {
-            "members": [float(r[m].mean()) for r, m in each],
-            "non_members": [float(r[~m].mean()) for r, m in each],
-        }
-        for explainer in EXPLAINERS:
-            values = {s: scalars[f"{explainer} {s}"][own] for s in SUMMARIES}
-            values |= {s: scalars[s][own] for s in PREDICTED}
-            meta = {"explainer": explainer, "population": pool.digest(), "subject": budget.name}
-            signals[explainer, budget.name] = Signals(pool.membership, values, meta=meta, inputs=pool.x.numpy())
-    return Released(tuple(budgets), signals, accuracy, about)
-
-
-def train(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], progress: Progress) -> Heads:
+def train(size: Size, pool: Pool, seen: Tensor, planned: Sequence[Budget], progress: Progress) -> Heads:
     """(budgets x models) heads, the same members for each budget; a fixed seed, so that results can be repeated."""
     weights, biases = [], []
-    for i, budget in enumerate(budgets):
+    for i, budget in enumerate(planned):
         recipe = HeadRecipe(
-            classes=CLASSES, steps=size.steps, sample_rate=size.sample_rate,
+            classes=pool.classes, steps=size.steps, sample_rate=size.sample_rate,
             expected_batch_size=size.sample_rate * len(pool.y) / 2,
             clipping=AutoSClipping(1.0, gamma=0.01) if budget.sigma else None, lr=size.lr, optimizer="adam",
         )  # fmt: skip
         heads = train_heads(
             seen, pool.y, recipe, noise_multiplier=budget.sigma, runs=size.models,
             membership=torch.from_numpy(pool.membership), generator=torch.Generator(seen.device).manual_seed(i),
-            progress=lambda _, done, steps, note="", i=i: progress("training", i + done / steps, len(budgets)),
+            progress=lambda _, done, steps, note="", i=i: progress("training", i + done / steps, len(planned)),
         )  # fmt: skip
         weights.append(heads.weight)
         biases.append(heads.bias)
     return Heads(torch.cat(weights), torch.cat(biases))
 
 
-def trained(size: Size, pool: Pool, seen: Tensor, budgets: Sequence[Budget], folder: Path, progress: Progress) -> Heads:
+def trained(size: Size, pool: Pool, seen: Tensor, planned: Sequence[Budget], folder: Path, progress: Progress) -> Heads:
     """`train`, or what it stored: trained again, heads may differ in the last bit, and their explanations with them."""
     where = hashlib.sha256(seen.cpu().numpy().tobytes() + np.packbits(pool.membership).tobytes()).hexdigest()
     code = code_of(__package__, *TRAINING)
-    what = [asdict(size), [b.sigma for b in budgets], pool.digest(), where, seen.device.type, code]
+    what = [asdict(size), [b.sigma for b in planned], pool.digest(), where, seen.device.type, code]
     path = folder / f"heads-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.npz"
     if not path.is_file():
-        heads = train(size, pool, seen, budgets, progress)
+        heads = train(size, pool, seen, planned, progress)
         save(path, {"weight": heads.weight.cpu().numpy(), "bias": heads.bias.cpu().numpy()})
     with np.load(path, allow_pickle=False) as file:
         return Heads(*(torch.from_numpy(file[name]).to(seen.device) for name in ("weight", "bias")))
@@ -236,29 +102,54 @@ def save(path: Path, arrays: Arrays) -> None:
         np.savez(file, **arrays)
 
 
-def explained(model: nn.Module, heads: Heads, x: Tensor) -> Arrays:
-    """Summaries of both explanations of the predicted class's probability: "EXPLAINER SUMMARY" -> (heads, n).
+# ----------------------------------------------------------------------------------------------------------- explaining
+
+
+def gradients(model: nn.Module, heads: Heads, x: Tensor) -> Tensor:
+    """(heads, n, ...) gradient of the probability of each head's predicted class with respect to the input.
 
     Args:
         model: whose head is replaced by each of `heads` in turn.
         heads: m of them.
         x: (n, ...) inputs.
     """
-    x = x.detach().requires_grad_()
-    seen = head_input(model, "head", x)
+    return _through(model, heads, x.detach()[None], torch.ones(1), None)
+
+
+def integrated(model: nn.Module, heads: Heads, x: Tensor, points: int) -> Tensor:
+    """(heads, n, ...) Integrated Gradients of the same probability from a baseline of zeros, as Captum computes it.
+
+    Args:
+        model: as `gradients`.
+        heads: m of them.
+        x: (n, ...) inputs.
+        points: of the Gauss-Legendre rule.
+    """
+    at, weights = gauss_legendre(points)
+    with torch.no_grad():
+        label = heads.probabilities(head_input(model, "head", x)).argmax(-1)
+    lines = at.to(x).view(-1, *[1] * x.dim()) * x.detach()
+    return x.detach() * _through(model, heads, lines, weights, label)
+
+
+def _through(model: nn.Module, heads: Heads, at: Tensor, weights: Tensor, label: Tensor | None) -> Tensor:
+    """(heads, n, ...) weighted sums of gradients at the inputs (k, n, ...); of the class predicted there, if no other.
+
+    With p the probabilities of a head W, the gradient of p_t with respect to the features is p_t (e_t - p) W.
+    """
+    k, n = at.shape[:2]
+    inputs = at.reshape(k * n, *at.shape[2:]).requires_grad_()
+    seen = head_input(model, "head", inputs)
     with torch.no_grad():
         p = heads.probabilities(seen)
-        highest, label = p.max(-1)
-        residual = F.one_hot(label, p.shape[-1]) - p
-        directions = (highest[..., None] * residual) @ heads.weight
-    found: dict[str, list[Tensor]] = {}
+        target = p.argmax(-1) if label is None else label.repeat(1, k)
+        wanted = p.gather(-1, target[..., None]) * weights.to(p).repeat_interleave(n)[:, None]
+        directions = (wanted * (F.one_hot(target, p.shape[-1]) - p)) @ heads.weight
+    found = []
     for i, direction in enumerate(directions):
-        (gradient,) = torch.autograd.grad(seen, x, direction, retain_graph=i + 1 < len(directions))
-        maps = {"InputXGradient": x.detach() * gradient, "Saliency": gradient.abs()}
-        for explainer, each in maps.items():
-            for name, numbers in summarise(each).items():
-                found.setdefault(f"{explainer} {name}", []).append(numbers)
-    return {name: torch.stack(numbers).cpu().numpy() for name, numbers in found.items()}
+        (gradient,) = torch.autograd.grad(seen, inputs, direction, retain_graph=i + 1 < len(directions))
+        found.append(gradient.view(at.shape).sum(0))
+    return torch.stack(found)
 
 
 def predicted(heads: Heads, seen: Tensor, y: Tensor) -> Arrays:
@@ -270,36 +161,109 @@ def predicted(heads: Heads, seen: Tensor, y: Tensor) -> Arrays:
     return {name: numbers.cpu().numpy() for name, numbers in found.items()}
 
 
-def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """What all heads say of a pool, in files of `ROWS` images each, from which a run resumes.
+
+    Args:
+        model: the backbone.
+        heads: of all budgets, those whose maps are kept first.
+        private: how many these are.
+        pool: of examples.
+        size: of the run.
+        folder: of the files.
+    """
+
+    model: Classifier
+    heads: Heads
+    private: int
+    pool: Pool
+    size: Size
+    folder: Path
+
+    def key(self) -> str:
+        """Names the files by everything that decides them."""
+        weights = self.heads.weight.cpu().numpy().tobytes() + self.heads.bias.cpu().numpy().tobytes()
+        size, code = self.size, code_of(__package__, *EXPLAINING)
+        what = [hashlib.sha256(weights).hexdigest(), model_digest(self.model.net).hex(), size.side, size.points]
+        what += [size.explained, size.mapped, self.private, self.pool.digest(), code, ROWS]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+    def files(self, progress: Progress) -> list[Path]:
+        """All of them, made as far as they are not there."""
+        key, found, n = self.key(), [], min(self.size.explained, len(self.pool.x))
+        for start in range(0, n, ROWS):
+            path = self.folder / f"{key}.{start}.npz"
+            if not path.is_file():
+                each = [self._batch(rows, start + 50 * i) for i, rows in enumerate(self._rows(start))]
+                names = dict.fromkeys(name for e in each for name in e)
+                save(path, {name: np.concatenate([e[name] for e in each if name in e], axis=1) for name in names})
+            found.append(path)
+            progress("explaining", min(start + ROWS, n), n)
+        return found
+
+    def _rows(self, start: int) -> tuple[Tensor, ...]:
+        return self.pool.x[: self.size.explained][start : start + ROWS].split(50)
+
+    def _batch(self, x: Tensor, start: int) -> Arrays:
+        """Summaries of all explanations, and whole maps of the first examples by the first heads."""
+        x = x.to(self.heads.weight.device)
+        gradient = gradients(self.model, self.heads, x)
+        maps = {"InputXGradient": x * gradient, "Saliency": gradient.abs()}
+        found: Arrays = {}
+        few = Heads(self.heads.weight[: self.private], self.heads.bias[: self.private])
+        if kept := min(max(self.size.mapped - start, 0), len(x)):
+            maps["IG"] = integrated(self.model, few, x[:kept], self.size.points)
+            for explainer in MAPPED:
+                rows = maps[explainer][: self.private, :kept]
+                found[f"map {explainer}"] = rows.flatten(2).cpu().numpy()
+        for explainer, each in maps.items():
+            for name, numbers in summarise(each.flatten(0, 1)).items():
+                found[f"{explainer} {name}"] = numbers.view(each.shape[:2]).cpu().numpy()
+        return found
+
+
+def _read(files: Sequence[Path], models: slice = slice(None), maps: str = "") -> Arrays:
+    """What the files hold, together: the summaries of all heads, or the maps of some."""
+    found: dict[str, list[NDArray[Any]]] = {}
+    for path in files:
+        with np.load(path, allow_pickle=False) as file:
+            for name in file.files:
+                if (name == maps) if maps else not name.startswith("map "):
+                    found.setdefault(name, []).append(file[name][models])
+    return {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
+
+
+def run(size: Size, options: Namespace, data: str) -> Released:
     """Features, heads and explanations; each is kept in the cache folder, from which a run resumes."""
     torch.set_num_threads(1)
     folder, device = options.cache / "dp_heads", torch.device(options.device)
-    pool, budgets = Pool.of(size, options.data), tuple(Budget.of(e, size) for e in nominal)
+    pool, (right, wrong) = Pool.of(size, options.data, data), budgets(size)
     nets, files = third_party(options.data, (size.net,))
     d = nets[size.net].convs[-1].in_channels
-    model = Classifier(nets[size.net], size.side, d).to(device).eval()
-    progress = Progress("heads: ")
+    model = Classifier(nets[size.net], size.side, d, pool.classes).to(device).eval()
+    progress = Progress(f"heads, {data}: ")
     seen = features(model, "head", pool.x, batch_size=100, cache=folder, progress=progress).to(device)
-    heads = trained(size, pool, seen, budgets, folder, progress)
-    scalars = parts(model, heads, pool, folder, progress) | predicted(heads, seen, pool.y)
-    about = {"data": pool.source, "weights": files, "features": d, "members": pool.membership.sum(1).tolist()}
-    return released(budgets, scalars, pool, about)
+    heads = trained(size, pool, seen, (*right, *wrong), folder, progress)
+    explained = Explained(model, heads, len(right) * size.models, pool, size, folder)
+    kept = explained.files(progress)
 
+    def maps(explainer: str, budget: int) -> NDArray[np.float32]:
+        own = slice(budget * size.models, (budget + 1) * size.models)
+        found: NDArray[np.float32] = _read(kept, own, f"map {explainer}")[f"map {explainer}"]
+        return found
 
-def parts(model: nn.Module, heads: Heads, pool: Pool, folder: Path, progress: Progress, rows: int = 200) -> Arrays:
-    """`explained` for the whole pool, a file for each `rows` images."""
-    weights = hashlib.sha256(heads.weight.cpu().numpy().tobytes() + heads.bias.cpu().numpy().tobytes()).hexdigest()
-    code = code_of(__package__, *EXPLAINING)
-    what = json.dumps([weights, model_digest(model.net).hex(), model.side, pool.digest(), code, rows])
-    key, device = hashlib.sha256(what.encode()).hexdigest()[:32], heads.weight.device
-    found = []
-    for start in range(0, len(pool.x), rows):
-        path = folder / f"{key}.{start}.npz"
-        if not path.is_file():
-            batches = pool.x[start : start + rows].split(50)
-            each = [explained(model, heads, batch.to(device)) for batch in batches]
-            save(path, {name: np.concatenate([e[name] for e in each], axis=1) for name in each[0]})
-        with np.load(path, allow_pickle=False) as file:
-            found.append(dict(file))
-        progress("explaining", min(start + rows, len(pool.x)), len(pool.x))
-    return {name: np.concatenate([f[name] for f in found], axis=1) for name in found[0]}
+    def network(budget: int, number: int) -> nn.Module:
+        own, which = copy.deepcopy(model), budget * size.models + number
+        own.head.weight.data, own.head.bias.data = heads.weight[which], heads.bias[which]
+        return own
+
+    about = {
+        "data": pool.source,
+        "pixels": list(pool.x.shape[2:]),
+        "weights": files,
+        "features": d,
+        "members": pool.membership.sum(1).tolist(),
+    }
+    found = released((*right, *wrong), _read(kept) | predicted(heads, seen, pool.y), maps, pool, about)
+    return faithful_to(found, network, pool, size, options.cache / "dp_heads", __package__)

@@ -1,14 +1,18 @@
-"""Pretrained networks of which everything trains, and how `networks.py` fine-tunes them.
+"""Pretrained networks, from files, from timm or trained here on public images, and how `networks.py` fine-tunes them.
 
 Editing this file makes stored weights be trained again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,34 +22,45 @@ from safexplain._progress import Progress
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
 
-from ...shared.run import Unusable
+from ...shared.run import Unusable, code_of
 from ..third_party.suite import third_party
-from .heads import CLASSES, DELTA, Budget, Size
+from .heads import save
+from .plan import DELTA, SOURCES, Budget, Pool, Size
 
+SMALL_VIT = "small_vit"
 SIDES = {
     "vit_tiny_patch16_224": 224,
     "vit_small_patch16_224": 224,
     "mobilenet_v2_1.0_224_imagenet": 64,
     "mobilenet_v1_0.25_128_imagenet": 64,
+    SMALL_VIT: 32,
 }
-"""Networks, transformers of timm and files of the weights folder -> pixels that images are enlarged to. All expect
-inputs from -1 to 1."""
+"""Networks -> pixels that images are enlarged to: transformers of timm, files of the weights folder, and one that is
+trained here first."""
+PUBLIC = {"cifar10": "tinyimagenet", "gtsrb": "cifar10", "tinyimagenet": "cifar10"}
+"""Data of the private training -> images that the small transformer is trained on before."""
+PUBLIC_ROWS, PUBLIC_EPOCHS, PUBLIC_LR = 10_000, 10, 2e-3
 
 UNCLIPPED = FlatClipping(1e30)
 
 
 class Resized(nn.Module):
-    """Enlarges images for a network whose classifier starts at zero."""
+    """Enlarges images from -1 to 1 and scales them as the network expects; its classifier starts at zero."""
 
     def __init__(self, net: nn.Module, head: nn.Linear, side: int) -> None:
         super().__init__()
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.net, self.side = net, side
+        config = getattr(net, "pretrained_cfg", None) or {}
+        mean, std = (torch.tensor(config.get(k) or (0.5,) * 3).view(-1, 1, 1) for k in ("mean", "std"))
+        self.register_buffer("scale", 0.5 / std, persistent=False)
+        self.register_buffer("shift", (0.5 - mean) / std, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, height, width) normalised pixels -> (n, classes)."""
-        logits: Tensor = self.net(F.interpolate(x, size=(self.side, self.side), mode="bilinear"))
+        """(n, 3, height, width) from -1 to 1 -> (n, classes)."""
+        large = F.interpolate(x, size=(self.side, self.side), mode="bilinear")
+        logits: Tensor = self.net(large * self.scale + self.shift)
         return logits
 
 
@@ -68,11 +83,11 @@ class MobileNet(nn.Module):
     Its BatchNorm is folded into the convolutions, so that nothing has to be replaced for DP training.
     """
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: Any, classes: int = 10) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_layer(conv) for conv in net.convs[:-1])
         self.back = [row[-1] for row in net.spec[:-1]]
-        self.head = nn.Linear(net.convs[-1].in_channels, CLASSES)
+        self.head = nn.Linear(net.convs[-1].in_channels, classes)
 
     def features(self, x: Tensor) -> Tensor:
         """(n, 3, height, width) -> (n, d)."""
@@ -95,40 +110,166 @@ def _layer(conv: Any) -> nn.Sequential:
     return nn.Sequential(SamePadding(kernel, stride), plain, nn.ReLU6() if conv.act else nn.Identity())
 
 
-def transformer(name: str, side: int, *, pretrained: bool = True) -> nn.Module:
-    """A vision transformer of timm for images of this side, with a new classifier.
+# ---------------------------------------------------------------------------------------------------- what is to be had
+
+
+def transformer(
+    name: str, side: int, classes: int = 10, *, pretrained: bool = True, weights: Path | None = None
+) -> nn.Module:
+    """A network of timm for images of this side, with a new classifier.
+
+    Args:
+        name: of the architecture.
+        side: of its images.
+        classes: of the new classifier.
+        pretrained: with weights, which timm downloads unless they are given.
+        weights: file of a state dict of this architecture, with any classifier or none.
 
     Raises:
-        Unusable: timm or the weights are not to be had.
+        Unusable: timm or the weights are not to be had, or the file is of another architecture.
     """
     try:
         import timm
 
-        return timm.create_model(name, pretrained=pretrained, num_classes=CLASSES, img_size=side)
+        config = timm.get_pretrained_cfg(name)
+        usual = config.input_size[-1] if config else side
+        given: dict[str, Any] = {"img_size": side} if side != usual else {}
+        if weights is None:
+            return timm.create_model(name, pretrained=pretrained, num_classes=classes, **given)
+        state = state_of(weights)
+        head = state.get(f"{config.classifier if config else 'head'}.weight")
+        before = 0 if head is None else len(head)
+        overlay = {"state_dict": state, "num_classes": before, "custom_load": False}
+        net = timm.create_model(name, pretrained=True, num_classes=before, pretrained_cfg_overlay=overlay, **given)
+        net.reset_classifier(classes)
+        return net
     except (ImportError, OSError, RuntimeError, ValueError) as error:
+        told = str(error).partition("\n")[0]
+        if weights is not None:
+            raise Unusable(
+                f"{weights} does not hold weights of {name} ({told}); name its architecture by --arch"
+            ) from None
         files = " or ".join(n for n in SIDES if n.startswith("mobilenet"))
-        raise Unusable(
-            f"timm gives no pretrained {name} ({str(error).partition(chr(10))[0]}); use --net {files}"
-        ) from None
+        raise Unusable(f"timm gives no pretrained {name} ({told}); give --weights FILE, or use --net {files}") from None
 
 
-def network(size: Size, folder: Path) -> tuple[nn.Module, dict[str, str]]:
+def state_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of weights: safetensors, or what `torch.save` wrote of a state dict; nothing is unpickled.
+
+    Raises:
+        Unusable: there is no such file, or it holds something else.
+    """
+    if not path.is_file():
+        raise Unusable(f"--weights: there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds, for a file that is no such thing
+        told = str(error).partition("\n")[0]
+        raise Unusable(f"--weights: {path} is no plain state dict ({type(error).__name__}: {told:.100})") from None
+    for key in ("state_dict", "model"):
+        found = found.get(key, found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not found or not all(isinstance(t, Tensor) for t in found.values()):
+        raise Unusable(f"--weights: {path} holds no state dict, names and tensors")
+    return dict(found)
+
+
+def small_vit(classes: int) -> nn.Module:
+    """Four blocks of 64 numbers on 16 patches of 8 x 8 pixels: what a CPU fine-tunes in seconds.
+
+    Raises:
+        Unusable: timm is missing.
+    """
+    try:
+        from timm.models.vision_transformer import VisionTransformer
+    except ImportError:
+        raise Unusable("the small transformer is made by timm: pip install 'safexplain[vision]'") from None
+    return VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=classes, global_pool="avg"
+    )
+
+
+def trained_on_public(
+    classes: int, options: Namespace, data: str, progress: Progress
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The small transformer after a training without privacy on public images, kept in the cache folder.
+
+    Args:
+        classes: of its new classifier.
+        options: name the folders of the data and of the cache.
+        data: what it will be fine-tuned on, which is another data set.
+        progress: told each epoch.
+    """
+    public = PUBLIC[data]
+    pool = Pool.of(Size(models=1, pool=PUBLIC_ROWS), options.data, public)
+    what = [pool.digest(), PUBLIC_EPOCHS, PUBLIC_LR, code_of(__package__, "safexplain.errors")]
+    name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+    path = options.cache / "dp_networks" / f"{SMALL_VIT}-{name}.npz"
+    torch.manual_seed(0)
+    net = small_vit(SOURCES[public][0])
+    if not path.is_file():
+        _fit(net, pool, progress)
+        save(path, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+    with np.load(path, allow_pickle=False) as file:
+        net.load_state_dict({name: torch.from_numpy(file[name]) for name in file.files})
+    net.eval().reset_classifier(classes)  # type: ignore[operator]
+    return net, {"trained on": {**pool.source, "rows": len(pool.x), "epochs": PUBLIC_EPOCHS}}
+
+
+def _fit(net: nn.Module, pool: Pool, progress: Progress) -> None:
+    """Adam with a linear decay, images mirrored at random."""
+    draw, batch = torch.Generator().manual_seed(0), 100
+    steps = PUBLIC_EPOCHS * math.ceil(len(pool.x) / batch)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=PUBLIC_LR, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 100) * (1 - step / steps)
+    )
+    for epoch in range(PUBLIC_EPOCHS):
+        for rows in torch.randperm(len(pool.x), generator=draw).split(batch):
+            x = pool.x[rows]
+            mirrored = torch.rand(len(x), 1, 1, 1, generator=draw) < 0.5
+            loss = F.cross_entropy(net(torch.where(mirrored, x.flip(3), x)), pool.y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        progress("training on public images", epoch + 1, PUBLIC_EPOCHS)
+
+
+def network(
+    size: Size, classes: int, options: Namespace, data: str, progress: Progress
+) -> tuple[nn.Module, dict[str, Any]]:
     """The pretrained network that all models start from, and the digest of its weights.
+
+    Args:
+        size: names it.
+        classes: of its new classifier.
+        options: `data`, `cache` and `weights`.
+        data: what it will be fine-tuned on.
+        progress: told how far a training on public images is.
 
     Raises:
         Unusable: the weights are not to be had.
     """
-    if size.net.startswith("vit_"):
-        net = transformer(size.net, size.side)
-        return Resized(net, net.get_classifier(), size.side), {size.net: model_digest(net).hex()}
-    nets, files = third_party(folder, (size.net,))
-    plain = MobileNet(nets[size.net])
-    return Resized(plain, plain.head, size.side), files
+    if size.net == SMALL_VIT:
+        net, about = trained_on_public(classes, options, data, progress)
+        return Resized(net, net.get_classifier(), size.side), about | {size.net: model_digest(net).hex()}  # type: ignore[operator]
+    if size.net.startswith("mobilenet"):
+        nets, files = third_party(options.data, (size.net,))
+        plain = MobileNet(nets[size.net], classes)
+        return Resized(plain, plain.head, size.side), dict(files)
+    weights = Path(options.weights) if options.weights else None
+    net = transformer(size.net, size.side, classes, weights=weights)
+    about = {size.net: model_digest(net).hex(), **({"file": weights.name} if weights else {})}
+    return Resized(net, net.get_classifier(), size.side), about  # type: ignore[operator]
 
 
 def fine_tuned(
     start: nn.Module, size: Size, x: Tensor, y: Tensor, budget: Budget, *, seed: int, device: torch.device,
-    checkpoint: Path | None, progress: Progress,
+    checkpoint: Path | None, progress: Progress, trainable: str = "all",
 ) -> DPFineTuned:  # fmt: skip
     """A network trained on its members by the recipe of paper A; without privacy neither clipped nor noisy.
 
@@ -145,10 +286,12 @@ def fine_tuned(
         device: where to train.
         checkpoint: file from which an interrupted training goes on.
         progress: told how far it is.
+        trainable: what trains, as `DPFineTuner` takes it.
     """
     return DPFineTuner(
         start, (x, y), epsilon=None, delta=DELTA, adjacency="add_remove", noise_multiplier=budget.sigma,
         steps=size.steps, batch_size=size.sample_rate * len(y),
         clipping=AutoSClipping(1.0, gamma=0.01) if budget.sigma else UNCLIPPED, optimizer="adam", lr=size.lr,
-        piece=64 if device.type == "cpu" else 256, device=device, seed=seed, checkpoint=checkpoint, progress=progress,
+        piece=64 if device.type == "cpu" else 256, device=device, seed=seed, checkpoint=checkpoint,
+        progress=progress, trainable=trainable,
     ).fit()  # fmt: skip

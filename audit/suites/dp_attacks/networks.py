@@ -1,9 +1,10 @@
-"""The task of `suite.py` in which everything trains: whole networks, fine-tuned with DP by `DPFineTuner`.
+"""The task of `suite.py` in which a network trains, or a part of it: fine-tuned with DP by `DPFineTuner`.
 
-Models start from one pretrained network (public: only what fine-tuning adds is protected and attacked), a small vision
-transformer of timm or a MobileNet whose weights are in the data folder (`--net`). Pool, coin flips, budgets and recipe
-are those of `heads.py`. Every model has gradients of its own, so that the full size, 17 models at five epsilons,
-needs a GPU; `--quick` shows on a CPU that everything works.
+Models start from one pretrained network (public: only what fine-tuning adds is protected and attacked). On a CPU that
+is a transformer of four small blocks, which is first trained on public images of another data set; with `--full` a
+ViT-S of timm, whose weights are downloaded or given; or a MobileNet of the data folder (`--net`). All of it trains, its
+last block, or low-rank adapters and the head. Pool, coin flips, budgets and recipe are those of `plan.py`. Every model
+has gradients of its own, so that the full size, 17 models at five epsilons, needs a GPU.
 
 A model is kept in the cache folder once it is trained, and what it releases once that is computed; a training that is
 interrupted goes on from its checkpoint.
@@ -16,7 +17,6 @@ import hashlib
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,18 +31,40 @@ from safexplain.audit.collect import summarise
 from safexplain.dp.heads.closed_form import Heads
 
 from ...shared.run import Progress, code_of
-from .heads import CLASSES, Arrays, Budget, Pool, Released, Size, predicted, released, save
-from .nets import SIDES, fine_tuned, network
+from .heads import predicted, save
+from .nets import SIDES, SMALL_VIT, fine_tuned, network
+from .plan import EPSILONS, Budget, Pool, Size, budgets
+from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, released
 
-FULL = Size(net="vit_tiny_patch16_224", side=SIDES["vit_tiny_patch16_224"])
-QUICK = Size(models=3, pool=150, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, resamples=20)
+TRAINABLE = ("all", "last-block", "lora")
+FULL = Size(net="vit_small_patch16_224", side=SIDES["vit_small_patch16_224"], explained=4000, mapped=1000, points=20)
+SMALL = Size(models=9, pool=700, explained=700, mapped=400, net=SMALL_VIT, side=SIDES[SMALL_VIT], epochs=20, lr=2e-3)
+QUICK = Size(
+    models=3, pool=150, explained=150, mapped=60, targets=1, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, points=2,
+    resamples=20,
+)  # fmt: skip
 
 TRAINING = ("safexplain.dp.sgd.finetune",)
 EXPLAINING = ("safexplain.audit.collect",)
 """What decides the weights of a model; and, given these, what it releases."""
 
-NOTHING = Heads(torch.eye(CLASSES)[None], torch.zeros(1, CLASSES))
-"""A head on the logits that leaves them as they are."""
+FORWARD = {"vit_tiny_patch16_224": 2.5e9, "vit_small_patch16_224": 9.2e9}
+"""Operations of one image, forwards."""
+SPEED = 2e13
+"""Operations a second of a current data-centre GPU in single precision, about a third of what it is sold for."""
+
+
+def expected_hours(size: Size, trainings: int) -> float:
+    """What a full run will take: an estimate from counted operations, not a measurement.
+
+    Args:
+        size: of the run.
+        trainings: how many choices of what trains.
+    """
+    steps = 5 * size.epochs * size.pool / 2  # forwards, backwards for the norms, backwards for the clipped sum
+    explained = 3 * (size.pool + size.mapped * size.points)
+    models = size.models * len(EPSILONS) * trainings
+    return FORWARD.get(size.net, max(FORWARD.values())) * models * (steps + explained) / SPEED / 3600
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +77,7 @@ class Start:
         size: of the run.
         device: where to compute.
         folder: of trained models and what they release.
+        trainable: what trains, as `DPFineTuner` takes it.
     """
 
     net: nn.Module
@@ -62,6 +85,7 @@ class Start:
     size: Size
     device: torch.device
     folder: Path
+    trainable: str = "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +110,24 @@ class Model:
     def key(self) -> str:
         """Names its weights by everything that decides them."""
         s, members = self.start.size, hashlib.sha256(np.packbits(self.members).tobytes()).hexdigest()
-        recipe = [s.side, s.steps, s.sample_rate, s.lr, self.budget.sigma, self.seed, self.start.device.type]
+        recipe = [
+            s.side,
+            s.steps,
+            s.sample_rate,
+            s.lr,
+            self.budget.sigma,
+            self.seed,
+            self.start.device.type,
+            self.start.trainable,
+        ]
         what = json.dumps([self.start.digest, self.pool.digest(), members, recipe, code_of(__package__, *TRAINING)])
         return hashlib.sha256(what.encode()).hexdigest()[:32]
 
     @cached_property
     def file(self) -> Path:
         """Of what it releases."""
-        code = code_of(__package__, *EXPLAINING)[:16]
+        size = self.start.size
+        code = f"{code_of(__package__, *EXPLAINING)[:16]}-{size.mapped}-{size.points}"
         return self.start.folder / f"{self.key}-{code}.npz"
 
     def trained(self, progress: Progress, before: int, total: int) -> nn.Module:
@@ -104,7 +138,7 @@ class Model:
             member = torch.from_numpy(self.members)
             tuned = fine_tuned(
                 start.net, size, self.pool.x[member], self.pool.y[member], self.budget, seed=self.seed,
-                device=start.device, checkpoint=checkpoint,
+                device=start.device, checkpoint=checkpoint, trainable=start.trainable,
                 progress=lambda _, done, steps, note="": progress("training", before + done / steps, total),
             )  # fmt: skip
             save(weights, {name: tensor.cpu().numpy() for name, tensor in tuned.model.state_dict().items()})
@@ -115,42 +149,61 @@ class Model:
         return model.to(start.device).eval()
 
     def releases(self, progress: Progress, before: int, total: int) -> Arrays:
-        """What it releases of the pool, name -> (n,), as stored if it is."""
+        """What it releases of the pool, as `explained` says, as stored if it is."""
         if not self.file.is_file():
             model = self.trained(progress, before, total)
-            save(self.file, explained(model, self.pool.x, self.pool.y, batch_size=100))
+            size = self.start.size
+            save(self.file, explained(model, self.pool.x, self.pool.y, 100, size.mapped, size.points))
             progress("training", before + 1, total)
         with np.load(self.file, allow_pickle=False) as file:
             return dict(file)
 
 
-def explained(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Arrays:
-    """Summaries of both explanations of the predicted class's probability, label, loss and margin: name -> (n,).
+def explained(model: nn.Module, x: Tensor, y: Tensor, batch_size: int, mapped: int, points: int) -> Arrays:
+    """What the model releases: name -> (n,) numbers; "map EXPLAINER" -> (mapped, d).
+
+    Summaries of the explanations of the predicted class's probability ("EXPLAINER SUMMARY"), label, loss and margin.
+    Integrated Gradients, and whole maps, are those of the first examples.
 
     Args:
         model: in eval mode.
         x: (n, ...) inputs.
         y: (n,) true labels.
         batch_size: inputs at a time.
+        mapped: how many examples have whole maps.
+        points: of Integrated Gradients.
     """
     model.requires_grad_(False)
     device = next(model.parameters()).device
     found: dict[str, list[NDArray[np.generic]]] = {}
-    for rows, own in zip(x.split(batch_size), y.split(batch_size), strict=True):
-        batch = rows.to(device).requires_grad_()
-        logits = model(batch)
-        p = logits.softmax(-1)
-        highest = p.gather(-1, p.argmax(-1, keepdim=True))
-        (gradient,) = torch.autograd.grad(highest.sum(), batch)
-        maps = {"InputXGradient": batch.detach() * gradient, "Saliency": gradient.abs()}
-        each = {f"{e} {s}": n.cpu().numpy() for e, m in maps.items() for s, n in summarise(m).items()}
-        each |= {name: numbers[0] for name, numbers in predicted(NOTHING, logits.detach().cpu(), own).items()}
+    for start in range(0, len(x), batch_size):
+        batch, own = x[start : start + batch_size].to(device), y[start : start + batch_size]
+        with torch.no_grad():
+            logits = model(batch)
+        label = logits.argmax(-1)
+        gradient = _gradient(model, batch, label)
+        maps = {"InputXGradient": batch * gradient, "Saliency": gradient.abs()}
+        each = {}
+        if kept := min(max(mapped - start, 0), len(batch)):
+            few, line = batch[:kept], zip(*gauss_legendre(points), strict=True)
+            maps["IG"] = few * sum(w.item() * _gradient(model, a.item() * few, label[:kept]) for a, w in line)
+            each = {f"map {e}": maps[e][:kept].flatten(1).cpu().numpy() for e in MAPPED}
+        each |= {f"{e} {s}": n.cpu().numpy() for e, m in maps.items() for s, n in summarise(m).items()}
+        nothing = Heads(torch.eye(logits.shape[1])[None], torch.zeros(1, logits.shape[1]))  # leaves logits as they are
+        each |= {name: numbers[0] for name, numbers in predicted(nothing, logits.cpu(), own).items()}
         for name, numbers in each.items():
             found.setdefault(name, []).append(numbers)
     return {name: np.concatenate(numbers) for name, numbers in found.items()}
 
 
-def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
+def _gradient(model: nn.Module, x: Tensor, label: Tensor) -> Tensor:
+    """Of the probability of these classes."""
+    at = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(at).softmax(-1).gather(-1, label[:, None]).sum(), at)
+    return gradient
+
+
+def run(size: Size, options: Namespace, data: str, trainable: str) -> Released:
     """Train, explain and gather all models; what is in the cache folder is not computed again.
 
     Raises:
@@ -160,22 +213,31 @@ def run(size: Size, nominal: Sequence[float], options: Namespace) -> Released:
     warnings.filterwarnings("ignore", "Full backward hook is firing")
     folder = options.cache / "dp_networks"
     folder.mkdir(parents=True, exist_ok=True)
-    pool, budgets = Pool.of(size, options.data), tuple(Budget.of(e, size) for e in nominal)
-    net, weights = network(size, options.data)
-    start = Start(net, model_digest(net).hex(), size, torch.device(options.device), folder)
+    progress = Progress(f"networks, {trainable}: ")
+    pool, (planned, _) = Pool.of(size, options.data, data), budgets(size)
+    net, weights = network(size, pool.classes, options, data, progress)
+    start = Start(net, model_digest(net).hex(), size, torch.device(options.device), folder, trainable)
     models = [
         Model(start, pool, members, budget, seed=1000 * i + m)
-        for i, budget in enumerate(budgets)
+        for i, budget in enumerate(planned)
         for m, members in enumerate(pool.membership)
     ]
     missing = [model for model in models if not model.file.is_file()]
-    progress = Progress("networks: ")
     for i, model in enumerate(missing):
         model.releases(progress, i, len(missing))
     each = [model.releases(progress, len(missing), len(missing)) for model in models]
-    scalars = {name: np.stack([e[name] for e in each]) for name in each[0]}
-    parameters = sum(p.numel() for p in net.parameters())
+    scalars = {name: np.stack([e[name] for e in each]) for name in each[0] if not name.startswith("map ")}
+
+    def maps(explainer: str, budget: int) -> NDArray[np.float32]:
+        own = each[budget * size.models : (budget + 1) * size.models]
+        return np.stack([e[f"map {explainer}"] for e in own])
+
+    def one(budget: int, number: int) -> nn.Module:
+        return models[budget * size.models + number].trained(progress, len(missing), len(missing))
+
     about = {
-        "data": pool.source, "weights": weights, "parameters": parameters, "members": pool.membership.sum(1).tolist(),
+        "data": pool.source, "pixels": list(pool.x.shape[2:]), "weights": weights, "trained": trainable,
+        "parameters": sum(p.numel() for p in net.parameters()), "members": pool.membership.sum(1).tolist(),
     }  # fmt: skip
-    return released(budgets, scalars, pool, about)
+    found = released(planned, scalars, maps, pool, about)
+    return faithful_to(found, one, pool, size, folder, __package__)

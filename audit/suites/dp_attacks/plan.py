@@ -1,0 +1,173 @@
+"""What is trained on what: the size of a run, the pool of examples with its coin flips, and the budgets."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from safexplain._privacy_loss import epsilons
+from safexplain.dp.accounting.calibration import noise_multiplier
+
+from ...shared.run import load
+
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
+MISCOUNTED = 5
+"""Paper A's code divides by the 50,000 examples of the data set, where 10,000 are trained on."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a run is. The recipe is that of paper A for CIFAR-10, on fewer examples.
+
+    Args:
+        models: that take turns as the target.
+        pool: most examples; a coin decides for each model and example whether it is a member.
+        explained: the first examples, on which the attacks are scored (of networks all).
+        mapped: the first of these, of which IG is computed and whole maps are attacked.
+        targets: models that are attacked by their whole maps.
+        net: the pretrained network.
+        side: pixels that images are enlarged to.
+        epochs: over a model's members.
+        sample_rate: q, of a member in a step.
+        lr: of Adam; 5e-3 in the paper's Table 4 (its code has 5e-4).
+        points: of IG, on the straight line from zero.
+        resamples: of examples, for intervals of means over targets.
+    """
+
+    models: int = 17
+    pool: int = 4000
+    explained: int = 800
+    mapped: int = 400
+    targets: int = 4
+    net: str = "mobilenet_v1_0.25_128_imagenet"
+    side: int = 64
+    epochs: float = 30
+    sample_rate: float = 0.1
+    lr: float = 5e-3
+    points: int = 4
+    resamples: int = 100
+
+    @property
+    def steps(self) -> int:
+        """Of the optimizer."""
+        return round(self.epochs / self.sample_rate)
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+
+Images = tuple[NDArray[Any], NDArray[Any], dict[str, str]]
+
+
+def _cifar10(folder: Path) -> Images:
+    arrays, source = load(folder, "cifar10", ("x_train", "y_train"))
+    return arrays["x_train"], arrays["y_train"], source
+
+
+def _tinyimagenet(folder: Path) -> Images:
+    arrays, source = load(folder, "tinyimagenet32_100", ("x_train", "y_train"))
+    return arrays["x_train"], arrays["y_train"], source
+
+
+def _gtsrb(folder: Path) -> Images:
+    """One frame of each track, the one nearest to the middle: all frames of a track are nearly the same picture."""
+    arrays, source = load(folder, "gtsrb", ("x_train", "y_train", "track_train", "frame_train"))
+    off_middle = np.abs(arrays["frame_train"].astype(int) - 15)
+    order = np.lexsort((off_middle, arrays["track_train"]))
+    rows = order[np.unique(arrays["track_train"][order], return_index=True)[1]]
+    rows = np.random.default_rng(0).permutation(rows)
+    return arrays["x_train"][rows], arrays["y_train"][rows], source
+
+
+SOURCES: dict[str, tuple[int, Callable[[Path], Images]]] = {
+    "cifar10": (10, _cifar10),
+    "gtsrb": (43, _gtsrb),
+    "tinyimagenet": (100, _tinyimagenet),
+}
+"""Name -> classes, and what reads the images: paper A's CIFAR-10; one of its five data sets, photographs of street
+signs for those of house numbers; and 100 classes for CIFAR-100."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Images, labels and who is a member of which model."""
+
+    x: Tensor
+    y: Tensor
+    membership: NDArray[np.bool_]
+    source: dict[str, str]
+    classes: int = 10
+
+    @classmethod
+    def of(cls, size: Size, folder: Path, data: str = "cifar10") -> Pool:
+        """The first rows of a data set, from -1 to 1 as the networks expect them, and coin flips."""
+        classes, read = SOURCES[data]
+        images, labels, source = read(folder)
+        x = (images[: size.pool].transpose(0, 3, 1, 2).astype(np.float32) - 128) / 128
+        y = torch.from_numpy(labels[: size.pool].astype(np.int64))
+        coins = np.random.default_rng(0xD9).random((size.models, len(x))) < 0.5
+        return cls(torch.from_numpy(x), y, coins, source, classes)
+
+    def digest(self) -> str:
+        """Of images and labels."""
+        return hashlib.sha256(self.x.numpy().tobytes() + self.y.numpy().tobytes()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------- the budgets
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a group of models spends: the noise, what is claimed of it, and what it guarantees.
+
+    Args:
+        nominal: add/remove, as paper A states it; infinite: no noise and no clipping.
+        sigma: noise multiplier.
+        add_remove: of that noise, with q and steps as they are.
+        substitute: the same.
+        claimed_substitute: of that noise, with q and steps as they were accounted.
+        published: accounted as paper A's code accounts.
+    """
+
+    nominal: float
+    sigma: float
+    add_remove: float
+    substitute: float
+    claimed_substitute: float
+    published: bool = False
+
+    @classmethod
+    def of(cls, nominal: float, size: Size, *, published: bool = False) -> Budget:
+        """Calibrated with q and steps as they are; `published`: with q a fifth, and five times the steps."""
+        if math.isinf(nominal):
+            return cls(nominal, 0.0, math.inf, math.inf, math.inf)
+        wrong = MISCOUNTED if published else 1
+        rate, steps = size.sample_rate / wrong, size.steps * wrong
+        sigma = noise_multiplier(nominal, rate, steps, DELTA, adjacency="add_remove")
+        true = epsilons(sigma, size.sample_rate, size.steps, DELTA)
+        claimed = epsilons(sigma, rate, steps, DELTA)
+        return cls(nominal, sigma, true.add_remove, true.substitute, claimed.substitute, published)
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.nominal:g}" + (" as published" if self.published else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Infinity as null."""
+        return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(self).items()}
+
+
+def budgets(size: Size) -> tuple[tuple[Budget, ...], tuple[Budget, ...]]:
+    """Those accounted as they are spent; and the finite ones accounted as published."""
+    wrong = tuple(Budget.of(e, size, published=True) for e in EPSILONS if math.isfinite(e))
+    return tuple(Budget.of(e, size) for e in EPSILONS), wrong
