@@ -15,6 +15,7 @@ from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
 from ..suites.bound_errors import tables as bound_tables
 from ..suites.dithering import tables as dithering_tables
+from ..suites.dp_attacks import tables as dp_tables
 from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
@@ -145,63 +146,6 @@ def third_party(found: dict[str, Any]) -> str:
     return markdown(("network, explanation", *THIRD_PARTY, *ends), rows)
 
 
-# ------------------------------------------------------------------------------------------------- dp_attacks.json
-
-DP_SHOWN = (
-    "LikelihoodRatio on l1",
-    "LRT (Huang et al.) on l1",
-    "LabelLikelihoodRatio on label",
-    "LikelihoodRatio on loss",
-    "JointLikelihoodRatio on l1+loss",
-)
-"""Attacks whose AUC is shown, averaged over all targets."""
-
-
-def _budget(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
-
-
-def dp_leakage(found: dict[str, Any]) -> str:
-    """Accuracy beside leakage, for each task, explainer and epsilon."""
-    rows = []
-    for task, result in found["results"].items():
-        for name, cell in result["cells"].items():
-            explainer, _, epsilon = name.partition(" ")
-            budget, right = result["budgets"][epsilon], result["accuracy"][epsilon]
-            means = cell["means"]
-            found_at = means[DP_SHOWN[0]]["tpr at 0.01"]
-            rows.append((
-                f"{task}, {explainer}",
-                _budget(budget["add_remove"]),
-                _budget(budget["substitute"]),
-                f"{right['members']['mean']:.1%}",
-                f"{right['non_members']['mean']:.1%}",
-                *(f"{means[a]['auc']['value']:.3f}" for a in DP_SHOWN),
-                f"{found_at['value']:.1%} [{found_at['low']:.1%}, {found_at['high']:.1%}]",
-                cell["verdict"],
-            ))  # fmt: skip
-    header = ("task, explainer", "epsilon, added or removed", "substituted", "accuracy on members", "on others",
-              "L1-LRT AUC", "as published", "label", "loss", "l1 + loss", "L1-LRT, TPR at 1 %", "verdict")  # fmt: skip
-    return markdown(header, rows)
-
-
-def dp_accounting(found: dict[str, Any]) -> str:
-    """What the published epsilons are worth."""
-    rows = [
-        (
-            f"{r['data']}, {r['epochs']} epochs",
-            f"{r['claimed']:g}",
-            f"{r['sigma']:.3f}",
-            f"{r['add_remove']:.2f}",
-            f"{r['substitute']:.2f}",
-        )
-        for r in found["accounting_of_the_paper"]
-        if r["sigma_by"] == "Opacus, PRV"
-    ]
-    header = ("run", "claimed", "noise multiplier", "true epsilon, added or removed", "substituted")
-    return markdown(header, rows)
-
-
 # ------------------------------------------------------------------------------------------------------ benchmarks
 
 
@@ -256,8 +200,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attack_table: verdicts": ("attack_table", attack_verdicts),
     "third_party": ("third_party", third_party),
     "third_party: sentences": ("third_party", sentences),
-    "dp_attacks: leakage": ("dp_attacks", dp_leakage),
-    "dp_attacks: accounting": ("dp_attacks", dp_accounting),
     "red_team": ("red_team", red_team),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
@@ -289,6 +231,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("audit_cost", make) for name, make in cost_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
+    **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
     **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
     **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     **{name: ("paper_e_tmi", make) for name, make in tmi_tables.TABLES.items()},

@@ -182,7 +182,7 @@ def _training(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _dp_attacks(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    heads = found["results"]["heads"]
+    heads = found["results"]["heads cifar10"]
     shown = []
     for name in ("inf", "8", "2"):
         budget, cell = heads["budgets"][name], heads["cells"][f"InputXGradient {name}"]
