@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from safexplain._privacy_loss import grid_interval, one_step
+from safexplain._privacy_loss import Steps
 from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import GlobalVariance, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SUMMARY, SuiteRow, fitting
+from safexplain.verdict.implied import RocBound, tpr_bound
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 from ...shared.resampling import interpolated_rates, resampled_rates
 from ...shared.run import Progress
@@ -53,31 +55,19 @@ WHOLE_FROM = {"InputXGradient": 0.0, "IG": 8.0}
 """Explainer -> smallest epsilon at which its whole maps are attacked; below, IG tells less than InputXGradient."""
 
 
-def promised(epsilon: float, fpr: float) -> float:
-    """Highest true-positive rate that (epsilon, DELTA) allows at this false-positive rate."""
-    if math.isinf(epsilon):
-        return 1.0
-    return min(math.exp(epsilon) * fpr + DELTA, 1 - math.exp(-epsilon) * (1 - fpr - DELTA), 1.0)
-
-
 def allowed(budget: Budget, size: Size) -> dict[str, Any]:
-    """What the guarantee allows every attack to find, at each of `RATES`.
+    """What the guarantee allows every attack to find, at each of `RATES`, and the largest AUC.
 
-    "by epsilon" follows from (epsilon, delta) alone; "by the curve" from the whole trade-off curve of the sampled
-    Gaussian mechanism under adding or removing a record (arXiv 1905.02383, Proposition 2.12), which is tighter.
+    "by epsilon" follows from (epsilon, delta) alone, "by the curve" from the mechanism's whole trade-off curve.
     """
     if math.isinf(budget.nominal):
-        return {what: {str(rate): 1.0 for rate in RATES} for what in ("by epsilon", "by the curve")}
-    noise, q, steps = budget.sigma, size.sample_rate, size.steps
-    interval = grid_interval(noise, q, steps, "poisson")
-    loss = one_step(noise, q, "add_remove", "poisson", interval).self_compose(steps)
-    orders = np.linspace(0.0, 30.0, 3001)
-    delta = np.asarray(loss.get_delta_for_epsilon(orders))
-    curve = {
-        str(rate): float(np.minimum(delta + np.exp(orders) * rate, 1 - np.exp(-orders) * (1 - delta - rate)).min())
-        for rate in RATES
-    }
-    return {"by epsilon": {str(rate): promised(budget.add_remove, rate) for rate in RATES}, "by the curve": curve}
+        every = {str(rate): 1.0 for rate in RATES}
+        return {"by epsilon": every, "by the curve": every, "auc": 1.0}
+    steps = Steps(budget.sigma, size.sample_rate, size.steps)
+    bound = RocBound.of(PrivacyStatement("DP-SGD", records=size.pool // 2, delta=DELTA, phases=(steps,)))
+    by_epsilon = {str(rate): float(tpr_bound(rate, budget.add_remove, DELTA)) for rate in RATES}
+    curve = {str(rate): min(float(bound(rate)), by_epsilon[str(rate)]) for rate in RATES}
+    return {"by epsilon": by_epsilon, "by the curve": curve, "auc": bound.auc}
 
 
 def scalar(signals: Signals, resamples: int) -> dict[str, Any]:
@@ -171,7 +161,7 @@ def above_promise(cell: dict[str, Any], budget: dict[str, Any]) -> list[str]:
             others = cell["non_members"]
             positives = math.floor(rate * others)
             fpr = float(beta.ppf(0.975, positives + 1, others - positives))
-            most = promised(math.inf if bound is None else bound, fpr)
+            most = float(tpr_bound(fpr, math.inf if bound is None else bound, DELTA))
             if found and name != "added to the label" and found["low"] > most:
                 wrong.append(f"{name} finds {found['low']:.1%} at {rate:.1%}, promised {most:.1%}")
     return wrong

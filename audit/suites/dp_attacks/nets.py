@@ -23,6 +23,7 @@ from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.dp.sgd.finetune import DPFineTuned, DPFineTuner
 
 from ...shared.run import Unusable, code_of
+from ...shared.timm_networks import Backbone, backbone
 from ..third_party.suite import third_party
 from .heads import save
 from .plan import DELTA, SOURCES, Budget, Pool, Size
@@ -39,28 +40,38 @@ SIDES = {
 trained here first."""
 PUBLIC = {"cifar10": "tinyimagenet", "gtsrb": "cifar10", "tinyimagenet": "cifar10"}
 """Data of the private training -> images that the small transformer is trained on before."""
-PUBLIC_ROWS, PUBLIC_EPOCHS, PUBLIC_LR = 10_000, 10, 2e-3
+PUBLIC_EPOCHS, PUBLIC_LR = 8, 2e-3
 
 UNCLIPPED = FlatClipping(1e30)
 
 
 class Resized(nn.Module):
-    """Enlarges images from -1 to 1 and scales them as the network expects; its classifier starts at zero."""
+    """Enlarges images for a network that expects pixels from -1 to 1; its classifier starts at zero."""
 
     def __init__(self, net: nn.Module, head: nn.Linear, side: int) -> None:
         super().__init__()
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.net, self.side = net, side
-        config = getattr(net, "pretrained_cfg", None) or {}
-        mean, std = (torch.tensor(config.get(k) or (0.5,) * 3).view(-1, 1, 1) for k in ("mean", "std"))
-        self.register_buffer("scale", 0.5 / std, persistent=False)
-        self.register_buffer("shift", (0.5 - mean) / std, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, height, width) from -1 to 1 -> (n, classes)."""
-        large = F.interpolate(x, size=(self.side, self.side), mode="bilinear")
-        logits: Tensor = self.net(large * self.scale + self.shift)
+        logits: Tensor = self.net(F.interpolate(x, size=(self.side, self.side), mode="bilinear"))
+        return logits
+
+
+class FromZeroToOne(nn.Module):
+    """A network of timm whose weights were given, which scales and enlarges pixels itself; its head starts at zero."""
+
+    def __init__(self, net: Backbone) -> None:
+        super().__init__()
+        nn.init.zeros_(net.head.weight)
+        nn.init.zeros_(net.head.bias)
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, height, width) from -1 to 1 -> (n, classes)."""
+        logits: Tensor = self.net((x + 1) / 2)
         return logits
 
 
@@ -113,68 +124,22 @@ def _layer(conv: Any) -> nn.Sequential:
 # ---------------------------------------------------------------------------------------------------- what is to be had
 
 
-def transformer(
-    name: str, side: int, classes: int = 10, *, pretrained: bool = True, weights: Path | None = None
-) -> nn.Module:
-    """A network of timm for images of this side, with a new classifier.
-
-    Args:
-        name: of the architecture.
-        side: of its images.
-        classes: of the new classifier.
-        pretrained: with weights, which timm downloads unless they are given.
-        weights: file of a state dict of this architecture, with any classifier or none.
+def transformer(name: str, side: int, classes: int = 10, *, pretrained: bool = True) -> nn.Module:
+    """A vision transformer of timm for images of this side, with a new classifier; timm downloads its weights.
 
     Raises:
-        Unusable: timm or the weights are not to be had, or the file is of another architecture.
+        Unusable: timm or the weights are not to be had.
     """
     try:
         import timm
 
-        config = timm.get_pretrained_cfg(name)
-        usual = config.input_size[-1] if config else side
-        given: dict[str, Any] = {"img_size": side} if side != usual else {}
-        if weights is None:
-            return timm.create_model(name, pretrained=pretrained, num_classes=classes, **given)
-        state = state_of(weights)
-        head = state.get(f"{config.classifier if config else 'head'}.weight")
-        before = 0 if head is None else len(head)
-        overlay = {"state_dict": state, "num_classes": before, "custom_load": False}
-        net = timm.create_model(name, pretrained=True, num_classes=before, pretrained_cfg_overlay=overlay, **given)
-        net.reset_classifier(classes)
-        return net
+        return timm.create_model(name, pretrained=pretrained, num_classes=classes, img_size=side)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        told = str(error).partition("\n")[0]
-        if weights is not None:
-            raise Unusable(
-                f"{weights} does not hold weights of {name} ({told}); name its architecture by --arch"
-            ) from None
         files = " or ".join(n for n in SIDES if n.startswith("mobilenet"))
-        raise Unusable(f"timm gives no pretrained {name} ({told}); give --weights FILE, or use --net {files}") from None
-
-
-def state_of(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of weights: safetensors, or what `torch.save` wrote of a state dict; nothing is unpickled.
-
-    Raises:
-        Unusable: there is no such file, or it holds something else.
-    """
-    if not path.is_file():
-        raise Unusable(f"--weights: there is no file {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, for a file that is no such thing
         told = str(error).partition("\n")[0]
-        raise Unusable(f"--weights: {path} is no plain state dict ({type(error).__name__}: {told:.100})") from None
-    for key in ("state_dict", "model"):
-        found = found.get(key, found) if isinstance(found, dict) else found
-    if not isinstance(found, dict) or not found or not all(isinstance(t, Tensor) for t in found.values()):
-        raise Unusable(f"--weights: {path} holds no state dict, names and tensors")
-    return dict(found)
+        raise Unusable(
+            f"timm gives no pretrained {name} ({told}); give --weights FILE --arch NAME, or use --net {files}"
+        ) from None
 
 
 def small_vit(classes: int) -> nn.Module:
@@ -193,18 +158,19 @@ def small_vit(classes: int) -> nn.Module:
 
 
 def trained_on_public(
-    classes: int, options: Namespace, data: str, progress: Progress
+    rows: int, classes: int, options: Namespace, data: str, progress: Progress
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The small transformer after a training without privacy on public images, kept in the cache folder.
 
     Args:
+        rows: how many images.
         classes: of its new classifier.
         options: name the folders of the data and of the cache.
         data: what it will be fine-tuned on, which is another data set.
         progress: told each epoch.
     """
     public = PUBLIC[data]
-    pool = Pool.of(Size(models=1, pool=PUBLIC_ROWS), options.data, public)
+    pool = Pool.of(Size(models=1, pool=rows), options.data, public)
     what = [pool.digest(), PUBLIC_EPOCHS, PUBLIC_LR, code_of(__package__, "safexplain.errors")]
     name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
     path = options.cache / "dp_networks" / f"{SMALL_VIT}-{name}.npz"
@@ -254,17 +220,18 @@ def network(
     Raises:
         Unusable: the weights are not to be had.
     """
+    if options.weights:
+        given, named = backbone(size.net, Path(options.weights), classes)
+        return FromZeroToOne(given), dict(named)
     if size.net == SMALL_VIT:
-        net, about = trained_on_public(classes, options, data, progress)
+        net, about = trained_on_public(size.public, classes, options, data, progress)
         return Resized(net, net.get_classifier(), size.side), about | {size.net: model_digest(net).hex()}  # type: ignore[operator]
     if size.net.startswith("mobilenet"):
         nets, files = third_party(options.data, (size.net,))
         plain = MobileNet(nets[size.net], classes)
         return Resized(plain, plain.head, size.side), dict(files)
-    weights = Path(options.weights) if options.weights else None
-    net = transformer(size.net, size.side, classes, weights=weights)
-    about = {size.net: model_digest(net).hex(), **({"file": weights.name} if weights else {})}
-    return Resized(net, net.get_classifier(), size.side), about  # type: ignore[operator]
+    net = transformer(size.net, size.side, classes)
+    return Resized(net, net.get_classifier(), size.side), {size.net: model_digest(net).hex()}  # type: ignore[operator]
 
 
 def fine_tuned(

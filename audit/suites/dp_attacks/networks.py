@@ -17,7 +17,7 @@ import hashlib
 import json
 import warnings
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -39,10 +39,9 @@ from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, rel
 TRAINABLE = ("all", "last-block", "lora")
 FULL = Size(net="vit_small_patch16_224", side=SIDES["vit_small_patch16_224"], explained=4000, mapped=1000, points=20)
 SMALL = Size(models=9, pool=700, explained=700, mapped=400, net=SMALL_VIT, side=SIDES[SMALL_VIT], epochs=20, lr=2e-3)
-QUICK = Size(
-    models=3, pool=150, explained=150, mapped=60, targets=1, net="mobilenet_v1_0.25_128_imagenet", side=32, epochs=1, points=2,
-    resamples=20,
-)  # fmt: skip
+QUICK = replace(
+    SMALL, models=3, pool=150, explained=150, mapped=60, targets=1, epochs=1, points=2, resamples=20, public=200
+)
 
 TRAINING = ("safexplain.dp.sgd.finetune",)
 EXPLAINING = ("safexplain.audit.collect",)

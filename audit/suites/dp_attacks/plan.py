@@ -42,6 +42,7 @@ class Size:
         lr: of Adam; 5e-3 in the paper's Table 4 (its code has 5e-4).
         points: of IG, on the straight line from zero.
         resamples: of examples, for intervals of means over targets.
+        public: images that the small transformer of the network task is trained on before.
     """
 
     models: int = 17
@@ -56,6 +57,7 @@ class Size:
     lr: float = 5e-3
     points: int = 4
     resamples: int = 100
+    public: int = 8000
 
     @property
     def steps(self) -> int:

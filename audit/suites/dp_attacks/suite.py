@@ -49,6 +49,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ EXPECTED = {"CIFAR-10": (1.19, 2.46, 5.09, 19.6), "CIFAR-100": (1.23, 2.55, 5.18
 """Add/remove epsilon of the claimed ones with the noise of Opacus' PRV accountant, to within 2 %."""
 
 
-# ------------------------------------------------------------------------------------------------ the paper's accounting
+# ----------------------------------------------------------------------------------------------- the paper's accounting
 
 
 def misaccounted() -> list[dict[str, Any]]:
@@ -258,8 +259,7 @@ def tasks(options: Namespace) -> list[tuple[str, str, str]]:
         return [(f"heads {data}", data, "head") for data in chosen]
     data = options.on or ("cifar10" if options.full else "gtsrb")
     trainable = [options.trainable] if options.trainable else list(networks.TRAINABLE)
-    net = "" if options.net is None else f"{options.net} "
-    return [(f"network {net}{data} {what}", data, what) for what in trainable]
+    return [(f"network {size_of(options).net} {data} {what}", data, what) for what in trainable]
 
 
 def size_of(options: Namespace) -> Size:
@@ -270,8 +270,8 @@ def size_of(options: Namespace) -> Size:
         size = networks.QUICK if options.quick else networks.FULL if options.full else networks.SMALL
     given = {k: v for k in ("models", "pool", "net") if (v := getattr(options, k)) is not None}
     if options.net and not options.quick:
-        given["side"] = SIDES.get(options.net, networks.FULL.side)
-    return replace(size, **given)
+        given["side"] = SIDES[options.net]
+    return replace(size, **given | ({"net": options.arch} if options.weights else {}))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -284,9 +284,9 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--device", default="cpu")
     p.add_argument("--models", type=int, help="that take turns as the target")
     p.add_argument("--pool", type=int, help="most examples")
-    p.add_argument("--net", help=f"pretrained network: {', '.join(SIDES)}, or a name in timm; heads take a MobileNet")
-    p.add_argument("--arch", dest="net", help="the same, beside --weights")
-    p.add_argument("--weights", help="file of the network's pretrained weights (.safetensors, .pt, .pth or .bin)")
+    p.add_argument("--net", choices=tuple(SIDES), help="pretrained network; heads take a MobileNet")
+    p.add_argument("--weights", type=Path, help="file of weights of a network of timm, instead of what it downloads")
+    p.add_argument("--arch", default=networks.FULL.net, help="its name in timm (default: %(default)s)")
     options = p.parse_args(argv)
     if options.full or options.weights:
         options.task = "network"

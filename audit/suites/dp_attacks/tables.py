@@ -77,11 +77,11 @@ def _leak(found: dict[str, Any], of: str, title: Callable[[str], str]) -> str:
             *(f"{at[a]['auc']['value']:.3f}" for a in SHOWN.values()),
             _percent(at[f"{LRT}l1"]["tpr at 0.01"]),
             "all" if free else f"{limits['by epsilon']['0.01']:.1%}",
-            "all" if free else f"{limits['by the curve']['0.01']:.1%}",
+            "all" if free else f"{limits['by the curve']['0.01']:.1%}", f"{limits['auc']:.3f}",
         ))  # fmt: skip
     header = ("data, explainer", "epsilon: added or removed / substituted", "accuracy on members / others",
               *(f"{column}, AUC" for column in SHOWN), "L1-LRT, TPR at 1 %", "most that epsilon allows",
-              "most by the curve")  # fmt: skip
+              "most by the curve", "largest AUC")  # fmt: skip
     return markdown(header, rows)
 
 
@@ -131,7 +131,8 @@ def published(found: dict[str, Any]) -> str:
                 _percent(at["LikelihoodRatio on loss"]["tpr at 0.01"]),
                 f"{budget['allowed']['by the curve']['0.01']:.1%}",
             ))  # fmt: skip
-    header = ("data, accounting", "claimed: added or removed / substituted", "true", "noise multiplier", "accuracy on others",
+    header = ("data, accounting", "claimed: added or removed / substituted", "true", "noise multiplier",
+              "accuracy on others",
               "L1-LRT, AUC", "loss, AUC", "loss, TPR at 1 %", "most by the true curve")  # fmt: skip
     return markdown(header, rows)
 
