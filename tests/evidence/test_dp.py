@@ -7,18 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr, ndtri
 from torch import nn
 
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
-from evidence import ROOT, needs, twice
+from evidence import DATA, ROOT, needs, twice
 
+from audit.shared.resampling import resampled_rates
 from audit.suites.attack_table import suite as attack_table
+from audit.suites.dp_attacks import attacks, plan, tables
 from audit.suites.dp_attacks import heads as dp_heads
+from audit.suites.dp_attacks import released as dp_released
 from audit.suites.dp_attacks import suite as dp_attacks
 from safexplain import Hardening
-from safexplain.audit import Population, Shadows, collect_signals
+from safexplain.audit import Population, Shadows, Signals, collect_signals
+from safexplain.audit.attacks import GlobalVariance, LikelihoodRatio
 from safexplain.audit.collect import SUMMARIES
 from safexplain.dp.heads.closed_form import Heads
 
@@ -38,7 +43,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def released():
+def released(monkeypatch):
     """A network, three heads, inputs, labels, and what the library's explainers say of each head."""
     net = Net().eval()
     generator = torch.Generator().manual_seed(1)
@@ -51,21 +56,28 @@ def released():
         models.append(model)
     shadows = Shadows(tuple(models), np.random.default_rng(0).random((3, 20)) < 0.5)
     pool = Population.of(x.numpy(), y.numpy())
+    monkeypatch.setitem(attack_table.OPTIONS, "IG", {"n_steps": 4})
     each = {
-        name: collect_signals(shadows, pool, attack_table.release(name, Hardening.none()), patience=(1,)).values
-        for name in dp_heads.EXPLAINERS
+        name: collect_signals(shadows, pool, attack_table.release(name, Hardening.none()), patience=(1,))
+        for name in dp_released.EXPLAINERS
     }
     return net, heads, x, y, each
 
 
 def test_explanations_of_all_heads_at_once_are_those_of_the_library(released):
     net, heads, x, _, each = released
-    found = dp_heads.explained(net, heads, x)
-    for name, values in each.items():
-        for summary in SUMMARIES:
-            assert found[f"{name} {summary}"] == pytest.approx(values[summary], rel=1e-4, abs=1e-6)
-    assert not np.allclose(found["Saliency l1"], found["InputXGradient l1"], rtol=0.01)
-    assert not np.allclose(found["Saliency l1"][0], found["Saliency l1"][1], rtol=0.01)
+    gradient = dp_heads.gradients(net, heads, x)
+    found = {
+        "InputXGradient": x * gradient,
+        "Saliency": gradient.abs(),
+        "IG": dp_heads.integrated(net, heads, x, points=4),
+    }
+    for name, signals in each.items():
+        expected = torch.from_numpy(signals.attributions)
+        assert torch.allclose(found[name].flatten(2), expected, rtol=1e-3, atol=1e-6), name
+    assert not torch.allclose(found["IG"], found["InputXGradient"], rtol=0.01)
+    assert not torch.allclose(found["IG"], dp_heads.integrated(net, heads, x, points=1), rtol=0.01)
+    assert not torch.allclose(found["Saliency"][0], found["Saliency"][1], rtol=0.01)
 
 
 def test_label_loss_and_margin_are_those_of_the_library(released):
@@ -73,30 +85,40 @@ def test_label_loss_and_margin_are_those_of_the_library(released):
     with torch.no_grad():
         found = dp_heads.predicted(heads, net.body(x), y)
     for name in ("label", "loss", "margin"):
-        assert found[name] == pytest.approx(each["Saliency"][name], rel=1e-4, abs=1e-5)
-
-
-def test_the_promise_is_reached_by_randomised_response_and_broken_by_less_noise():
-    delta = dp_attacks.DELTA
-    for epsilon in (0.5, 1.0, 3.0):
-        told = math.exp(epsilon) / (1 + math.exp(epsilon))  # the truth, with this probability
-        assert told == pytest.approx(dp_attacks.promised(epsilon, 1 - told), abs=2 * delta)
-        more = told + 0.01
-        assert more > dp_attacks.promised(epsilon, 1 - more) + 2 * delta
-    assert dp_attacks.promised(math.inf, 0.01) == 1
-    assert dp_attacks.promised(8.0, 0.5) <= 1
-    assert dp_attacks.promised(1e-9, 0.01) == pytest.approx(0.01 + delta)
+        assert found[name] == pytest.approx(each["Saliency"].values[name], rel=1e-4, abs=1e-5)
 
 
 def test_budgets_are_calibrated_for_add_remove_and_say_what_that_is_for_a_swap():
-    size = dp_heads.Size()
+    size = plan.Size()
     assert size.steps == 300
-    half = dp_heads.Budget.of(0.5, size)
+    half = plan.Budget.of(0.5, size)
     assert half.add_remove == pytest.approx(0.5, abs=1e-3)
-    assert 1.5 * half.add_remove < half.substitute < 3 * half.add_remove
-    none = dp_heads.Budget.of(math.inf, size)
+    assert 1.5 * half.add_remove < half.substitute == half.claimed_substitute < 3 * half.add_remove
+    none = plan.Budget.of(math.inf, size)
     assert (none.sigma, none.to_dict()["substitute"]) == (0.0, None)
-    assert half.sigma > dp_heads.Budget.of(2.0, size).sigma > 0
+    assert half.sigma > plan.Budget.of(2.0, size).sigma > 0
+
+
+def test_as_published_a_budget_claims_what_it_does_not_keep():
+    size = plan.Size()
+    wrong, right = plan.Budget.of(2.0, size, published=True), plan.Budget.of(2.0, size)
+    assert wrong.name == "2 as published"
+    assert wrong.sigma < right.sigma
+    assert wrong.add_remove == pytest.approx(5.09, rel=0.02)
+    assert wrong.claimed_substitute < wrong.substitute / 2
+
+
+def test_what_is_allowed_is_what_the_best_test_finds():
+    """One step with everybody in the batch is N(0, s^2) against N(1, s^2), for which the best test is known."""
+    size = plan.Size(epochs=1, sample_rate=1.0)
+    budget = plan.Budget.of(1.0, size)
+    found = attacks.allowed(budget, size)
+    for rate in attacks.RATES:
+        best = float(ndtr(ndtri(rate) + 1 / budget.sigma))
+        assert best <= found["by the curve"][str(rate)] <= 1.05 * best
+        assert found["by the curve"][str(rate)] <= found["by epsilon"][str(rate)]
+    assert found["auc"] == pytest.approx(float(ndtr(1 / budget.sigma / math.sqrt(2))), abs=0.003)
+    assert attacks.allowed(plan.Budget.of(math.inf, size), size)["auc"] == 1
 
 
 def test_paper_a_spends_about_twice_what_it_claims(monkeypatch):
@@ -109,32 +131,68 @@ def test_paper_a_spends_about_twice_what_it_claims(monkeypatch):
     assert dp_attacks.missed_accounting(accounted) == []
     assert all(r["add_remove"] > 1.8 * r["claimed"] for r in accounted)
     assert all(r["substitute"] > r["add_remove"] for r in accounted)
+    assert all(r["substitute"] > r["claimed_substitute"] for r in accounted)
     wrong = [r | {"add_remove": r["claimed"]} for r in accounted]
     assert len(dp_attacks.missed_accounting(wrong)) == len(dp_attacks.MISACCOUNTED)
 
 
-def cell(auc_low, tpr_low, realised):
-    rate = {"low": tpr_low, "realised_fpr": realised}
+def cell(auc_high, tpr_low):
     return {
-        "means": {"LikelihoodRatio on l1": {"auc": {"low": auc_low}}},
+        "means": {"LikelihoodRatio on l1": {"auc": {"high": auc_high}, "tpr at 0.01": {"low": tpr_low}}},
         "non_members": 2000,
-        "attacks": [{"attack": "LikelihoodRatio", "signal": "l1", "tpr": [rate]}],
     }
 
 
 @pytest.mark.parametrize(
     ("name", "given", "missed"),
     [
-        ("0.5", cell(0.5, 0.02, 0.01), 0),
-        ("0.5", cell(0.5, 0.05, 0.01), 1),
-        ("0.5", cell(0.5, 0.001, 0.0), 0),
-        ("inf", cell(0.6, 0.5, 0.01), 0),
-        ("inf", cell(0.52, 0.5, 0.01), 1),
+        ("0.5", cell(0.5, 0.02), 0),
+        ("0.5", cell(0.5, 0.05), 1),
+        ("0.5", cell(0.5, 0.0), 0),
+        ("inf", cell(0.6, 0.5), 0),
+        ("inf", cell(0.52, 0.5), 1),
     ],
 )
 def test_a_broken_promise_or_the_absence_of_a_leak_is_named(name, given, missed):
     budgets = {"0.5": {"add_remove": 0.5}, "inf": {"add_remove": None}}
     assert len(dp_attacks.missed({"budgets": budgets, "cells": {f"Saliency {name}": given}})) == missed
+
+
+def leaking(shift, models=7, n=100):
+    """Signals of models that explain their members differently by this much, labels and whole maps among them."""
+    rng = np.random.default_rng(0)
+    member = rng.random((models, n)) < 0.5
+    maps = (rng.normal(size=(models, n, 12)) + shift * member[..., None]).astype(np.float32)
+    values = {name: f(torch.from_numpy(maps).flatten(0, 1)).view(models, n).numpy() for name, f in SUMMARIES.items()}
+    values |= {"label": rng.integers(0, 3, (models, n)).astype(float), "loss": rng.random((models, n)) + 0.1}
+    return Signals(member, values, maps, {"shape": [3, 2, 2]})
+
+
+def test_means_over_targets_are_those_of_a_plain_loop_and_exchanged_roles_are_called_so():
+    signals = leaking(1.0)
+    found = attacks.scalar(signals, resamples=5)["LRT (Huang et al.) on l1"]
+    areas, swapped, weights = [], [], np.ones((len(signals), 1), dtype=np.float32)
+    for target, member in enumerate(signals.membership):
+        others = [i for i in range(len(signals.membership)) if i != target]
+        values = signals.values["l1"]
+        scores = LikelihoodRatio("identity", GlobalVariance())(
+            values[target], values[others], signals.membership[others]
+        )
+        inside, outside = scores[member], scores[~member]
+        areas.append((inside[:, None] > outside).mean() + (inside[:, None] == outside).mean() / 2)
+        swapped.append(resampled_rates(-scores, ~member, weights, 0.01)[1][0])
+    assert found["auc"]["value"] == pytest.approx(np.mean(areas))
+    assert found["auc"]["low"] < found["auc"]["value"] < found["auc"]["high"]
+    assert found["non-members found at 0.01"]["value"] == pytest.approx(np.mean(swapped))
+
+
+def test_whole_maps_tell_what_labels_do_not_where_there_is_a_leak_and_nothing_where_there_is_none():
+    found = attacks.whole(leaking(1.5), 1, 5, lambda *_: None)
+    assert {*tables.WHOLE.values(), "added to the label"} == found.keys()
+    assert found["LikelihoodRatio on attributions"]["auc"]["value"] > 0.9
+    assert found["added to the label"]["auc"]["value"] > 0.2
+    none = attacks.whole(leaking(0.0), 1, 5, lambda *_: None)
+    assert none["LikelihoodRatio on attributions"]["auc"]["value"] == pytest.approx(0.5, abs=0.15)
 
 
 def test_results_of_other_tasks_are_kept_unless_they_were_quick(tmp_path):
@@ -146,11 +204,11 @@ def test_results_of_other_tasks_are_kept_unless_they_were_quick(tmp_path):
 
 
 def test_heads_without_noise_overfit_and_heads_with_it_do_not():
-    size = replace(dp_heads.QUICK, models=4, epochs=30)
+    size = replace(dp_heads.QUICK, models=4, epochs=30, lr=5e-4)
     seen = torch.randn(150, 64, generator=torch.Generator().manual_seed(0))
     coins = np.random.default_rng(0).random((4, 150)) < 0.5
-    pool = dp_heads.Pool(seen, torch.arange(150) % 10, coins, {})
-    budgets = [dp_heads.Budget.of(e, size) for e in (0.5, math.inf)]
+    pool = plan.Pool(seen, torch.arange(150) % 10, coins, {})
+    budgets = [plan.Budget.of(e, size) for e in (0.5, math.inf)]
     heads = dp_heads.train(size, pool, 5 * seen, budgets, lambda *_: None)
     right = (heads.logits(5 * seen).argmax(-1) == pool.y).numpy()
     assert heads.weight.shape == (8, 10, 64)
@@ -159,10 +217,20 @@ def test_heads_without_noise_overfit_and_heads_with_it_do_not():
     assert private < 0.5
 
 
+@needs("gtsrb.npz")
+def test_a_record_of_gtsrb_is_a_track():
+    images, labels, _ = plan.SOURCES["gtsrb"][1](DATA)
+    assert len(images) == len(labels) == 1307
+
+
 @pytest.mark.slow
-@needs("cifar10.npz", f"weights/{dp_heads.QUICK.net}.npz")
-def test_the_suite_runs_quickly_and_resumes(tmp_path):
-    first, again = (found["results"]["heads"] for found in twice("audit.suites.dp_attacks", tmp_path))
-    assert len(first["cells"]) == 2 * len(dp_attacks.EPSILONS)
-    assert first["budgets"].keys() == first["accuracy"].keys() == {"0.5", "1", "2", "8", "inf"}
-    assert {k: v for k, v in first.items() if k != "run"} == {k: v for k, v in again.items() if k != "run"}
+@needs("gtsrb.npz", f"weights/{dp_heads.QUICK.net}.npz")
+def test_the_suite_runs_quickly_resumes_and_its_tables_can_be_made(tmp_path):
+    first, again = twice("audit.suites.dp_attacks", tmp_path, "--on", "gtsrb")
+    one, other = (found["results"]["heads gtsrb"] for found in (first, again))
+    assert {k: v for k, v in one.items() if k != "run"} == {k: v for k, v in other.items() if k != "run"}
+    assert len(one["cells"]) == 3 * len(plan.EPSILONS) + 2 * (len(plan.EPSILONS) - 1)
+    assert one["budgets"].keys() == one["accuracy"].keys()
+    assert one["faithfulness"].keys() == {"0.5", "1", "2", "8", "inf"}
+    for name, make in tables.TABLES.items():
+        assert ("GTSRB" in make(first)) == (name not in ("dp_attacks: networks", "dp_attacks: accounting")), name
