@@ -123,9 +123,7 @@ def options(pool, tmp_path, monkeypatch):
     """What `run` needs, with the small network and pool in place of those from files."""
     monkeypatch.setattr(dp_networks, "network", lambda *_: (small(), {"small": "0"}))
     monkeypatch.setattr(dp_networks.Pool, "of", lambda *_: pool)
-    right = lambda size: (tuple(plan.Budget.of(e, size) for e in (0.5, math.inf)), ())  # noqa: E731
-    monkeypatch.setattr(dp_networks, "budgets", right)
-    return Namespace(cache=tmp_path, data=tmp_path, device="cpu")
+    return Namespace(cache=tmp_path, data=tmp_path, device="cpu", epsilon=[0.5, math.inf])
 
 
 def test_a_run_releases_every_model_under_every_budget(pool, options):

@@ -238,7 +238,7 @@ def run(size: Size, options: Namespace, data: str) -> Released:
     """Features, heads and explanations; each is kept in the cache folder, from which a run resumes."""
     torch.set_num_threads(1)
     folder, device = options.cache / "dp_heads", torch.device(options.device)
-    pool, (right, wrong) = Pool.of(size, options.data, data), budgets(size)
+    pool, (right, wrong) = Pool.of(size, options.data, data), budgets(size, options.epsilon)
     nets, files = third_party(options.data, (size.net,))
     d = nets[size.net].convs[-1].in_channels
     model = Classifier(nets[size.net], size.side, d, pool.classes).to(device).eval()

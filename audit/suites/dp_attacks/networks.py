@@ -38,7 +38,7 @@ from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, rel
 
 TRAINABLE = ("all", "last-block", "lora")
 FULL = Size(net="vit_small_patch16_224", side=SIDES["vit_small_patch16_224"], explained=4000, mapped=1000, points=20)
-SMALL = Size(models=9, pool=700, explained=700, mapped=400, net=SMALL_VIT, side=SIDES[SMALL_VIT], epochs=20, lr=2e-3)
+SMALL = Size(models=5, pool=700, explained=700, mapped=400, net=SMALL_VIT, side=SIDES[SMALL_VIT], epochs=10)
 QUICK = replace(
     SMALL, models=3, pool=150, explained=150, mapped=60, targets=1, epochs=1, points=2, resamples=20, public=200
 )
@@ -213,7 +213,7 @@ def run(size: Size, options: Namespace, data: str, trainable: str) -> Released:
     folder = options.cache / "dp_networks"
     folder.mkdir(parents=True, exist_ok=True)
     progress = Progress(f"networks, {trainable}: ")
-    pool, (planned, _) = Pool.of(size, options.data, data), budgets(size)
+    pool, (planned, _) = Pool.of(size, options.data, data), budgets(size, options.epsilon)
     net, weights = network(size, pool.classes, options, data, progress)
     start = Start(net, model_digest(net).hex(), size, torch.device(options.device), folder, trainable)
     models = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,8 @@ class Budget:
         return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(self).items()}
 
 
-def budgets(size: Size) -> tuple[tuple[Budget, ...], tuple[Budget, ...]]:
-    """Those accounted as they are spent; and the finite ones accounted as published."""
-    wrong = tuple(Budget.of(e, size, published=True) for e in EPSILONS if math.isfinite(e))
-    return tuple(Budget.of(e, size) for e in EPSILONS), wrong
+def budgets(size: Size, chosen: Sequence[float] | None = None) -> tuple[tuple[Budget, ...], tuple[Budget, ...]]:
+    """Those accounted as they are spent, all or the chosen ones; and the finite ones accounted as published."""
+    asked = EPSILONS if chosen is None else tuple(chosen)
+    wrong = tuple(Budget.of(e, size, published=True) for e in asked if math.isfinite(e))
+    return tuple(Budget.of(e, size) for e in asked), wrong

@@ -282,6 +282,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--trainable", choices=networks.TRAINABLE, help="of networks (default: each of these)")
     p.add_argument("--full", action="store_true", help="the network task at the size of the paper's, for a GPU")
     p.add_argument("--device", default="cpu")
+    p.add_argument("--epsilon", type=float, action="append", help="only this one; inf: no privacy (repeat for more)")
     p.add_argument("--models", type=int, help="that take turns as the target")
     p.add_argument("--pool", type=int, help="most examples")
     p.add_argument("--net", choices=tuple(SIDES), help="pretrained network; heads take a MobileNet")
