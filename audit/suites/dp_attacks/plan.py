@@ -49,7 +49,7 @@ class Size:
     pool: int = 4000
     explained: int = 800
     mapped: int = 400
-    targets: int = 4
+    targets: int = 2
     net: str = "mobilenet_v1_0.25_128_imagenet"
     side: int = 64
     epochs: float = 30
