@@ -34,7 +34,7 @@ class Size:
         pool: most examples; a coin decides for each model and example whether it is a member.
         explained: the first examples, on which the attacks are scored (of networks all).
         mapped: the first of these, of which IG is computed and whole maps are attacked.
-        targets: models that are attacked by their whole maps.
+        targets: models that are attacked by their whole maps; 0: none is.
         net: the pretrained network.
         side: pixels that images are enlarged to.
         epochs: over a model's members.

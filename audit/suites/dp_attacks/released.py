@@ -26,7 +26,8 @@ MAPPED = ("InputXGradient", "IG")
 attacker has: it tells nothing more."""
 PREDICTED = ("label", "loss", "margin")
 FAITHFUL = 100
-"""Examples on which faithfulness is measured."""
+FAITHFUL_MODELS = 2
+"""Examples, and models of each budget, on which faithfulness is measured."""
 
 Arrays = dict[str, NDArray[Any]]
 Maps = Callable[[str, int], NDArray[np.float32]]
@@ -95,7 +96,7 @@ def released(budgets: Sequence[Budget], scalars: Arrays, maps: Maps, pool: Pool,
 def faithful_to(
     found: Released, network: Callable[[int, int], nn.Module], pool: Pool, size: Size, folder: Path, package: str
 ) -> Released:
-    """With the faithfulness of the maps that are kept, of the models that `size.targets` says, on `FAITHFUL` examples.
+    """With the faithfulness of the maps that are kept, of `FAITHFUL_MODELS` models on `FAITHFUL` examples.
 
     Args:
         found: without it.
@@ -109,7 +110,7 @@ def faithful_to(
     each = {}
     for i, budget in enumerate(found.budgets):
         if (MAPPED[0], budget.name) in found.signals and not budget.published:
-            models = [network(i, number) for number in range(size.targets)]
+            models = [network(i, number) for number in range(FAITHFUL_MODELS)]
             key = [[model_digest(m).hex() for m in models], pool.digest(), len(x), size.points]
             each[budget.name] = stored.get(key, lambda i=i, models=models: _faithful(found.maps, i, models, x))
     return replace(found, faithfulness=each)
