@@ -327,7 +327,16 @@ def test_the_small_transformer_is_trained_once_on_other_images_than_it_is_fine_t
 
 
 def test_the_size_is_that_of_the_task_changed_as_the_options_say(tmp_path):
-    none = {"models": None, "pool": None, "net": None, "weights": None, "arch": "test_vit", "on": None, "targets": None}
+    none = {
+        "models": None,
+        "pool": None,
+        "net": None,
+        "weights": None,
+        "arch": "test_vit",
+        "on": None,
+        "targets": None,
+        "explained": None,
+    }
     given = {"task": "network", "quick": False, "full": True, "trainable": None} | none
     assert dp_attacks.size_of(Namespace(**given)) == dp_networks.FULL
     assert dp_attacks.size_of(Namespace(**given | {"full": False})) == dp_networks.SMALL

@@ -52,7 +52,7 @@ WHOLE = (
 classifier of maps, and everything about explanation and label together; with the label alone."""
 
 WHOLE_FROM = {"InputXGradient": 2.0, "IG": math.inf}
-"""Explainer -> smallest epsilon at which its whole maps are attacked; below, the guarantee leaves little to be found."""
+"""Explainer -> smallest epsilon at which its whole maps are attacked; below, the guarantee leaves little to find."""
 
 
 def allowed(budget: Budget, size: Size) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def size_of(options: Namespace) -> Size:
         size = heads.QUICK if options.quick else Size()
     else:
         size = networks.QUICK if options.quick else networks.FULL if options.full else networks.SMALL
-    given = {k: v for k in ("models", "pool", "net", "targets") if (v := getattr(options, k)) is not None}
+    given = {k: v for k in ("models", "pool", "explained", "net", "targets") if (v := getattr(options, k)) is not None}
     if options.net and not options.quick:
         given["side"] = SIDES[options.net]
     return replace(size, **given | ({"net": options.arch} if options.weights else {}))
@@ -285,6 +285,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--epsilon", type=float, action="append", help="only this one; inf: no privacy (repeat for more)")
     p.add_argument("--models", type=int, help="that take turns as the target")
     p.add_argument("--pool", type=int, help="most examples")
+    p.add_argument("--explained", type=int, help="the first of them, on which heads are attacked")
     p.add_argument("--targets", type=int, help="that are attacked by their whole maps; 0: no such attacks")
     p.add_argument("--net", choices=tuple(SIDES), help="pretrained network; heads take a MobileNet")
     p.add_argument("--weights", type=Path, help="file of weights of a network of timm, instead of what it downloads")
