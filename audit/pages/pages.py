@@ -120,9 +120,10 @@ PAGES = (
         "red_team", "what a security team's attacks on verdicts, noise and files gained in version 0.1, and what they"
         " gain now", "nothing", "10 min of one core"),)),
     Page("dp_attacks", "Differential privacy against the attacks", (_suite(
-        "dp_attacks", "does DP training stop the attacks: accuracy and leakage at epsilon .5 to 8 and without, under"
-        " both adjacencies; what published epsilons are worth", "`cifar10.npz`, `weights/`",
-        "11 min (`--task network`: a GPU)"),)),
+        "dp_attacks", "does DP training stop the attacks: accuracy, faithfulness and leakage at epsilon .5 to 8 and"
+        " without, under both adjacencies, beside what epsilon guarantees; what published epsilons are worth",
+        "`cifar10.npz`, `gtsrb.npz`, `tinyimagenet32_100.npz`, `weights/`",
+        "20 min of one core (`--task network`: 10 min more; `--full`: a GPU)"),)),
     Page("bound_errors", "Lower bounds on epsilon", (_suite(
         "bound_errors", "how often lower bounds on epsilon are above the truth, and how tight they are", "nothing",
         "20 min of one core"), _suite(

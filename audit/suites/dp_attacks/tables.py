@@ -92,6 +92,8 @@ def leakage(found: dict[str, Any]) -> str:
 
 def networks(found: dict[str, Any]) -> str:
     """The same of networks."""
+    if not any(task.startswith("network") for task in found["results"]):
+        return "Not measured yet."
     return _leak(found, "network", lambda task: f"{_title(task)}, {TRAINED[task.split()[-1]]}")
 
 
