@@ -55,7 +55,7 @@ def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Pat
 
 
 def charge_as_json(charge: Charge) -> dict[str, Any]:
-    """A charge as JSON types; what its kind of release does not have is None."""
+    """A charge as JSON types; what its kind of release does not have is None, or left out if only curves have it."""
     release = json.loads(to_json(charge.release))
     return {
         "id": charge.id,
@@ -68,7 +68,7 @@ def charge_as_json(charge: Charge) -> dict[str, Any]:
         "question": charge.question,
         "digest": charge.digest,
         "repeated": charge.repeated,
-        **{name: release.get(name) for name in ("rho", "orders", "divergences", "adjacency")},
+        **{name: release[name] for name in ("rho", "orders", "divergences", "adjacency") if name in release},
     }
 
 
