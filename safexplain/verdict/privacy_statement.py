@@ -222,8 +222,8 @@ class PrivacyStatement:
         listed = list(trainings)
         if self not in listed:
             raise ConfigurationError("trainings: expected the statements of all trainings, the released one among them")
-        kept = ("phases", "delta", "records", "pure_epsilon", "pure_add_remove", "unit", "selection")
-        for name in kept:
+        kept = ("phases", "delta", "pure_epsilon", "pure_add_remove", "unit", "count_noised", "selection")
+        for name in kept if self.count_noised else (*kept, "records"):
             if any(getattr(t, name) != getattr(self, name) for t in listed):
                 raise ConfigurationError(
                     f"trainings: all must have the same {name}, so that each spends the same; calibrate every option"
