@@ -1,8 +1,9 @@
 """Canaries: does a differentially private training keep the epsilon that it claims, if one record is substituted?
 
 `setting` describes a training; `reference` trains it without noise, to find its target record; `make_canary` makes what
-stands in the record's place in D' (`canary`; inputs of its own by `craft_input`). Models are trained on D and on D',
-side by side (`batched`) or by anybody's function (`trainer`), and scored; `safexplain.verdict.canaries` judges scores.
+stands in the record's place in D' (`canary`; inputs of its own by `craft_input`, far ones by `outlier`). Models are
+trained on D and on D', side by side (`batched`) or by anybody's function (`trainer`), and scored;
+`safexplain.verdict.canaries` judges scores.
 `run` goes this way for a setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function; `plot` draws.
 """
 
