@@ -282,7 +282,7 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, gro
     if any(typical_loss(p, group) > VACUOUS for p in phases):
         return math.inf
     steps = sum(p.steps for p in phases if p.sample_rate < 1)
-    slack = ROUNDING * (steps + 2 * len(phases))
+    slack = ROUNDING * steps
     if slack > delta / 10:
         raise ConfigurationError(
             f"delta {delta:g} is too small for {steps:,} steps: rounding alone could cost {slack:.1g}; use at least"
