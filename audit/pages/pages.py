@@ -130,8 +130,8 @@ PAGES = (
         "bound_errors.power", "how often canary verdicts are wrong, whether they have the power that they state,"
         " and thresholds by one split and by many", "nothing", "35 min of one core", "canary_power"))),
     Page("broken_trainers", "Broken trainers", (_suite(
-        "broken_trainers", "which bugs of DP trainers canaries find, how surely, and how often they report one in a"
-        " trainer that has none", "nothing", "15 min"),)),
+        "broken_trainers", "which of 50 bugs of DP trainers, all real training loops, canaries find, and how surely;"
+        " how often they report one in a trainer that has none", "nothing", "60 min of one core"),)),
     Page("paper_c_canaries", '"Beyond Membership": canaries', (
         _suite("paper_c_canaries.figure2", "Figure 2: worst-case canaries against three accountings", "nothing", "40 s",
                "canary_figure2"),

@@ -14,6 +14,7 @@ from ..shared.cells import auc, failed, found_by
 from ..shared.run import markdown
 from ..suites.attack_table import suite as attack_suite
 from ..suites.bound_errors import tables as bound_tables
+from ..suites.broken_trainers import tables as trainer_tables
 from ..suites.dithering import tables as dithering_tables
 from ..suites.dp_attacks import tables as dp_tables
 from ..suites.paper_a import tables as paper_a_tables
@@ -203,8 +204,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "red_team": ("red_team", red_team),
     "bound_errors": ("bound_errors", canary_tables.bound_errors),
     **{name: ("canary_power", make) for name, make in bound_tables.TABLES.items()},
-    "broken_trainers": ("broken_trainers", canary_tables.broken_trainers),
-    "broken_trainers: right": ("broken_trainers", canary_tables.sound_trainers),
+    "broken_trainers": ("broken_trainers", trainer_tables.broken_trainers),
+    "broken_trainers: not found": ("broken_trainers", trainer_tables.not_found),
+    "broken_trainers: right": ("broken_trainers", trainer_tables.right_trainers),
+    "broken_trainers: spent": ("broken_trainers", trainer_tables.spent),
     "canary_figure2": ("canary_figure2", canary_tables.figure2),
     "canary_figure3": ("canary_figure3", canary_tables.on_data),
     "canary_adam": ("canary_adam", canary_tables.alone),

@@ -251,12 +251,14 @@ def _bound_errors(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _broken_trainers(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    powers, mistaken = [c["power"] for c in found["broken"]], max(c["bug"] for c in found["sound"])
+    first = [row["audits"][0] for row in found["broken"]]
+    surely, right = sum(a["found"] >= 0.8 for a in first), [row["audits"][0] for row in found["right"]]
+    mistaken = sum(a["verdicts"].get("violates the claim: a bug", 0) for a in right)
     return [
         (
-            f"bugs of DP trainers that canaries find ({len(powers)} kinds, 200 to 5,000 runs): least power; a right"
-            " trainer taken for a broken one",
-            f"{min(powers):.1%}; {mistaken:.1%} at most",
+            f"broken DP trainers, {len(first)} kinds of real loops: found by canaries in 80 % of audits or more; right"
+            " trainers taken for broken ones",
+            f"{surely}; {mistaken} of {sum(a['audits'] for a in right)} audits",
             "python -m audit.suites.broken_trainers",
         )
     ]

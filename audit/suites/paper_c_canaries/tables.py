@@ -1,4 +1,4 @@
-"""The tables on canaries, bounds and broken trainers, made from their results."""
+"""The tables on canaries and bounds, made from their results."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ def bound_errors(found: dict[str, Any]) -> str:
     header = ("bound", f"above the truth, worst of {len(many)} cells", "mean, 1,000 runs", "ceiling",
               "mean, 25,000 runs", "ceiling")  # fmt: skip
     return markdown(header, rows)
-
-
-def broken_trainers(found: dict[str, Any]) -> str:
-    """How often each bug is found."""
-    rows = []
-    for cell in (*found["broken"], *found["hard"]):
-        add_remove = "add/remove" in cell["expected"]
-        rows.append((
-            cell["trainer"],
-            f"{cell['epsilon_add_remove' if add_remove else 'epsilon_substitute']:.2f}",
-            cell["score"], f"{cell['runs']:,}",
-            f"{cell['power']:.1%} [{cell['power_low']:.1%}, {cell['power_high']:.1%}]",
-            f"{cell['epsilon_lower_median']:.2f}",
-        ))  # fmt: skip
-    header = ("trainer", "claimed epsilon", "looked at", "runs", "found", "median bound")
-    return markdown(header, rows)
-
-
-def sound_trainers(found: dict[str, Any]) -> str:
-    """How often a bug is reported in a right trainer."""
-    rows = [
-        (
-            cell["trainer"], f"{cell['epsilon_substitute']:.2f}", f"{cell['runs']:,}", f"{cell['audits']:,}",
-            f"{cell['bug']:.1%} [{cell['bug_low']:.1%}, {cell['bug_high']:.1%}]",
-        )
-        for cell in found["sound"]
-    ]  # fmt: skip
-    return markdown(("right trainer", "epsilon, substituted", "runs", "audits", "bug reported"), rows)
 
 
 def figure2(found: dict[str, Any]) -> str:
