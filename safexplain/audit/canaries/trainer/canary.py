@@ -301,8 +301,11 @@ def _still(moves: Tensor) -> Tensor:
 
 def save_canary(path: Path, canary: Canary) -> None:
     """Write it, all or nothing."""
+    content = {"kind": type(canary).__name__, **asdict(canary)}
+    if isinstance(canary, LayersCanary):
+        content["directions"] = [(at.coordinates, at.weights) for at in canary.directions]
     with whole_file(path) as partial, partial.open("wb") as file:
-        torch.save({"kind": type(canary).__name__, **asdict(canary)}, file)
+        torch.save(content, file)
 
 
 def load_canary(path: Path) -> Canary | None:

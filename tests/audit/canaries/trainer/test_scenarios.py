@@ -306,10 +306,21 @@ def test_clipping_that_does_not_hold_for_all_layers_together_shows(bug):
 
 
 @pytest.mark.slow
-def test_a_right_loop_is_not_accused_by_the_layers(tmp_path):
-    probe = CanaryProbe(opacus(""), data(), claim=CLAIM, scenario="layers", runs=200, cache=tmp_path, version="1")
-    found = probe.run(silent)
+def test_a_right_loop_is_not_accused_by_the_layers():
+    found = CanaryProbe(opacus(""), data(), claim=CLAIM, scenario="layers", runs=200).run(silent)
     assert found.epsilon_lower <= found.epsilon_substitute
-    again = CanaryProbe(opacus(""), data(), claim=CLAIM, scenario="layers", runs=200, cache=tmp_path, version="1")
+
+
+def test_a_canary_in_the_layers_is_kept_with_its_runs(tmp_path):
+    options = {"claim": CLAIM, "scenario": "layers", "cache": tmp_path, "version": "1"}
+    probe = CanaryProbe(opacus(""), data(), runs=4, **options)
+    found = probe.run(silent)
+    assert (probe.folder / "canary.pt").is_file()
+    again = CanaryProbe(stopped, data(), runs=4, **options)
     assert again.canary.directions == probe.canary.directions
+    assert again.canary.names == probe.canary.names
     assert again.run(silent).errors == found.errors
+
+
+def stopped(dataset, generator):
+    raise AssertionError("trained again")
