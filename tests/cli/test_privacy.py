@@ -62,7 +62,7 @@ def test_the_guarantee_stands_in_certificate_and_report(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stated = PrivacyStatement.load(trained / "privacy.json")
-    found = canaries(tmp_path / "canaries.json", Claim.of(stated), 300)
+    found = canaries(tmp_path / "canaries.json", Claim.of(stated), 200)
     assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", found) in (0, 1, 3)
     predicate = json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]
     assert predicate["privacy"] == json.loads((trained / "privacy.json").read_text())
@@ -117,6 +117,12 @@ def test_canaries_of_another_training_or_against_the_statement_are_refused(
     refuting = canaries(tmp_path / "refuting.json", claim, 0)
     assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", refuting) == 2
     assert "refute the privacy statement" in capfd.readouterr().err
-    other = canaries(tmp_path / "other.json", Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-4), 300)
+    other = canaries(tmp_path / "other.json", Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-4), 200)
     assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", other) == 2
     assert "about another training" in capfd.readouterr().err
+    weak = canaries(tmp_path / "weak.json", claim, 400)
+    assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", weak) == 2
+    says = capfd.readouterr().err
+    assert "inconclusive" in says
+    assert "use a stronger one" in says
+    assert not list((tmp_path / "run").rglob("*.pt")), "nothing was trained"
