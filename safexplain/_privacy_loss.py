@@ -78,7 +78,7 @@ MOST_RECORDS = 10**15
 LEAST_NOISE = 1e-8
 """A smaller noise multiplier counts as none."""
 
-MOST_KINDS = 64
+MOST_KINDS = 32
 """Different kinds of steps that are told apart in one composition; of more, similar ones count as the worst of them."""
 
 
