@@ -36,7 +36,7 @@ from safexplain._loss_pairs import Pair
 from safexplain._losses import CELLS, FARTHEST, Losses, compose
 from safexplain._losses import VACUOUS as VACUOUS
 from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationError, WeakDeltaWarning
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
 Array = NDArray[np.float64]
 
@@ -245,8 +245,11 @@ def composed(phases: Sequence[Steps], delta: float, *, group: int = 1) -> Epsilo
 
     Raises:
         ConfigurationError: delta or group is out of range.
+        ConfigurationTypeError: phases are something else.
     """
     check_delta(delta)
+    if not isinstance(phases, list | tuple) or not all(isinstance(phase, Steps) for phase in phases):
+        raise ConfigurationTypeError(f"phases: expected a list of Steps(...), one a phase, got {phases!r:.80}")
     add_remove = epsilon_of(phases, delta, "add_remove", group=group)
     substitute = epsilon_of(phases, delta, "substitute", group=group)
     if not any(p.largest_batch for p in phases):
@@ -272,7 +275,7 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency, gro
     if 2 * cut >= delta:
         return math.inf
     if all(p.sample_rate == 1 for p in phases) and not cut:
-        distance = math.sqrt(sum(p.steps / p.noise_multiplier**2 for p in phases))
+        distance = math.hypot(*(math.sqrt(p.steps) / p.noise_multiplier for p in phases))
         distance *= group * (2 if adjacency == "substitute" else 1)
         if distance > 1e4 or distance == 0:
             return math.inf if distance else 0.0
@@ -502,7 +505,7 @@ def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
     precision = 0.0
     for p in phases:
         if p.sample_rate == 1:
-            precision += p.steps / p.noise_multiplier**2
+            precision += p.steps / p.noise_multiplier / p.noise_multiplier  # the square could overflow
         else:
             kind = Steps(
                 p.noise_multiplier, p.sample_rate, 1, "fixed-size" if p.sampling == "fixed-size" else "poisson"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safexplain._losses import CELLS, Losses, compose
 from safexplain._privacy_loss import MOST_KINDS, Steps, composed, epsilons, one_step, privacy_loss
 from safexplain.dp import noise_multiplier
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 NEIGHBORS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -202,6 +202,20 @@ def test_next_to_no_noise_guarantees_nothing(values):
 @pytest.mark.parametrize("values", [(1e300, 0.5, 100, 1e-12), (1e7, 1e-9, 10**7, 1e-6), (1.0, 5e-324, 10, 1e-12)])
 def test_next_to_no_loss_is_zero(values):
     assert epsilons(*values).substitute == 0
+
+
+@pytest.mark.parametrize("noise", [1e155, 1e308])
+def test_noise_whose_square_is_no_number_hides_everything(noise):
+    assert epsilons(noise, 1.0, 10, 1e-5, sampling="full-batch").substitute == 0
+    alone = composed([Steps(2.0, 0.5, 10)], 1e-5)
+    beside = composed([Steps(2.0, 0.5, 10), Steps(noise, 1.0, 10)], 1e-5)
+    assert beside.substitute == pytest.approx(alone.substitute, abs=1e-3)
+
+
+@pytest.mark.parametrize("phases", ["steps", [1], None, Steps(2.0, 0.5, 10), ({"steps": 1},)])
+def test_phases_are_steps(phases):
+    with pytest.raises(ConfigurationTypeError, match=r"expected a list of Steps"):
+        composed(phases, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ class ModuleNetwork:
         trainable = self.trainable
         parts = torch.split(theta, [p.numel() for p in trainable.values()])
         state = {name: part.view_as(p) for (name, p), part in zip(trainable.items(), parts, strict=True)}
-        found: Tensor = functional_call(self.model, state, (x,))
+        found: Tensor = functional_call(self.model, state, (_as_taken(x, theta),))
         found = found[:, None] if found.dim() == 1 else found
         if found.shape not in ((len(x), self.classes), (len(x), 1 if self.classes == 2 else self.classes)):
             raise InputError(
@@ -219,7 +219,7 @@ def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
     """
     parameter = next(model.parameters(), x)
     with torch.no_grad():
-        found = model.eval()(x.to(parameter.device))
+        found = model.eval()(_as_taken(x.to(parameter.device), parameter))
     if not isinstance(found, Tensor) or found.dim() not in (1, 2) or len(found) != len(x):
         raise InputError(
             f"the model that train returned gives {getattr(found, 'shape', type(found).__name__)} for {len(x)}"
@@ -232,6 +232,12 @@ def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
             " diverged; lower its learning rate"
         )
     return found
+
+
+def _as_taken(x: Tensor, parameter: Tensor) -> Tensor:
+    """Real inputs in the precision of the model, as float64 records of a training in float32; others as they are."""
+    real = x.is_floating_point() and parameter.is_floating_point()
+    return x.to(parameter.dtype) if real else x
 
 
 def _plain(model: nn.Module) -> nn.Module:
