@@ -193,8 +193,8 @@ class Question:
                 quick=quick,
             )
             if service is not None and not (folder / ANSWERS).exists():  # refused before the directory is made
-                with closing(service.opened(outputs, None)) as fresh:
-                    fresh.plan(len(asked.x), judged_by.patience)
+                with closing(service.opened(outputs, None)) as tried:
+                    tried.plan(len(asked.x), judged_by.patience)
             if not self.plan:
                 make_folder(folder)
             target = loaded.model

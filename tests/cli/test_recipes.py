@@ -67,7 +67,7 @@ def nothing(x, y, generator):
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_training.py").write_text(TRAINING)
+    (tmp_path / "recipe_training.py").write_text(TRAINING)
     return tmp_path
 
 
@@ -139,9 +139,9 @@ def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said() -
 
 
 def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -> None:
-    found = read_recipe(written(here, 'function = "my_training:train"'), None, 0, STATED)
+    found = read_recipe(written(here, 'function = "recipe_training:train"'), None, 0, STATED)
     assert isinstance(found.recipe, TrainingFunction)
-    assert str(found.recipe) == 'function = "my_training:train"\n'
+    assert str(found.recipe) == 'function = "recipe_training:train"\n'
     model = found.recipe(torch.randn(8, 2), torch.arange(8) % 3, torch.Generator())
     assert isinstance(model, nn.Sequential)
 
@@ -149,13 +149,13 @@ def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('function = "my_training:none"', "has no function 'none'"),
+        ('function = "recipe_training:none"', "has no function 'none'"),
         ('function = "nowhere:train"', "module nowhere of .* is not found"),
         ('function = "train"', "is not understood"),
-        ('function = "my_training:two"', r"called as train\(x, y, generator\)"),
+        ('function = "recipe_training:two"', r"called as train\(x, y, generator\)"),
         ("function = 3", "function is a text"),
-        ('function = "my_training:train"\nepochs = 3', "leave out epochs"),
-        (f'function = "my_training:train"\n{DP}', "leave out dp"),
+        ('function = "recipe_training:train"\nepochs = 3', "leave out epochs"),
+        (f'function = "recipe_training:train"\n{DP}', "leave out dp"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused(here: Path, text: str, message: str) -> None:
@@ -165,14 +165,14 @@ def test_a_function_that_cannot_be_called_is_refused(here: Path, text: str, mess
 
 def test_a_function_is_for_one_stage(here: Path) -> None:
     with pytest.raises(ConfigurationError, match="for one stage"):
-        read_recipe(written(here, 'function = "my_training:train"'), here / "pool.npz", 0)
+        read_recipe(written(here, 'function = "recipe_training:train"'), here / "pool.npz", 0)
 
 
 @pytest.mark.parametrize(
     ("name", "message"), [("fails", "failed on 4 examples .* ValueError: no luck"), ("nothing", "must return a torch")]
 )
 def test_what_goes_wrong_in_a_function_is_said(here: Path, name: str, message: str) -> None:
-    train = TrainingFunction.of(f"my_training:{name}", "recipe")
+    train = TrainingFunction.of(f"recipe_training:{name}", "recipe")
     with pytest.raises(InputError, match=message):
         train(torch.randn(4, 2), torch.arange(4) % 2, torch.Generator())
 
@@ -182,7 +182,7 @@ def test_a_function_gets_its_verdict(cli, here: Path) -> None:  # type: ignore[n
     x, y = rng.normal(size=(200, 4)).astype(np.float32), rng.integers(0, 3, 200)
     np.savez(here / "data.npz", x=x, y=y, member=rng.random(200) < 0.5)
     exported(nn.Linear(4, 3), here / "model.pt2", 4)
-    written(here, 'function = "my_training:train"')
+    written(here, 'function = "recipe_training:train"')
     (here / "policy.toml").write_text("patience = [1]\n")
     code, out, err = cli(
         *("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--policy", "policy.toml"),

@@ -180,7 +180,8 @@ def of_version(path, version):
             execute("INSERT INTO ledger_settings VALUES (?, ?)", (name, value))
         for who in ("", "ann"):
             execute(
-                "INSERT INTO ledger_accounts VALUES (?, 0, 5, 'basic', 0, '0', '0', ?, '0', '', 0, 1, NULL, NULL)",
+                "INSERT INTO ledger_accounts (principal, period, time, rule, alpha, prefix_epsilon, prefix_delta,"
+                " epsilon, delta, loss, unbounded, charges) VALUES (?, 0, 5, 'basic', 0, '0', '0', ?, '0', '', 0, 1)",
                 (who, str(10**30 // 4)),
             )
         execute(

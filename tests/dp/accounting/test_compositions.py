@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -67,13 +68,15 @@ def test_any_list_of_phases_is_what_dp_accounting_says(data):
 def test_a_mixed_composition_takes_little_memory():
     """Once it took all there was: one grid for everything, as fine as the finest phase."""
     code = (
-        "import resource; from safexplain.dp import Steps, composed;"
+        "from safexplain.dp import Steps, composed;"
         "composed([Steps(30, .001, 10), Steps(1, .1, 100)], 1e-5);"
         "composed([Steps(3000, .001, 10**6), Steps(.3, 1e-6, 1)], 1e-5);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the peak of a process is read from /proc")
     used = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert int(used) < 1 << 20  # KiB
+    assert int(used) < 1 << 20  # KiB; getrusage would count the process that started this one
 
 
 def test_no_grid_has_more_than_its_cells():
