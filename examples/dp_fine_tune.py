@@ -1,7 +1,7 @@
 """From training to certificate: fine-tune a network within a privacy budget, hand out its statement, audit it.
 
 python examples/dp_fine_tune.py
-safexplain audit model.pt2 --data data.npz --recipe recipe.toml --privacy privacy.json
+safexplain audit model.pt2 --data data.npz --recipe recipe.toml --privacy privacy.json --explainer InputXGradient
 safexplain verify run/certificate.json --model model.pt2       # the folder that the audit names
 """
 
