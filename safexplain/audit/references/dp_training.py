@@ -10,6 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -193,10 +194,6 @@ def train_private_models(
             if tick:
                 tick((before + share * size) / len(models), f"{size} heads at once" if size > 1 else note)
 
-        def alone(share: float, note: str = "", before: int = done) -> None:
-            if tick:
-                tick((before + share) / len(models), note)
-
         own, group = members[first], [first]
         if len(alike) > 1 and _train_heads(
             how, dp, [models[i] for i in alike], x, y, [members[i] for i in alike], [generators[i] for i in alike], told
@@ -204,7 +201,8 @@ def train_private_models(
             group = alike
         else:
             own_x, own_y = x[own.to(x.device)], y[own.to(y.device)]
-            train_alone(how, dp, models[first], own_x, own_y, generators[first], alone, checkpoints[first])
+            one = partial(told, size=1)
+            train_alone(how, dp, models[first], own_x, own_y, generators[first], one, checkpoints[first])
         done += len(group)
         waiting = [i for i in waiting if i not in group]
         for i in group:
