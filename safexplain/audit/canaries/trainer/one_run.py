@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from safexplain.audit.canaries.canary import RecordScenario, record_scores
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData, Record, stacked
 from safexplain.audit.canaries.trainer.gradient_hook import OVER, GradientHook
-from safexplain.audit.canaries.trainer.runs import Train, call, seed_of_run, seeded
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.audit.canaries.trainer.runs import Train, call_watched, seed_of_run
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import GUESSED, OneRunResult, check_guesses, check_mechanism, judge_once
 from safexplain.verdict.stats.one_run import OneRunMethod
@@ -88,13 +87,7 @@ def train_once(
     def trained(what: str, records: Mapping[int, Record], hook: GradientHook | None = None) -> Any:
         number = seed_of_run(seed, what, 0)
         dataset = NeighbouringData(data, dict(records), fetched=hook.fetched if hook else None)
-        try:
-            with seeded(number), hook.watching() if hook else nullcontext():
-                return call(train, dataset, number, device)
-        except RefusedError:
-            raise
-        except Exception as error:
-            raise InputError(f"the {what} (seed {number}) stopped with {type(error).__name__}: {error}") from error
+        return call_watched(train, dataset, number, device, hook, f"the {what} (seed {number})")
 
     if scenario == "gradient":
         scores = _gradient_scores(trained, rows, coins)

@@ -45,12 +45,12 @@ from safexplain.audit.canaries.trainer.runs import (
     Run,
     RunStore,
     Train,
-    call,
+    call_watched,
     run_all,
     seed_of_run,
     seeded,
 )
-from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, OneRunResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.bound_methods import BoundMethod
@@ -326,16 +326,8 @@ class CanaryProbe:
         """What `train` gives on D, once."""
         seed = seed_of_run(self.seed, "reference", 0)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
-        try:
-            with seeded(seed), hook.watching() if hook else nullcontext():
-                return call(self.train, dataset, seed, self.devices[0] if self.devices else None)
-        except RefusedError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"the reference training on the data (seed {seed}), before any run, stopped with"
-                f" {type(error).__name__}: {error}"
-            ) from error
+        what = f"the reference training on the data (seed {seed}), before any run,"
+        return call_watched(self.train, dataset, seed, self.devices[0] if self.devices else None, hook, what)
 
     def _folder(self) -> Path | None:
         return None if self._cache is None else Path(self._cache) / self._digest(self._version)

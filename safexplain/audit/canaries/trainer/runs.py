@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,9 +29,9 @@ from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
-from safexplain.errors import InputError
+from safexplain.errors import InputError, RefusedError
 
-__all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "run_all", "seed_of_run", "seeded"]
+__all__ = ["Finished", "Key", "Run", "RunStore", "Train", "call", "call_watched", "run_all", "seed_of_run", "seeded"]
 
 Side = Literal["D", "D'"]
 
@@ -121,6 +121,24 @@ def call(train: Train, dataset: NeighbouringData, seed: int, device: str | None)
     """One call of a training function."""
     generator = torch.Generator().manual_seed(seed)
     return train(dataset, generator) if device is None else train(dataset, generator, device)
+
+
+def call_watched(
+    train: Train, dataset: NeighbouringData, seed: int, device: str | None, hook: GradientHook | None, what: str
+) -> Any:
+    """One seeded call of a training function outside of the runs, which a hook may watch.
+
+    Raises:
+        InputError: it raised an error; the message begins with `what` it was.
+        RefusedError: as the hook.
+    """
+    try:
+        with seeded(seed), hook.watching() if hook else nullcontext():
+            return call(train, dataset, seed, device)
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} stopped with {type(error).__name__}: {error}") from error
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
