@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from safexplain.recourse import search_recourse
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.search import search_recourse
 
 from ..shared.run import RESULTS, provenance, table, write_json
 

@@ -14,8 +14,9 @@ from safexplain.recourse.mechanisms.laplace_score import LaplaceScore
 from safexplain.recourse.mechanisms.mechanism import diverse
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.mechanisms.public_direction import PublicDirection
-from safexplain.recourse.networks.search import SearchOptions, search_recourse
+from safexplain.recourse.networks.search import SearchOptions
 from safexplain.recourse.result import Recourse
+from safexplain.recourse.search import search_recourse
 
 __all__ = [
     "L1",

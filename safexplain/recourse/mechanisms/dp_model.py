@@ -29,7 +29,7 @@ from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import column_names, training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
-from safexplain.recourse.networks.search import DEFAULT, SearchOptions, search_recourse
+from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -60,7 +60,7 @@ class PrivateModel:
             return linear_recourse(
                 self.weights, self.bias, rows, target=target, cost=cost, constraints=constraints, frozen=frozen
             )
-        return search_recourse(
+        return network_recourse(
             self.network,
             rows,
             target=target,

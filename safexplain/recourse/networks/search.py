@@ -68,7 +68,7 @@ DEFAULT = SearchOptions()
 """Of a search."""
 
 
-def search_recourse(
+def network_recourse(
     score: Score | nn.Module,
     x: ArrayLike | Tensor,
     *,

@@ -12,7 +12,7 @@ from torch import nn
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
-from safexplain.recourse.networks.search import search_recourse
+from safexplain.recourse.networks.search import network_recourse
 
 ROWS = np.random.default_rng(0).normal(size=(20, 5))
 
@@ -46,7 +46,7 @@ def test_the_model_is_left_as_it_was():
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     calls: list[int] = []
     model.last.register_forward_hook(lambda *_: calls.append(1))
-    found = search_recourse(model, ROWS, target=0.3)
+    found = network_recourse(model, ROWS, target=0.3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes
     assert calls
@@ -54,34 +54,34 @@ def test_the_model_is_left_as_it_was():
     assert (model.last.weight.grad == 1).all()
     assert model.first.weight.grad is None
     assert not model.first.bias.requires_grad
-    assert (found.counterfactual == search_recourse(model.eval(), ROWS, target=0.3).counterfactual).all()
+    assert (found.counterfactual == network_recourse(model.eval(), ROWS, target=0.3).counterfactual).all()
 
 
 def test_training_flags_come_back_after_an_error():
     model = Odd(outputs=3).train()
     with pytest.raises(InputError, match="class 7"):
-        search_recourse(model, ROWS, favourable=7)
+        network_recourse(model, ROWS, favourable=7)
     assert all(m.training for m in model.modules())
 
 
 def test_no_grad_of_the_caller_does_not_matter():
     model = Odd().eval()
     with torch.no_grad():
-        found = search_recourse(model, ROWS, target=0.3)
-    assert (found.counterfactual == search_recourse(model, ROWS, target=0.3).counterfactual).all()
+        found = network_recourse(model, ROWS, target=0.3)
+    assert (found.counterfactual == network_recourse(model, ROWS, target=0.3).counterfactual).all()
 
 
 def test_a_callable_and_its_network_get_the_same_answers():
     model = Odd().eval()
-    by_network = search_recourse(model, ROWS, target=0.3)
-    by_callable = search_recourse(lambda rows: model(rows)[:, 0], torch.tensor(ROWS), target=0.3)
+    by_network = network_recourse(model, ROWS, target=0.3)
+    by_callable = network_recourse(lambda rows: model(rows)[:, 0], torch.tensor(ROWS), target=0.3)
     assert (by_network.counterfactual == by_callable.counterfactual).all()
 
 
 @pytest.mark.parametrize("favourable", [0, 1, 2])
 def test_answers_for_one_class_of_many_are_predicted_as_that_class(favourable):
     model = Odd(outputs=3).eval()
-    found = search_recourse(model, ROWS, favourable=favourable)
+    found = network_recourse(model, ROWS, favourable=favourable)
     with torch.no_grad():
         predicted = model(torch.tensor(found.counterfactual, dtype=torch.float32)).argmax(dim=1).numpy()
         before = model(torch.tensor(ROWS, dtype=torch.float32))
@@ -143,22 +143,22 @@ def test_rows_are_rounded_to_the_type_of_the_network():
 def test_unusable_scores_are_refused(score, says):
     favourable = 2 if isinstance(score, nn.Module) else 1
     with pytest.raises(InputError, match=says):
-        search_recourse(score, ROWS, favourable=favourable)
+        network_recourse(score, ROWS, favourable=favourable)
 
 
 def test_a_callable_says_itself_what_is_favourable():
     with pytest.raises(ConfigurationError, match="favourable"):
-        search_recourse(lambda rows: rows[:, 0], ROWS, favourable=0)
+        network_recourse(lambda rows: rows[:, 0], ROWS, favourable=0)
 
 
 @pytest.mark.parametrize("score", [LogisticRegression(), None, nn.Linear, np.ones(5)], ids=str)
 def test_what_is_no_score_is_named(score):
     with pytest.raises(ConfigurationError, match="score: expected a torch module, or a function"):
-        search_recourse(score, ROWS)
+        network_recourse(score, ROWS)
 
 
 def test_scores_that_overflow_on_the_way_are_not_answers():
-    found = search_recourse(lambda rows: -(rows[:, 0] + 9).clamp_min(1e-3).log() + 1.0, ROWS)
+    found = network_recourse(lambda rows: -(rows[:, 0] + 9).clamp_min(1e-3).log() + 1.0, ROWS)
     assert np.isfinite(found.counterfactual).all()
     assert found.valid.all()
 
@@ -171,12 +171,12 @@ def test_evaluation_mode_leaves_a_callable_alone():
 @pytest.mark.gpu
 def test_a_network_on_a_gpu_gets_answers_like_one_on_the_cpu():
     model = Odd().eval()
-    here = search_recourse(model, ROWS, target=0.3)
-    there = search_recourse(model.cuda(), ROWS, target=0.3)
+    here = network_recourse(model, ROWS, target=0.3)
+    there = network_recourse(model.cuda(), ROWS, target=0.3)
     assert there.valid.all()
     assert there.distance == pytest.approx(here.distance, rel=1e-2)
 
 
 def test_rows_that_a_network_does_not_take_are_refused_with_their_width():
     with pytest.raises(InputError, match="does not take rows of 4 features"):
-        search_recourse(nn.Linear(3, 2), np.zeros((2, 4)))
+        network_recourse(nn.Linear(3, 2), np.zeros((2, 4)))

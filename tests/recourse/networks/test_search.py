@@ -14,7 +14,7 @@ from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import diverse
-from safexplain.recourse.networks.search import SearchOptions, search_recourse
+from safexplain.recourse.networks.search import SearchOptions, network_recourse
 
 COSTS = [L2(), L2(tuple(np.linspace(0.5, 2.0, 8))), L1(), MAD(tuple(np.linspace(2.0, 0.5, 8)))]
 
@@ -72,7 +72,7 @@ def test_answers_reach_the_target_by_the_models_own_score_one_row_at_a_time(cost
     net = network(dtype=dtype)
     x = queries(net)
     for target in (0.0, 0.7):
-        found = search_recourse(net, x, cost=cost, target=target)
+        found = network_recourse(net, x, cost=cost, target=target)
         assert found.valid.mean() >= 1.0 - 0.05 * (target > 0)
         assert (scores_of_single_rows(net, found.counterfactual) >= target)[found.valid].all()
         assert found.distance == pytest.approx(cost.distance(found.counterfactual - x))
@@ -86,7 +86,7 @@ def test_answers_are_as_near_as_those_of_a_long_search_of_one_query_at_a_time(co
     net = network(activation=activation)
     x = queries(net, 8)
     oracle = np.array([by_adam(net, row, cost) for row in x])
-    ratio = search_recourse(net, x, cost=cost).distance / oracle
+    ratio = network_recourse(net, x, cost=cost).distance / oracle
     assert ratio.mean() <= 1.01
     assert ratio.max() <= 1.1
 
@@ -94,15 +94,17 @@ def test_answers_are_as_near_as_those_of_a_long_search_of_one_query_at_a_time(co
 def test_a_search_that_stops_early_is_told_apart_from_a_good_one():
     net = network()
     x = queries(net)
-    hasty = search_recourse(net, x, cost=L1(), options=SearchOptions(starts=1, steps=2))
+    hasty = network_recourse(net, x, cost=L1(), options=SearchOptions(starts=1, steps=2))
     both = hasty.valid
-    assert (hasty.distance[both] / search_recourse(net, x, cost=L1()).distance[both]).mean() > 1.05 or both.mean() < 0.9
+    assert (
+        hasty.distance[both] / network_recourse(net, x, cost=L1()).distance[both]
+    ).mean() > 1.05 or both.mean() < 0.9
 
 
 def test_more_starts_are_never_worse():
     net = network(activation=nn.Tanh)
     x = queries(net)
-    few, many = (search_recourse(net, x, cost=L1(), options=SearchOptions(starts=k)) for k in (1, 12))
+    few, many = (network_recourse(net, x, cost=L1(), options=SearchOptions(starts=k)) for k in (1, 12))
     assert (many.distance <= few.distance * (1 + 1e-3)).all()
     assert many.distance.mean() < few.distance.mean()
 
@@ -133,7 +135,7 @@ def test_a_linear_model_gets_the_answers_of_linear_recourse(cost, constraints, a
     x = constraints.project(rows := rng.normal(size=(150, 12)).clip(-4, 4) - 0.3 * weights, rows)
     for group in constraints.groups:
         x[:, group] = np.eye(len(group))[rng.integers(0, len(group), len(x))]
-    found = search_recourse(linear(weights, -1.0), x, cost=cost, constraints=constraints)
+    found = network_recourse(linear(weights, -1.0), x, cost=cost, constraints=constraints)
     exact = linear_recourse(weights, -1.0, x, cost=cost, constraints=constraints)
     assert (found.favourable == exact.favourable).all()
     assert (found.valid >= exact.valid).all()
@@ -158,7 +160,7 @@ def test_discrete_answers_are_those_of_trying_every_row(cost):
     scores = scores_of_single_rows(net, grid)
     x = grid[scores < 0][::7][:60]
     for target in (0.0, np.quantile(scores, 0.97)):  # near the top some queries have no recourse
-        found = search_recourse(net, x, cost=cost, constraints=DISCRETE, target=target)
+        found = network_recourse(net, x, cost=cost, constraints=DISCRETE, target=target)
         distance = np.array(
             [
                 cost.distance(allowed - row).min(initial=np.inf)
@@ -187,7 +189,7 @@ def test_answers_stay_within_the_constraints(cost):
     x[:, 5:] = np.eye(3)[np.arange(len(x)) % 3]
     frozen = np.zeros(x.shape, dtype=bool)
     frozen[::2, 3], frozen[::3, 6] = True, True
-    found = search_recourse(net, x, cost=cost, constraints=MIXED, frozen=frozen)
+    found = network_recourse(net, x, cost=cost, constraints=MIXED, frozen=frozen)
     assert MIXED.satisfied(x, found.counterfactual, frozen).all()
     assert (found.counterfactual[:, 0] == x[:, 0]).all()
     assert (found.counterfactual[::2, 3] == x[::2, 3]).all()
@@ -200,10 +202,10 @@ def test_answers_stay_within_the_constraints(cost):
 def test_favourable_queries_stay_as_they_are_and_hopeless_ones_are_marked():
     net = linear(np.array([1.0, 1.0]), 0.0)
     x = np.array([[1.0, 1.0], [-1.0, 0.5], [-4.0, -4.0]])
-    found = search_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1))
+    found = network_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1))
     assert found.favourable.tolist() == [True, False, False]
     assert found.valid.all()
-    hopeless = search_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1), frozen=np.array([True, False]))
+    hopeless = network_recourse(net, x, constraints=Constraints(2, lower=-5, upper=1), frozen=np.array([True, False]))
     assert hopeless.valid.tolist() == [True, True, False]
     for result, row in ((found, 0), (hopeless, 0), (hopeless, 2)):
         assert (result.counterfactual[row] == x[row]).all()
@@ -214,8 +216,8 @@ def test_later_starts_leave_a_plateau():
     def score(rows):
         return (rows.norm(dim=1) - 1.0).clamp_min(0.0) - 0.5  # flat around the origin
 
-    found = search_recourse(score, np.zeros((1, 4)))
-    alone = search_recourse(score, np.zeros((1, 4)), options=SearchOptions(starts=1))
+    found = network_recourse(score, np.zeros((1, 4)))
+    alone = network_recourse(score, np.zeros((1, 4)), options=SearchOptions(starts=1))
     assert not alone.valid[0]
     assert found.valid[0]
     assert found.distance[0] == pytest.approx(1.5, rel=1e-3)
@@ -224,7 +226,7 @@ def test_later_starts_leave_a_plateau():
 def test_diverse_answers_of_a_network_change_different_features():
     net = network()
     x = queries(net, 10)
-    first, second = diverse(lambda frozen: search_recourse(net, x, cost=L1(), frozen=frozen), x, 2, cost=L1())
+    first, second = diverse(lambda frozen: network_recourse(net, x, cost=L1(), frozen=frozen), x, 2, cost=L1())
     largest = np.abs(first.change).argmax(axis=1)
     assert (second.change[np.arange(len(x)), largest] == 0).all()
     assert second.distance[second.valid].mean() >= first.distance.mean()
@@ -233,17 +235,17 @@ def test_diverse_answers_of_a_network_change_different_features():
 def test_the_same_call_gives_the_same_answer_and_so_does_another_batch():
     net = network()
     x = queries(net, 30)
-    whole, again = (search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4)) for _ in range(2))
+    whole, again = (network_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4)) for _ in range(2))
     assert (whole.counterfactual == again.counterfactual).all()
-    small = search_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4), options=SearchOptions(batch_size=7))
+    small = network_recourse(net, x, constraints=Constraints(8, lower=-4, upper=4), options=SearchOptions(batch_size=7))
     some = x[:10]
-    alone = [search_recourse(net, row, constraints=Constraints(8, lower=-4, upper=4)).distance[0] for row in some]
+    alone = [network_recourse(net, row, constraints=Constraints(8, lower=-4, upper=4)).distance[0] for row in some]
     assert np.quantile(np.abs(small.distance / whole.distance - 1), 0.9) < 1e-3
     assert np.quantile(np.abs(np.array(alone) / whole.distance[:10] - 1), 0.9) < 1e-3
 
 
 def test_no_queries_give_no_answers():
-    found = search_recourse(network(), np.empty((0, 8)))
+    found = network_recourse(network(), np.empty((0, 8)))
     assert len(found) == 0
     assert found.counterfactual.shape == (0, 8)
 
@@ -266,7 +268,7 @@ def test_no_queries_give_no_answers():
 )
 def test_bad_arguments_are_refused(changes, error, says):
     with pytest.raises(error, match=says):
-        search_recourse(network(), np.zeros((2, 8)), **changes)
+        network_recourse(network(), np.zeros((2, 8)), **changes)
 
 
 @pytest.mark.parametrize("changes", [{"starts": 0}, {"steps": 0}, {"batch_size": 2.5}, {"seed": -1}, {"starts": True}])

@@ -159,9 +159,9 @@ def ours(name: str, fixed: bool, together: bool) -> Callable[[Work], Call]:
     """`search_recourse`, all persons at once or one after the other."""
 
     def ready(work: Work) -> Call:
+        from safexplain.recourse import search_recourse
         from safexplain.recourse.constraints import Constraints
         from safexplain.recourse.cost import L1
-        from safexplain.recourse.networks.search import search_recourse
 
         task = Task(work, name, fixed)
         plain, d = task.numbers.shape[1], task.x.shape[1]
