@@ -6,6 +6,7 @@ code_digest           of modules here and all that they import: cached results a
 model_digest          of the model behind a callable: what keyed noise and certificates are tied to
 estimator_digest      of a fitted scikit-learn estimator, read part by part and not pickled
 weights_digest        of trained parameters alone, whatever file they travel in
+trained_digest        of whatever was trained, networks, linear models and trees: what a privacy statement is bound to
 
 Model and estimator digests are BLAKE2b hashes (RFC 7693), all others SHA-256. torch is not imported here: whoever has a
 tensor or a module has imported it.
@@ -366,15 +367,19 @@ def estimator_digest(estimator: Any) -> bytes | None:
         known = _estimator_digests.get(estimator)
     if known and len(known[0]) == len(kept) and all(map(_same, known[0], kept)) and known[1] == samples:
         return known[2]
-    digest = hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON)
-    try:
-        _read(estimator, digest.update, ())
-        found: bytes | None = digest.digest()
-    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
-        found = None
+    found = _read_whole(estimator)
     with _guard:
         _estimator_digests[estimator] = (kept, samples, found)
     return found
+
+
+def _read_whole(estimator: Any) -> bytes | None:
+    digest = hashlib.blake2b(digest_size=32, person=_ESTIMATOR_PERSON)
+    try:
+        _read(estimator, digest.update, ())
+    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files, local functions
+        return None
+    return digest.digest()
 
 
 def _same(one: object, other: object) -> bool:
@@ -788,3 +793,78 @@ def weights_digest(model: nn.Module) -> str:
         found.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         each.append(found.digest())
     return hashlib.sha256(b"".join(sorted(each))).hexdigest()
+
+
+def trained_digest(model: Any) -> str:
+    """64 hexadecimal digits that name what was trained, read anew at each call: one changed number changes them.
+
+    - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
+    - XGBoost and LightGBM, boosters and their scikit-learn wrappers: of the library's own file, and the labels.
+    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them, so that the
+      same coefficients in another estimator are the same model.
+    - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
+
+    Raises:
+        ConfigurationError: none of these, not fitted, or an estimator with a part that cannot be read.
+
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> fitted, other = LogisticRegression().fit([[0.0], [1.0]], [0, 1]), LogisticRegression()
+    >>> other.coef_, other.intercept_, other.classes_ = fitted.coef_.copy(), fitted.intercept_, fitted.classes_
+    >>> trained_digest(fitted) == trained_digest(other)
+    True
+    """
+    if is_module(model):
+        inner = getattr(model, "estimator", None)
+        alone = inner is not None and next(iter(model.parameters()), None) is None
+        return trained_digest(inner) if alone else weights_digest(model)
+    libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    try:
+        if "xgboost" in libraries:
+            booster = model.get_booster() if hasattr(model, "get_booster") else model
+            return _hexadecimal("xgboost", bytes(booster.save_raw(raw_format="ubj")), _labels(model))
+        if "lightgbm" in libraries:
+            booster = model.booster_ if hasattr(type(model), "booster_") else model
+            return _hexadecimal("lightgbm", booster.model_to_string(num_iteration=-1).encode(), _labels(model))
+    except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
+        raise ConfigurationError(f"{type(model).__name__}: expected a fitted model; fit it first ({error})") from None
+    if hasattr(model, "coef_") and hasattr(model, "intercept_"):
+        return _hexadecimal("linear", *_coefficients(model), _labels(model))
+    if not is_estimator(model):
+        raise ConfigurationError(
+            "expected a torch module, a fitted linear model, scikit-learn estimator or XGBoost or LightGBM model,"
+            f" got {type(model).__name__}"
+        )
+    from sklearn.utils.validation import check_is_fitted
+
+    try:
+        check_is_fitted(model)
+    except ValueError:  # NotFittedError
+        raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first") from None
+    whole = _read_whole(model)
+    if whole is None:
+        raise ConfigurationError(
+            f"{type(model).__name__} has a part that cannot be read (a lock, a file, a function without a name of its"
+            " own), so that nothing names what it has learned"
+        )
+    return _hexadecimal("estimator", whole)
+
+
+def _hexadecimal(kind: str, *parts: bytes) -> str:
+    found = hashlib.sha256(kind.encode())
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()
+
+
+def _labels(model: Any) -> bytes:
+    """The list of classes as plain Python values, whatever array they are in; regressions have none."""
+    return repr(np.asarray(getattr(model, "classes_", ())).tolist()).encode("utf-8", "surrogatepass")
+
+
+def _coefficients(model: Any) -> Iterator[bytes]:
+    """Weights (outputs, features) and intercepts (outputs,) in float64, dense; zeros have one sign."""
+    held = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_
+    weights = np.atleast_2d(np.asarray(held, dtype=np.float64))
+    intercepts = np.broadcast_to(np.ravel(np.asarray(model.intercept_, dtype=np.float64)), weights.shape[:1])
+    for array in (weights, intercepts):
+        yield repr(array.shape).encode() + (array + 0.0).astype("<f8").tobytes()

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import model_digest, sha256, weights_digest
+from safexplain._digest import model_digest, sha256
 from safexplain._progress import Progress, named, silent
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.attacks.suite import fitting
@@ -45,7 +45,7 @@ from safexplain.audit.signals import Signals, hash_examples, side_by_side
 from safexplain.audit.splits import Splits, refuse_copies
 from safexplain.audit.storage.pieces import LARGEST_MAPS, ExplainedStore, bytes_on_disk, free_space
 from safexplain.audit.utility import Sample, utility_of
-from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.errors import ConfigurationError, InputError, RefusedError, SafexplainError
 from safexplain.native_maps import Finding as NativeFinding
 from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability, are_probabilities, as_module
@@ -123,7 +123,7 @@ class AuditOptions:
         subject: name -> {algorithm: digest} of the audited models; empty: the digest of their parameters.
         materials: name -> digest of what else the certificate should name.
         notes: caveats for the reader.
-        privacy: the guarantee of the model's training, if it was differentially private.
+        privacy: the guarantee of the model's training, if it was differentially private; it names the model's weights.
         canaries: what canaries found about that training, if they were trained.
         search: where a search chose the configuration, on other examples: how many `trials` it ran, and the `digest` of
             what it found; the certificate says so.
@@ -273,7 +273,7 @@ def audit(
 
     Raises:
         InputError: the model, the data or the number of reference models cannot be used, an explanation fails, or the
-            privacy statement or the canaries are about another model.
+            privacy statement is about another model or about none, or the canaries are about another training.
         ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
     """
     if isinstance(model, Endpoint):
@@ -1004,11 +1004,11 @@ def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
 def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
     """The statement must be of this very model's training, and the canaries of that training, and not against it."""
     stated, found = options.privacy, options.canaries
-    if stated is not None and stated.weights and stated.weights != (weights := weights_digest(target)):
-        raise InputError(
-            f"the privacy statement is about other weights than the model's: {stated.weights[:16]}... stated,"
-            f" {weights[:16]}... found; give the statement that the training of this model wrote"
-        )
+    if stated is not None:
+        try:
+            stated.check_model(target)
+        except RefusedError as error:
+            raise InputError(str(error)) from None
     if found is not None:
         check_certifiable(found)
     if stated is None or found is None:
@@ -1027,9 +1027,7 @@ def _implied(options: AuditOptions, policy: Policy, pools: Sequence[Pool]) -> tu
     if (stated := options.privacy) is None:
         return None, []
     why = ""
-    if not stated.weights:
-        why = "it names no weights, so that nothing binds it to this model; give the statement of the finished training"
-    elif len(pools) > 1:
+    if len(pools) > 1:
         why = "it is about one model, and several are audited"
     elif options.subject_data == "pre-training":
         why = "it is about the fine-tuning data, and the audit about the pre-training data"

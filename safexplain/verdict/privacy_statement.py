@@ -11,11 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from safexplain._digest import trained_digest
 from safexplain._files import write_whole
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
 from safexplain._selection import RepeatAndSelect, selected_epsilons, selected_pure_epsilon
 from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 IN_COMMON = "what the records have in common: the model tells it about everybody, in the data or not"
 SEVERAL = "several records of one person: epsilon is for one record"
@@ -107,7 +108,7 @@ class PrivacyStatement:
         seeded: whether batches and noise came from a seed that the user gave.
         count_noised: whether `records` is n with noise that the epsilons pay for, and nothing else depends on n: what
             hides whether a record was there at all. False: n is public.
-        weights: `safexplain._digest.weights_digest` of the trained model; "" before training.
+        weights: `safexplain._digest.trained_digest` of the trained model; "" before training, when it is about none.
         unit: what neighbouring data sets differ in: one "record", or one "person" with all of their rows. A batch is
             then one of persons, and `clipping` bounds what all rows of a person give together.
         rows_per_person: most rows of a person that were trained on; with unit "person" only.
@@ -234,6 +235,43 @@ class PrivacyStatement:
                 "trainings: each was itself the best of several; state one choice among all of them"
             )
         return replace(self, selection=selection, seeded=any(t.seeded for t in listed))
+
+    def check_model(self, model: Any) -> None:
+        """Raise unless this is the statement of this very model.
+
+        Args:
+            model: a torch module, a linear model, or another fitted estimator; see `safexplain._digest.trained_digest`.
+
+        Raises:
+            RefusedError: it is about other weights, or about none.
+            ConfigurationError: not a model, or not fitted.
+        """
+        if not self.weights:
+            raise RefusedError(
+                "the privacy statement names no weights, so that nothing binds it to this model: give the one that the"
+                " finished training wrote (`privacy_`, `trained.statement`), or, for a training of your own, vouch for"
+                " it: statement.bound_to(model)"
+            )
+        if (found := trained_digest(model)) != self.weights:
+            raise RefusedError(
+                f"the privacy statement is about other weights than the {type(model).__name__} has: stated are"
+                f" {self.weights[:16]}..., found {found[:16]}...; the model was trained or changed since, or the"
+                " statement is another model's. Give the statement that the training of this model wrote"
+            )
+
+    def bound_to(self, model: Any) -> PrivacyStatement:
+        """The same about the weights of a model that its user trained as stated; nothing checks that it was.
+
+        Args:
+            model: as in `check_model`, after its training.
+
+        Raises:
+            RefusedError: this is about another model already.
+            ConfigurationError: not a model, or not fitted.
+        """
+        if self.weights:
+            self.check_model(model)
+        return replace(self, weights=trained_digest(model))
 
     @property
     def not_protected(self) -> tuple[str, ...]:

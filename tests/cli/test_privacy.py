@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,15 @@ def test_a_statement_about_other_weights_is_refused(
 ) -> None:
     assert audit(trained, "other.pt2", tmp_path / "run") == 2
     assert "about other weights" in capfd.readouterr().err
+
+
+def test_a_statement_about_no_weights_is_refused(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planned = replace(PrivacyStatement.load(trained / "privacy.json"), weights="")
+    path = planned.save(tmp_path / "planned.json")
+    assert audit(trained, "model.pt2", tmp_path / "run", "--privacy", path) == 2
+    assert "names no weights, so that nothing binds it to this model" in capfd.readouterr().err
 
 
 def test_canaries_of_another_training_or_against_the_statement_are_refused(

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
 from safexplain._validate import check_number
 from safexplain.dp.accounting.calibration import noise_multiplier
@@ -74,8 +75,9 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         intercept_: (1,) or (n_classes,).
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
-        privacy_: `PrivacyStatement`. Its number of records is the true one, which is public, except under add/remove,
-            where it is noised; its pure epsilon is that under substitution, which is the larger.
+        privacy_: `PrivacyStatement` about these coefficients, intercepts and classes, and no others. Its number of
+            records is the true one, which is public, except under add/remove, where it is noised; its pure epsilon is
+            that under substitution, which is the larger.
 
     Example:
         >>> import numpy as np
@@ -161,7 +163,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         scale = math.hypot(1.0, constant)  # back to rows as they come
         self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
         self.classes_ = classes
-        self.privacy_ = replace(privacy, seeded=self.random_state is not None)
+        self.privacy_ = replace(privacy, seeded=self.random_state is not None, weights=trained_digest(self))
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from safexplain._digest import weights_digest
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
@@ -82,13 +81,13 @@ def private_model(
     """What answers from a model, if it is private; arguments as in `DPModelRecourse`.
 
     Raises:
-        RefusedError: no statement, one about other weights, one without a finite epsilon, or under add/remove one that
-            tells the number of records.
+        RefusedError: no statement, one about other weights or about none, one without a finite epsilon, or under
+            add/remove one that tells the number of records.
         ConfigurationError: not a model, not fitted, or it is not clear which class is favourable.
     """
     own = getattr(model, "privacy_", None) or getattr(model, "statement", None)
     if own is not None and privacy is not None and own != privacy:
-        raise ConfigurationError("privacy: the model carries a statement of its own, and it is another one")
+        raise RefusedError("privacy: the model carries a statement of its own, and it is another one; leave it out")
     statement = own or privacy
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
     if not linear and hasattr(model, "fit") and hasattr(model, "get_params"):
@@ -99,6 +98,12 @@ def private_model(
             " differential privacy publish its training data's influence, its direction above all. Train it with"
             " safexplain.dp, or pass privacy=statement"
         )
+    network = getattr(model, "model", model)
+    if not linear and not isinstance(network, nn.Module):
+        raise ConfigurationError(
+            f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
+        )
+    statement.check_model(model if linear else network)
     if not math.isfinite(statement.epsilons.of(adjacency)):
         raise RefusedError(f"the model's statement promises nothing under {adjacency}: its epsilon is infinite")
     if adjacency == "add_remove" and not statement.count_noised:
@@ -109,7 +114,7 @@ def private_model(
         )
     if linear:
         return _linear(model, statement, favourable, search)
-    return _network(getattr(model, "model", model), model, statement, favourable, search)
+    return _network(network, model, statement, favourable, search)
 
 
 def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions) -> PrivateModel:
@@ -129,14 +134,8 @@ def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: Se
 
 
 def _network(
-    network: Any, given: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions
+    network: nn.Module, given: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions
 ) -> PrivateModel:
-    if not isinstance(network, nn.Module):
-        raise ConfigurationError(
-            f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
-        )
-    if statement.weights and weights_digest(network) != statement.weights:
-        raise RefusedError("the statement is about other weights than the model has; it was trained or changed since")
     column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
     return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)
 
@@ -239,9 +238,12 @@ class PrivateModelRecourse(DiverseAnswers):
 
         Raises:
             ConfigurationError: `fit` has not been called.
+            RefusedError: its weights were changed since, so that the statement is not about them.
         """
         _ = self.features
-        return self._get("model").model
+        found: PrivateModel = self._get("model")
+        found.statement.check_model(getattr(found.model, "model", found.model))
+        return found.model
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
         model: PrivateModel = self._get("model")
@@ -273,12 +275,13 @@ class DPModelRecourse(PrivateModelRecourse):
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
             trains a `DPLogisticRegression` by noisy gradient descent.
-        privacy: the statement of a model that does not carry its own.
+        privacy: the statement of a model that does not carry its own; it names the model's weights.
         favourable: the label that is wanted, for a network the column of its output; None: the second of two.
         search: `SearchOptions` for networks and for more than two classes.
 
     Raises:
-        RefusedError: a model without a statement, with one about other weights, or one that promises nothing.
+        RefusedError: a model without a statement, with one about other weights or about none, or one that promises
+            nothing.
         ConfigurationError: a model that is not fitted, or a value out of range.
 
     Example:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
 from recourse_privacy_oracle import two_gaussians
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from torch import nn
 
 from safexplain._digest import weights_digest
@@ -188,14 +189,15 @@ def test_a_model_without_a_statement_is_refused(model):
         model.fit(*two_gaussians(60, 3))
     with pytest.raises(RefusedError, match="without a PrivacyStatement"):
         DPModelRecourse(model)
-    assert DPModelRecourse(model, privacy=statement()).statement == statement()
+    bound = statement().bound_to(model)
+    assert DPModelRecourse(model, privacy=bound).statement == bound
 
 
 def test_a_statement_that_promises_nothing_is_refused():
     without_noise = statement(phases=(Steps(0.0, 1.0, 10, "full-batch"),))
     assert without_noise.epsilons.substitute == math.inf
     with pytest.raises(RefusedError, match="promises nothing"):
-        DPModelRecourse(nn.Linear(3, 2), privacy=without_noise)
+        DPModelRecourse(network := nn.Linear(3, 2), privacy=without_noise.bound_to(network))
 
 
 def test_whether_a_record_was_there_is_not_promised_where_the_number_of_records_is_told():
@@ -218,6 +220,60 @@ def test_a_statement_about_other_weights_is_refused():
         DPModelRecourse(network, privacy=own)
 
 
+def linear(seed=0, **options):
+    options = {"norm_bound": 5.0, "classes": [0, 1], "random_state": seed, **options}
+    return DPLogisticRegression(**options).fit(*two_gaussians(200, 3))
+
+
+def copied(model, kind=LogisticRegression):
+    other = kind()
+    other.coef_, other.intercept_, other.classes_ = model.coef_.copy(), model.intercept_.copy(), model.classes_.copy()
+    return other
+
+
+def test_no_linear_model_passes_with_the_statement_of_another():
+    private = linear()
+    for other in (LogisticRegression().fit(*two_gaussians(200, 3)), linear(1), NETWORK):
+        with pytest.raises(RefusedError, match=r"other weights|another one"):
+            DPModelRecourse(other, privacy=private.privacy_)
+
+
+def test_a_copy_of_the_coefficients_in_another_estimator_is_the_same_model():
+    private = linear()
+    answers = DPModelRecourse(copied(private, RidgeClassifier), privacy=private.privacy_).explain(np.ones((1, 3)))
+    assert answers.valid.all()
+    turned = copied(private)
+    turned.classes_ = private.classes_[::-1]
+    with pytest.raises(RefusedError, match="other weights"):
+        DPModelRecourse(turned, privacy=private.privacy_)
+
+
+@pytest.mark.parametrize("part", ["coef_", "intercept_"])
+def test_a_model_that_was_changed_after_its_training_is_refused(part):
+    private = linear()
+    mechanism = DPModelRecourse(private)
+    getattr(private, part)[..., 0] += 1e-12
+    with pytest.raises(RefusedError, match="trained or changed since"):
+        DPModelRecourse(private)
+    with pytest.raises(RefusedError, match="trained or changed since"):
+        _ = mechanism.private  # answers go on from the weights as they were
+
+
+def test_a_statement_without_weights_is_refused_until_its_owner_vouches_for_it():
+    private = linear()
+    planned = replace(private.privacy_, weights="")
+    for model in (copied(private), NETWORK):
+        with pytest.raises(RefusedError, match=r"names no weights.*bound_to\(model\)"):
+            DPModelRecourse(model, privacy=planned)
+    private.privacy_ = planned  # as one of an earlier version, from a file
+    with pytest.raises(RefusedError, match="names no weights"):
+        DPModelRecourse(private)
+    private.privacy_ = planned.bound_to(private)
+    assert DPModelRecourse(private).explain(np.ones((1, 3))).valid.all()
+    with pytest.raises(RefusedError, match="other weights"):
+        private.privacy_.bound_to(linear(1))
+
+
 def test_a_fine_tuned_network_answers_by_search():
     X, y = two_gaussians(300, 3)
     torch.manual_seed(0)
@@ -238,12 +294,15 @@ def test_a_fine_tuned_network_answers_by_search():
     assert (other.favourable != answer.favourable).all()
 
 
+NETWORK = nn.Linear(3, 2)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
         (DPLogisticRegression(norm_bound=1.0), {}, "not fitted"),
         (object(), {"privacy": statement()}, "expected a fitted linear model or a torch module"),
-        (nn.Linear(3, 2), {"privacy": statement(), "favourable": "yes"}, "favourable"),
+        (NETWORK, {"privacy": statement().bound_to(NETWORK), "favourable": "yes"}, "favourable"),
         (None, {"privacy": statement()}, "a statement without a model"),
     ],
 )
@@ -254,7 +313,7 @@ def test_what_is_no_private_model_is_named(model, options, message):
 
 def test_two_statements_for_one_model_are_a_contradiction():
     model = DPLogisticRegression(norm_bound=5.0, classes=[0, 1], random_state=0).fit(*two_gaussians(60, 3))
-    with pytest.raises(ConfigurationError, match="another one"):
+    with pytest.raises(RefusedError, match="another one"):
         DPModelRecourse(model, privacy=statement())
 
 
