@@ -6,8 +6,8 @@ search for `networks`. The `mechanisms` say which score may be used so that answ
 `counterfactual` offers them under the call of Alibi's explainer.
 """
 
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import L1, L2, MAD
+from safexplain.recourse.constraints import Constraints, Rule
+from safexplain.recourse.cost import L1, L2, MAD, Percentile
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, ObjectivePerturbation, OutputPerturbation
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore
@@ -28,8 +28,10 @@ __all__ = [
     "MeteredRecourse",
     "ObjectivePerturbation",
     "OutputPerturbation",
+    "Percentile",
     "PublicDirection",
     "Recourse",
+    "Rule",
     "SearchOptions",
     "diverse",
     "linear_recourse",

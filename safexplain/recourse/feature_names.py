@@ -31,6 +31,11 @@ def check_features(features: Any) -> Features:
         if features < 1:
             raise ConfigurationError(f"features: expected at least one column, got {features}")
         return int(features)
+    if isinstance(features, Mapping):
+        raise ConfigurationError(
+            f"features: expected a number of columns or a tuple of names, got the mapping {dict(features)!r}; pass"
+            f" features={tuple(features)!r}, and limits as lower= and upper="
+        )
     names = None if isinstance(features, str) or not isinstance(features, Iterable) else tuple(map(str, features))
     if not names:
         raise ConfigurationError(f"features: expected a number of columns or a tuple of names, got {features!r}")
@@ -58,7 +63,20 @@ def position(features: Features, feature: Any, what: str) -> int:
 
 
 def positions(features: Features, given: Any, what: str) -> list[int]:
-    """Columns of several features; a single one may be given alone."""
+    """Columns of several features; a single one may be given alone.
+
+    Raises:
+        ConfigurationError: an unknown feature, or a mapping, whose values would be ignored.
+    """
+    if isinstance(given, Mapping):
+        fix = f"pass {what}={tuple(given)!r}"
+        if what == "one_hot":
+            fix = f"pass one_hot={tuple(given.values())!r}"
+        elif what == "integer":
+            fix += f", and step={dict(given)!r} for changes by multiples of these"
+        else:
+            fix += "; numbers belong into lower=, upper=, largest_change= or step="
+        raise ConfigurationError(f"{what}: expected names of features, got the mapping {dict(given)!r}; {fix}")
     return [position(features, feature, what) for feature in listed(given)]
 
 
@@ -117,12 +135,12 @@ def is_mapping(given: Any) -> TypeGuard[Mapping[Any, Any]]:
     return hasattr(given, "keys") and type(getattr(given, "index", None)).__name__ != "RangeIndex"
 
 
-def hashable(features: Features, given: Limit, what: str) -> Any:
+def hashable(features: Features, given: Limit, what: str, missing: float) -> Any:
     """Limits as None, one number, or d numbers."""
     if given is None or isinstance(given, (int, float)):
         return given
     if is_mapping(given):
-        return tuple(limits(features, given, what, -np.inf if what == "lower" else np.inf).tolist())
+        return tuple(limits(features, given, what, missing).tolist())
     numbers = real_numbers(given, what, ConfigurationError)
     return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
 

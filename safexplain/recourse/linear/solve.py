@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.linear.knapsack import missing, solve
 from safexplain.recourse.linear.lagrangian import Items
@@ -56,6 +56,8 @@ def linear_recourse(
         ConfigurationError: not a cost or constraints, or for another number of columns.
     """
     check_cost(cost)
+    if isinstance(cost, Percentile):
+        raise ConfigurationError("cost: percentiles are not minimised here; use L1(scale)")
     check_constraints(constraints)
     w = _finite(weights, "weights")
     if w.ndim != 1:

@@ -21,7 +21,7 @@ from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.result import Floats, Recourse, as_rows
 from safexplain.verdict.privacy_statement import PUBLIC, RANDOMNESS, SEEDED, PrivacyStatement
@@ -290,7 +290,7 @@ class RecourseMechanism(ABC):
         """Whether cost and constraints are for this number of columns."""
         if self.constraints is not None and self.constraints.width != width:
             raise ConfigurationError(f"constraints: for {self.constraints.width} columns, but the data have {width}")
-        self.cost.weights(width)
+        for_columns(self.cost, None if self.constraints is None else self.constraints.features, width)
 
     def _get(self, name: str) -> Any:
         return self.__dict__.get("_" + name)
@@ -355,7 +355,7 @@ def _largest_share(found: Recourse, cost: Cost, constraints: Constraints | None)
 
     To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
     """
-    share = cost.parts(found.change)
+    share = cost.parts(found.change, found.x)
     for group in constraints.groups if constraints else ():
         share[:, group] = share[:, group].sum(axis=1, keepdims=True)
     largest: NDArray[np.bool_] = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]

@@ -26,9 +26,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, chosen_categories, improved, rounded
@@ -104,6 +104,8 @@ def network_recourse(
     """
     check_number("target", target)
     check_cost(cost)
+    if isinstance(cost, Percentile):
+        raise ConfigurationError("cost: percentiles are not minimised here; use L1(scale)")
     check_constraints(constraints)
     if not isinstance(options, SearchOptions):
         raise ConfigurationTypeError(f"options: expected SearchOptions(...), got {options!r}")
