@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,9 +14,16 @@ from safexplain.errors import InfeasibleError, InputError
 Floats = NDArray[np.float64]
 
 
+class Table(Protocol):
+    """What gives rows of the table back as people have them: a `safexplain.recourse.Preprocessing`."""
+
+    def frame(self, table: Any, like: Any = None) -> Any:
+        """Rows (n, D) as a frame of the kind of `like`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Recourse:
-    """Answers to n queries about rows of d features; nothing in it is NaN or infinite.
+    """Answers to n queries about rows of d columns; nothing in it is NaN or infinite.
 
     Args:
         x: (n, d) the queries, as they came.
@@ -27,6 +35,10 @@ class Recourse:
         score: (n,) released score of x: the logit of the favourable outcome, noised where the mechanism noises it.
         favourable: (n,) bool, the released decision about x; nothing needs to change there.
         censored: (n,) bool, whether the released number was moved to the end of its public range.
+        proven: (n,) bool, whether no allowed change costs less, or, where nothing was found, none reaches the target,
+            by the released scores and up to rounding. None: for no query.
+        table: the preprocessing that x and counterfactual are rows of; None: they are rows as they came.
+        like: the queries as they came, for `frame`.
     """
 
     x: Floats
@@ -36,6 +48,13 @@ class Recourse:
     score: Floats
     favourable: NDArray[np.bool_]
     censored: NDArray[np.bool_]
+    proven: NDArray[np.bool_] = None  # type: ignore[assignment]
+    table: Table | None = field(default=None, repr=False)
+    like: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.proven is None:
+            object.__setattr__(self, "proven", np.zeros(len(self.x), dtype=bool))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -44,6 +63,22 @@ class Recourse:
     def change(self) -> Floats:
         """(n, d) counterfactual - x."""
         return self.counterfactual - self.x
+
+    @property
+    def frame(self) -> Any:
+        """The counterfactuals as a frame of the kind that came: its columns, types, labels and index.
+
+        Without a preprocessing, a pandas or polars frame of numbers comes back as one, and anything else as (n, d)
+        array.
+        """
+        if self.table is not None:
+            return self.table.frame(self.counterfactual, self.like)
+        names = getattr(self.like, "columns", None)
+        if type(self.like).__name__ != "DataFrame" or names is None or len(names) != self.counterfactual.shape[1]:
+            return self.counterfactual
+        columns = dict(zip(names, self.counterfactual.T, strict=True))
+        index = getattr(self.like, "index", None)
+        return type(self.like)(columns) if index is None else type(self.like)(columns, index=index)
 
     def required(self) -> Recourse:
         """This result, if every query has an answer.
