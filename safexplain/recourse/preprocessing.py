@@ -32,7 +32,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from safexplain._digest import sha256
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.constraints import Constraints, Rule, check_constraints
+from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import L1, L2, Cost, Percentile, check_cost
 from safexplain.recourse.frames import close_to, columns_of, is_missing, kind_of, numbers_of, values_of, written
 from safexplain.recourse.result import Floats, as_rows, first_of
@@ -723,7 +723,7 @@ def _expanded(people: Preprocessing, given: Constraints | None) -> Constraints:
             )
             for rule in given.rules
         )
-    named = {name: tuple(people.columns[column] for column in sorted(set(at))) for name, at in lists.items()}
+    named: dict[str, Any] = {name: tuple(people.columns[c] for c in sorted(set(cs))) for name, cs in lists.items()}
     return Constraints(
         people.columns,
         lower=tuple(low.tolist()),
