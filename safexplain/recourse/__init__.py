@@ -2,7 +2,8 @@
 
 A person's frame becomes columns by a public `preprocessing`; rows of numbers are read as they are (`result`), their
 columns are matched by name (`feature_names`) and held to `constraints`; a `cost` says what a change costs. The nearest
-change that reaches the target is found by geometry where the score is `linear`, by search for `networks`. The
+change that reaches the target is found by geometry where the score is `linear`, by search for `networks`, and is kept
+among public rows by `plausibility`. The
 `mechanisms` say which score may be used so that answers are differentially private, and `counterfactual` offers them
 under the call of Alibi's explainer.
 """
@@ -16,6 +17,7 @@ from safexplain.recourse.mechanisms.mechanism import diverse
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.mechanisms.public_direction import PublicDirection
 from safexplain.recourse.networks.search import SearchOptions
+from safexplain.recourse.plausibility import Plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
 from safexplain.recourse.search import search_recourse
@@ -31,6 +33,7 @@ __all__ = [
     "ObjectivePerturbation",
     "OutputPerturbation",
     "Percentile",
+    "Plausibility",
     "Preprocessing",
     "PublicDirection",
     "Recourse",
