@@ -1,0 +1,125 @@
+"""Mixed-integer linear programs, put together row by row and solved by HiGHS (`scipy.optimize.milp`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, OptimizeWarning, milp
+from scipy.sparse import csr_array
+
+from safexplain.recourse.result import Floats
+
+GAP = 1e-8
+"""Share by which HiGHS may stop short of its proof; answers are held to a wider one (`solve.CLOSE`)."""
+SHORTEST = 0.02
+"""Seconds that HiGHS gets at least, as it looks at its clock only now and then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """What HiGHS says.
+
+    Args:
+        values: (n,) of the variables; None: nothing was found.
+        bound: no solution costs less; infinite where there is proven to be none.
+    """
+
+    values: Floats | None
+    bound: float
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether it is proven that there is no solution."""
+        return self.bound == np.inf
+
+
+@dataclass(eq=False)
+class Program:
+    """min cost.v, lower <= A v <= upper, low <= v <= high, some of v whole; grows by variables and rows.
+
+    HiGHS allows rows to be missed by 1e-6: those that matter are best written in numbers of about a thousand.
+    """
+
+    _cost: list[float] = field(default_factory=list)
+    _low: list[float] = field(default_factory=list)
+    _high: list[float] = field(default_factory=list)
+    _whole: list[bool] = field(default_factory=list)
+    _columns: list[NDArray[np.intp]] = field(default_factory=list)
+    _entries: list[Floats] = field(default_factory=list)
+    _lower: list[float] = field(default_factory=list)
+    _upper: list[float] = field(default_factory=list)
+
+    def variable(self, low: float, high: float, *, cost: float = 0.0, whole: bool = False) -> int:
+        """A new variable; its number."""
+        self._low.append(low)
+        self._high.append(high)
+        self._cost.append(cost)
+        self._whole.append(whole)
+        return len(self._cost) - 1
+
+    def binaries(self, costs: Sequence[float] | Floats) -> NDArray[np.intp]:
+        """New variables that are 0 or 1, with their costs; their numbers."""
+        first = len(self._cost)
+        self._low += [0.0] * len(costs)
+        self._high += [1.0] * len(costs)
+        self._cost += [float(cost) for cost in costs]
+        self._whole += [True] * len(costs)
+        return np.arange(first, first + len(costs))
+
+    def shares(self, count: int) -> NDArray[np.intp]:
+        """New variables from 0 to 1 without costs; their numbers."""
+        numbers = self.binaries(np.zeros(count))
+        self._whole[len(self._whole) - count :] = [False] * count
+        return numbers
+
+    def row(
+        self,
+        columns: Sequence[int] | NDArray[np.intp],
+        entries: Sequence[float] | Floats,
+        lower: float = -np.inf,
+        upper: float = np.inf,
+    ) -> int:
+        """A new row; its number."""
+        self._columns.append(np.asarray(columns, dtype=np.intp))
+        self._entries.append(np.asarray(entries, dtype=np.float64))
+        self._lower.append(lower)
+        self._upper.append(upper)
+        return len(self._lower) - 1
+
+    def charge(self, variable: int, cost: float) -> None:
+        """Let a variable cost more."""
+        self._cost[variable] += cost
+
+    def solve(self, time_limit: float) -> Solved:
+        """The best that HiGHS finds in so many seconds, and its bound.
+
+        Nothing is printed; an interrupt of the keyboard is raised once HiGHS has returned.
+        """
+        size = np.array([len(columns) for columns in self._columns], dtype=np.intp)
+        empty = not len(size)
+        matrix = csr_array(
+            (
+                np.concatenate(self._entries) if not empty else np.empty(0),
+                np.concatenate(self._columns) if not empty else np.empty(0, dtype=np.intp),
+                np.concatenate([[0], np.cumsum(size)]),
+            ),
+            shape=(len(size), len(self._cost)),
+        )
+        whole = np.array(self._whole, dtype=np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizeWarning)
+            found = milp(
+                np.array(self._cost),
+                integrality=whole,
+                bounds=Bounds(np.array(self._low), np.array(self._high)),
+                constraints=None if empty else LinearConstraint(matrix, np.array(self._lower), np.array(self._upper)),
+                options={"disp": False, "time_limit": max(time_limit, SHORTEST), "mip_rel_gap": GAP},
+            )
+        if found.status == 2:
+            return Solved(None, np.inf)
+        bound = found.mip_dual_bound if whole.any() else (found.fun if found.status == 0 else None)
+        return Solved(found.x, -np.inf if bound is None or np.isnan(bound) else float(bound))

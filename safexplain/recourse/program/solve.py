@@ -1,0 +1,316 @@
+"""The cheapest change of each query by a mixed-integer program, with a proof or the bound that a time limit left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from safexplain._progress import shown
+from safexplain._validate import check_number, real_numbers
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.linear.water_filling import WaterFilling
+from safexplain.recourse.program.moves import COST, Moves, Query
+from safexplain.recourse.result import Floats, Recourse, as_rows
+
+CLOSE = 1e-6
+"""Share by which an answer may be dearer, to the power of the cost, than the bound that proves it."""
+SCORE = 1e3
+"""What the score has to rise by, in the program: HiGHS's tolerance of 1e-6 is a 1e-9 share of it."""
+ROUNDS = 200
+"""Programs solved for one query at most; each is refined where the last one's solution lies."""
+WIDER = 16.0
+"""How much dearer answers are looked for when none was found."""
+WIDEST = 1e12
+"""Times the first guess, beyond which no dearer answers are looked for."""
+
+
+class Model(Protocol):
+    """What a program can be made of."""
+
+    @property
+    def width(self) -> int:
+        """Number of columns d."""
+
+    def score(self, rows: Floats) -> Floats:
+        """(n,) scores of rows (n, d)."""
+
+    def answer(self, query: Query, at: int, target: float, time_limit: float) -> Answer:
+        """The cheapest change of one query, whose number among all queries is `at` and whose score is too low."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What was found for one query.
+
+    Args:
+        row: (d,) the cheapest row found; None: none was.
+        paid: its cost, to the power; infinite without a row.
+        bound: no row costs less, to the power.
+    """
+
+    row: Floats | None
+    paid: float
+    bound: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether no cheaper row exists, but for a share of `CLOSE`, or that none does."""
+        return self.paid == self.bound or self.paid <= self.bound * (1 + CLOSE)
+
+
+def solve_program(
+    model: Model,
+    x: ArrayLike,
+    *,
+    target: float = 0.0,
+    cost: Cost = EUCLIDEAN,
+    constraints: Constraints | None = None,
+    frozen: ArrayLike | None = None,
+    within: tuple[ArrayLike, ArrayLike] | None = None,
+    time_limit: float = 10.0,
+) -> Recourse:
+    """Cheapest change of each query that brings a model's score to the target, one program a query.
+
+    Args:
+        model: `Linear(weights, bias)` or `Forest.of(model)`.
+        x: (n, d) or (d,) queries.
+        target: score to reach; queries at or above it are favourable and stay.
+        cost: what a change costs.
+        constraints: what may change; None: everything.
+        frozen: (n, d) bool, columns that a query must not change besides.
+        within: lower and upper limits, (n, d) each, of each query's own answer.
+        time_limit: seconds for each query.
+
+    Returns:
+        Answers that keep every constraint exactly and reach the target by the model's own score. `proven` where the
+        distance is within 1e-6 of a proven bound, and where it is proven that there is no answer. A query whose time is
+        up has the best answer found.
+
+    Raises:
+        InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.
+        ConfigurationError: not a cost or constraints, or for another number of columns.
+    """
+    check_cost(cost)
+    check_constraints(constraints)
+    check_number("time_limit", time_limit, above=0.0)
+    check_number("target", target)
+    if not isinstance(getattr(model, "width", None), int):
+        raise ConfigurationTypeError(f"model: expected Linear(weights, bias) or Forest.of(model), got {model!r}")
+    rows = as_rows(x, model.width)
+    if constraints is not None:
+        if constraints.width != model.width:
+            raise ConfigurationError(
+                f"constraints: for {constraints.width} columns, but the model has {model.width}; both must be about the"
+                " same table"
+            )
+        check_columns(constraints.features, x)
+        constraints.check(rows)
+    cost.weights(model.width)
+    held = None if frozen is None else _like(np.asarray(frozen, dtype=bool), rows, "frozen")
+    box = None if within is None else tuple(_like(real_numbers(side, "within"), rows, "within") for side in within)
+    score = model.score(rows)
+    if not np.isfinite(score).all():
+        raise InputError("x: the scores overflow float64; use smaller units")
+    favourable = score >= target
+    counterfactual, valid, proven = rows.copy(), favourable.copy(), favourable.copy()
+    todo = np.flatnonzero(~favourable)
+    with shown(quiet=len(todo) < 2, stream=sys.stderr) as progress:
+        for done, at in enumerate(todo.tolist()):
+            progress("recourse by integer program", done, len(todo))
+            sides = None if box is None else (box[0][at], box[1][at])
+            query = Query.of(rows[at], cost, constraints, None if held is None else held[at], sides)
+            answer = Answer(None, np.inf, np.inf) if query.empty else model.answer(query, at, target, time_limit)
+            proven[at] = answer.proven
+            if answer.row is not None:
+                counterfactual[at], valid[at] = answer.row, True
+        progress("recourse by integer program", len(todo), len(todo))
+    distance = cost.distance(counterfactual - rows)
+    return Recourse(rows, counterfactual, valid, distance, score, favourable, np.zeros(len(rows), dtype=bool), proven)
+
+
+def _like(given: NDArray[np.generic], rows: Floats, what: str) -> NDArray[np.generic]:
+    array = np.atleast_2d(given)
+    if array.shape != rows.shape:
+        raise InputError(f"{what}: expected shape {rows.shape}, as the queries, got {array.shape}")
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """The score w.x + b.
+
+    Args:
+        weights: (d,) w.
+        bias: b, one number or (n,), one a query.
+    """
+
+    weights: Floats
+    bias: Floats | float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Number of columns d."""
+        return len(self.weights)
+
+    def score(self, rows: Floats) -> Floats:
+        """(n,) scores of rows (n, d)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores: Floats = rows @ self.weights + self.bias
+        return scores
+
+    def reached(self, row: Floats, at: int, target: float) -> bool:
+        """Whether a row (d,) that answers query `at` reaches the target, in several orders of adding."""
+        bias = _entry(self.bias, at)
+        terms = row * self.weights
+        ways = (row @ self.weights, (row[None] @ self.weights)[0], terms.sum(), terms[::-1].sum())
+        return all(bool(way + bias >= target) for way in ways) and bool(np.isfinite(row).all())
+
+    def answer(self, query: Query, at: int, target: float, time_limit: float) -> Answer:
+        """The cheapest change of one query, whose number among all queries is `at` and whose score is too low."""
+        return _LinearSearch(self, query, at, target, time.monotonic() + time_limit).run()
+
+
+def _entry(bias: Floats | float, at: int) -> float:
+    return float(np.asarray(bias)[at] if np.ndim(bias) else bias)
+
+
+@dataclass(eq=False)
+class _LinearSearch:
+    """The programs of one query, each with the bounds of costs as the last one's solution refined them."""
+
+    model: Linear
+    query: Query
+    at: int
+    target: float
+    deadline: float
+
+    def __post_init__(self) -> None:
+        w, query = self.model.weights, self.query
+        self.bias = _entry(self.model.bias, self.at)
+        size = np.abs(query.x) @ np.abs(w) + abs(self.bias) + abs(self.target) + sum(
+            float(np.abs(w[group]).max()) for group, _ in query.groups
+        )
+        self.slack = 8 * (len(w) + 8) * float(np.finfo(np.float64).eps) * float(size)
+        """Bound on the rounding error of a score near the target."""
+
+    def run(self) -> Answer:
+        """The answer; programs look for one within a radius of costs, which grows until there is one."""
+        guess = self._guess()
+        if guess is None:
+            return Answer(None, np.inf, np.inf)
+        radius = first = guess
+        while True:
+            near = self.query.narrowed(radius)
+            answer = self._within(near, radius)
+            if answer.paid <= radius * (1 + CLOSE):
+                return answer
+            whole = bool(((near.low == self.query.low) & (near.high == self.query.high)).all())
+            if whole:
+                return answer
+            if time.monotonic() > self.deadline or radius > first * WIDEST:
+                return Answer(answer.row, answer.paid, min(answer.bound, radius))
+            radius = max(radius * WIDER, min(answer.paid * (1 + CLOSE), np.finfo(np.float64).max))
+
+    def _guess(self) -> float | None:
+        """About what an answer costs, to the power, filling the cheapest columns first; None: the score is out of reach."""
+        w, query = self.model.weights, self.query
+        member = query.grouped
+        row = np.where(member, query.x, np.clip(query.x, query.low, query.high))
+        gain, price = np.zeros(0), np.zeros(0)
+        unit, power = query.cost.weights(len(w)), query.cost.power
+        limit = np.where(w > 0, query.high, query.low)
+        need = self.target - self.bias - float(row @ w)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            room = np.where((w == 0) | member, 0.0, np.abs(w) * np.abs(limit - row))
+            used = np.minimum(room, max(need, 0.0))
+            steps = np.where(query.step > 0, query.step, 1)
+            moved = np.where(w == 0, 0.0, used / np.abs(w))
+            moved = np.where(query.step > 0, np.ceil(moved / steps) * steps, moved)
+            gain, price = room[~member], ((unit * moved) ** power)[~member]
+        for group, admissible in query.groups:
+            own = int(query.x[group].argmax())
+            gains = np.where(admissible, w[group] - w[group[own]], -np.inf)
+            best = int(gains.argmax())
+            gain, price = np.append(gain, gains[best]), np.append(price, query.prices(group)[best])
+        if gain.sum() + self.slack < need:
+            return None
+        spent, got = query.paid(row - query.x), 0.0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rate = np.where(gain > 0, price / gain, np.inf)
+        for item in np.argsort(rate, kind="stable").tolist():
+            if got >= need or not np.isfinite(rate[item]):
+                break
+            got, spent = got + gain[item], spent + price[item]
+        tiny = float((unit**power).min()) * 1e-12
+        return max(spent * (1 + CLOSE), tiny)
+
+    def _within(self, query: Query, radius: float) -> Answer:
+        """The cheapest row of a query with finite limits."""
+        moving = (query.low < query.high) & ~query.grouped
+        curves = [query.curve(column) if moves else None for column, moves in enumerate(moving.tolist())]
+        best, paid, bound, margin = None, np.inf, -np.inf, 0.0
+        for _ in range(ROUNDS):
+            moves = Moves(query, curves, radius)
+            need = self.target - self.bias - float(self.model.weights @ query.x)
+            size = max(need, self.slack)
+            moves.row(self.model.weights, need + margin * size, SCORE / size)
+            solved = moves.program.solve(self.deadline - time.monotonic())
+            if not margin:
+                bound = max(bound, solved.bound * radius / COST + moves.paid)
+            if solved.values is None:
+                break
+            row, free = moves.read(solved.values)
+            finished = self._finished(query, row, free)
+            if finished is not None and query.paid(finished - query.x) < paid:
+                best, paid = finished, query.paid(finished - query.x)
+            if paid <= bound * (1 + CLOSE) or time.monotonic() > self.deadline:
+                break
+            new = moves.refine(row)
+            new |= finished is not None and moves.refine(finished)
+            if not new:
+                if best is not None or margin:
+                    break
+                margin = 4e-6  # HiGHS took up its tolerance: what it found falls short by the model's own score
+        return Answer(best, paid, bound)
+
+    def _finished(self, query: Query, row: Floats, free: NDArray[np.bool_]) -> Floats | None:
+        """The row (d,) with its continuous columns (d,) adjusted so that the target is reached; None: it is not."""
+        w = self.model.weights
+        limit = np.where(w > 0, query.high, query.low)
+        unit = query.cost.weights(len(w))
+        with np.errstate(over="ignore", divide="ignore"):
+            rate = np.where(w != 0, (unit / np.abs(np.where(w != 0, w, 1.0))) ** query.cost.power, np.inf)
+        usable = free & np.isfinite(rate) & (rate > 0)
+        if query.cost.power == 2 and usable.any() and not getattr(query.rules, "rules", ()):
+            used = usable & (row != query.x) if getattr(query.rules, "most_changes", None) else usable
+            start = np.where(used, np.clip(query.x, query.low, query.high), row)
+            need = self.target - self.bias - float(start @ w)
+            room = np.abs(w * (limit - start))[None, used]
+            gains = WaterFilling.of(room, rate[used], 2).gains(np.array([need]))[0]
+            start[used] += np.sign(w[used]) * gains / np.abs(w[used])
+            row = np.where(used, np.clip(start, query.low, query.high), row)
+        order = np.flatnonzero(usable)
+        order = order[np.lexsort((rate[order], row[order] == query.x[order]))]
+        for column in order.tolist():
+            short = self.target - self.bias - float(row @ w) + self.slack
+            if short <= 0:
+                break
+            moved = row.copy()
+            moved[column] = np.clip(row[column] + short / w[column], query.low[column], query.high[column])
+            if self._kept(query, moved):
+                row = moved
+        if self.model.reached(row, self.at, self.target) and self._kept(query, row):
+            return row
+        return None
+
+    def _kept(self, query: Query, row: Floats) -> bool:
+        inside = bool(((query.low <= row) & (row <= query.high)).all())
+        return inside and (query.rules is None or bool(query.rules.satisfied(query.x[None], row[None])[0]))
