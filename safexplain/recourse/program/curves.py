@@ -2,8 +2,8 @@
 
 A convex cost needs one piece: a cost made of straight lines is their maximum, and a square is bounded by tangents (by
 secants between neighbouring whole numbers, where only these are possible), which are added where a solution lies. A
-cost that is not convex is cut in pieces, of which a solution chooses one; on each, the lower convex hull bounds it. Both
-are exact where they were refined, so that solving and refining again and again closes the gap (outer approximation:
+cost that is not convex is cut in pieces, of which a solution chooses one; on each, the lower convex hull bounds it.
+Both are exact where they were refined, so that solving and refining again and again closes the gap (outer approximation:
 Duran and Grossmann 1986; pieces with the perspective of their lines: Croxton, Gendron and Magnanti 2003, the multiple
 choice model).
 """
@@ -11,6 +11,7 @@ choice model).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,13 +37,15 @@ class Square:
     """(unit * change)^2 on a range.
 
     Args:
-        unit: of it.
+        rise: unit of changes upwards.
+        fall: unit of changes downwards.
         step: distance of the changes that are possible; 0: all are.
         low: least change.
         high: greatest change.
     """
 
-    unit: float
+    rise: float
+    fall: float
     step: float
     low: float
     high: float
@@ -50,27 +53,31 @@ class Square:
 
     def __post_init__(self) -> None:
         self.pieces = [Piece(self.low, self.high, [])]
-        for change in {self.low, self.high, (self.low + self.high) / 2, min(max(0.0, self.low), self.high)}:
+        for change in sorted({self.low, self.high, (self.low + self.high) / 2, min(max(0.0, self.low), self.high)}):
             self.refine(change)
 
     def cost(self, change: float) -> float:
         """Of one change."""
-        return float((self.unit * change) ** 2)
+        return float(((self.rise if change > 0 else self.fall) * change) ** 2)
 
     def refine(self, change: float) -> bool:
         """Make the lines exact at a change; whether there is a new one."""
-        if self.step:
-            below = np.floor(change / self.step + 1e-9) * self.step
-            ends = ((below - self.step, below), (below, below + self.step))
-            new = [(self.unit**2 * (a + b), -(self.unit**2) * a * b) for a, b in ends]
-        else:
-            new = [(2 * self.unit**2 * change, -((self.unit * change) ** 2))]
         lines = self.pieces[0].lines
-        new = [line for line in new if line not in lines]
-        if not new or _exact(lines, change, self.cost(change)):
+        if _exact(lines, change, self.cost(change)):
             return False
+        if self.step:
+            below = float(np.floor(change / self.step + 1e-9) * self.step)
+            new = [self._secant(below - self.step, below), self._secant(below, below + self.step)]
+        else:
+            slope = 2 * (self.rise if change > 0 else self.fall) ** 2 * change
+            new = [(slope, -self.cost(change))]
+        new = [line for line in new if line not in lines]
         lines += new
-        return True
+        return bool(new)
+
+    def _secant(self, left: float, right: float) -> Line:
+        slope = (self.cost(right) - self.cost(left)) / (right - left)
+        return slope, self.cost(left) - slope * left
 
 
 @dataclass(eq=False)
@@ -103,7 +110,6 @@ class Polyline:
         after = min(max(int(np.searchsorted(self.at, change)), 1), len(self.at) - 1)
         ends = {int(np.searchsorted(self.at, piece.low)) for piece in self.pieces} | {len(self.at) - 1}
         inside = next((piece for piece in self.pieces if piece.low <= change <= piece.high), self.pieces[0])
-        first, last = (int(np.searchsorted(self.at, end)) for end in (inside.low, inside.high))
         if {after - 1, after} <= ends or _exact(inside.lines, change, self.cost(change)):
             return False
         self._cut(sorted(ends | {after - 1, after}))
@@ -120,7 +126,7 @@ class Polyline:
             return
         self.pieces = [
             Piece(float(self.at[a]), float(self.at[b]), _hull(self.at[a : b + 1], self.costs[a : b + 1]))
-            for a, b in zip(ends[:-1], ends[1:], strict=True)
+            for a, b in pairwise(ends)
         ]
 
 
@@ -143,7 +149,7 @@ def _hull(at: Floats, costs: Floats) -> list[Line]:
             kept.pop()
         kept.append((x, y))
     lines = []
-    for (x0, y0), (x1, y1) in zip(kept[:-1], kept[1:], strict=True):
+    for (x0, y0), (x1, y1) in pairwise(kept):
         slope = (y1 - y0) / (x1 - x0)
         lines.append((slope, y0 - slope * x0))
     return lines

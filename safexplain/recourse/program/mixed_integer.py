@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +23,59 @@ GAP = 1e-8
 """Share by which HiGHS may stop short of its proof; answers are held to a wider one (`solve.CLOSE`)."""
 SHORTEST = 0.02
 """Seconds that HiGHS gets at least, as it looks at its clock only now and then."""
+
+
+_OUTPUT = threading.Lock()
+_held: list[Any] = []
+"""What stands for standard output meanwhile, its descriptor, and how many programs are being solved."""
+_UNASKED = b"Highs"
+
+
+@contextmanager
+def _held_output() -> Iterator[None]:
+    """Hold back what is written to the process's standard output, and let all of it but HiGHS's own lines through.
+
+    HiGHS writes a line now and then that no option keeps back ("HighsMipSolverData::...").
+    """
+    with _OUTPUT:
+        if _held:
+            _held[2] += 1
+        else:
+            _begin()
+    try:
+        yield
+    finally:
+        with _OUTPUT:
+            if _held:
+                _held[2] -= 1
+                if not _held[2]:
+                    _end()
+
+
+def _begin() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        output = os.dup(1)
+    except (OSError, ValueError):  # closed: nothing to hold back
+        return
+    instead = tempfile.TemporaryFile()
+    os.dup2(instead.fileno(), 1)
+    _held[:] = [instead, output, 1]
+
+
+def _end() -> None:
+    instead, output, _ = _held
+    _held.clear()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os.dup2(output, 1)
+    os.close(output)
+    with instead:
+        instead.seek(0)
+        for line in instead:
+            if not line.startswith(_UNASKED):
+                os.write(1, line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +169,7 @@ class Program:
             shape=(len(size), len(self._cost)),
         )
         whole = np.array(self._whole, dtype=np.uint8)
-        with warnings.catch_warnings():
+        with _held_output(), warnings.catch_warnings():
             warnings.simplefilter("ignore", OptimizeWarning)
             found = milp(
                 np.array(self._cost),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import Cost
+from safexplain.recourse.constraints import Constraints, Rule
+from safexplain.recourse.cost import L2, Cost, Percentile
 from safexplain.recourse.program.curves import Curve, Polyline, Square
 from safexplain.recourse.program.mixed_integer import Program
 from safexplain.recourse.result import Floats
@@ -35,7 +35,7 @@ class Query:
         step: (d,) distance of the values that are possible, counted from x; 0: all are.
         groups: one-hot groups: columns (k,) and which categories are open (k,).
         cost: what changes cost.
-        rules: the constraints; None: none.
+        rules: the constraints.
     """
 
     x: Floats
@@ -44,30 +44,23 @@ class Query:
     step: Floats
     groups: tuple[tuple[NDArray[np.intp], NDArray[np.bool_]], ...]
     cost: Cost
-    rules: Constraints | None
+    rules: Constraints
 
     @classmethod
     def of(
         cls,
         x: Floats,
         cost: Cost,
-        rules: Constraints | None,
+        rules: Constraints,
         frozen: NDArray[np.bool_] | None,
         within: tuple[Floats, Floats] | None,
     ) -> Query:
         """One query (d,) with what it must not change (d,) and its own box, two (d,)."""
-        d = len(x)
-        if rules is None:
-            low, high = np.full(d, -np.inf), np.full(d, np.inf)
-            if frozen is not None:
-                low, high = np.where(frozen, x, low), np.where(frozen, x, high)
-        else:
-            low, high = (side[0] for side in rules.bounds(x[None], None if frozen is None else frozen[None]))
-        if within is not None:
-            low, high = np.maximum(low, within[0]), np.minimum(high, within[1])
-        step = np.zeros(d) if rules is None else np.where(rules.whole, 1.0, 0.0)
-        groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups) if rules else ()
-        return cls(x, low, high, step, groups, cost, rules)
+        held = None if frozen is None else frozen[None]
+        box = None if within is None else (within[0][None], within[1][None])
+        low, high = (side[0] for side in rules.bounds(x[None], held, box))
+        groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups)
+        return cls(x, low, high, rules.grid, groups, cost, rules)
 
     @property
     def grouped(self) -> NDArray[np.bool_]:
@@ -83,35 +76,80 @@ class Query:
         lonely = any(not admissible.any() for _, admissible in self.groups)
         return lonely or bool((self.low > self.high)[~self.grouped].any())
 
-    def paid(self, change: Floats) -> float:
-        """What a change (d,) costs, to the power: what adds up over the columns."""
-        return float(self.cost.parts(change).sum())
+    def paid(self, row: Floats) -> float:
+        """What changing the query to a row (d,) costs, to the power: what adds up over the columns."""
+        return float(self.cost.parts((row - self.x)[None], self.x[None]).sum())
+
+    def parts(self, row: Floats) -> Floats:
+        """(d,) what each column of a row (d,) adds to that."""
+        added: Floats = self.cost.parts((row - self.x)[None], self.x[None])[0]
+        return added
 
     def prices(self, group: NDArray[np.intp]) -> Floats:
         """(k,) what each category of a group costs, to the power."""
         delta = np.zeros((len(group), len(self.x)))
         delta[:, group] = np.eye(len(group)) - self.x[group]
-        priced: Floats = self.cost.parts(delta).sum(axis=1)
+        priced: Floats = self.cost.parts(delta, np.broadcast_to(self.x, delta.shape)).sum(axis=1)
         return priced
+
+    def kept(self, row: Floats) -> bool:
+        """Whether a row (d,) keeps limits and constraints."""
+        inside = bool(((self.low <= row) & (row <= self.high))[~self.grouped].all())
+        return inside and bool(self.rules.satisfied(self.x[None], row[None], within=self._box)[0])
+
+    def projected(self, row: Floats) -> Floats:
+        """The row (d,) with its rules kept, as far as that takes little."""
+        if not self.rules.rules:
+            return row
+        moved: Floats = self.rules.project(self.x[None], row[None], within=self._box)[0]
+        return moved
+
+    @property
+    def _box(self) -> tuple[Floats, Floats]:
+        member = self.grouped
+        return np.where(member, -np.inf, self.low)[None], np.where(member, np.inf, self.high)[None]
 
     def narrowed(self, radius: float) -> Query:
         """The same with limits beyond which a single column's change alone would cost more than the radius."""
-        unit = self.cost.weights(len(self.x))
-        with np.errstate(over="ignore"):
-            reach = radius ** (1 / self.cost.power) / unit * (1 + 1e-9)
-        reach = np.where(self.step > 0, np.floor(reach / np.where(self.step > 0, self.step, 1)) * self.step, reach)
-        low, high = np.maximum(self.low, self.x - reach), np.minimum(self.high, self.x + reach)
-        member = self.grouped
+        d, member = len(self.x), self.grouped
+        if isinstance(self.cost, Percentile):
+            reach = [
+                (0.0, 0.0) if member[column] else self._overtaken(self.cost, column, radius) for column in range(d)
+            ]
+            down, up = np.array(reach).T
+        else:
+            rise, fall = self.cost.units(d)
+            with np.errstate(over="ignore"):
+                up, down = (radius ** (1 / self.cost.power) / unit * (1 + 1e-9) for unit in (rise, fall))
+        some = self.step > 0
+        steps = np.where(some, self.step, 1.0)
+        up, down = (np.where(some, np.floor(side / steps) * steps, side) for side in (up, down))
+        low, high = np.maximum(self.low, self.x - down), np.minimum(self.high, self.x + up)
         return replace(self, low=np.where(member, self.low, low), high=np.where(member, self.high, high))
+
+    def _overtaken(self, cost: Percentile, column: int, radius: float) -> tuple[float, float]:
+        """How far a column may fall and rise at this cost."""
+        reach = []
+        x = float(self.x[column])
+        for sign, limit in ((-1.0, self.low[column]), (1.0, self.high[column])):
+            far = abs(float(limit) - x)
+            if not np.isfinite(far):
+                far = max(abs(x), 1.0)
+                while abs(cost.share(column, np.array(x + sign * far)) - cost.share(column, np.array(x))) < radius:
+                    far *= 2.0
+            points, costs = cost.curve(column, x, min(x, x + sign * far), max(x, x + sign * far))
+            away, order = np.abs(points - x), np.argsort(np.abs(points - x))
+            reach.append(float(np.interp(radius, costs[order], away[order])) * (1 + 1e-9))
+        return reach[0], reach[1]
 
     def curve(self, column: int) -> Curve:
         """What a change of a column costs between its limits, which are finite."""
-        low, high = float(self.low[column] - self.x[column]), float(self.high[column] - self.x[column])
-        unit = float(self.cost.weights(len(self.x))[column])
-        if self.cost.power == 2:
-            return Square(unit, float(self.step[column]), low, high)
-        at = np.unique([low, min(max(0.0, low), high), high])
-        return Polyline(at, unit * np.abs(at))
+        x, low, high = float(self.x[column]), float(self.low[column]), float(self.high[column])
+        if isinstance(self.cost, L2):
+            rise, fall = (float(unit[column]) for unit in self.cost.units(len(self.x)))
+            return Square(rise, fall, float(self.step[column]), low - x, high - x)
+        points, costs = self.cost.curve(column, x, low, high)
+        return Polyline(points - x, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +158,10 @@ class Part:
 
     variables: tuple[int, ...]
     factors: tuple[float, ...]
+
+    def scaled(self, factor: float) -> tuple[float, ...]:
+        """The factors times another."""
+        return tuple(own * factor for own in self.factors)
 
 
 @dataclass(eq=False)
@@ -144,6 +186,8 @@ class Moves:
     paid: float = field(init=False, default=0.0)
     """What every solution costs, on top of the program's own cost."""
     _counts: dict[int, int] = field(init=False, default_factory=dict)
+    _changed: dict[int, int] = field(init=False, default_factory=dict)
+    _risen: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         query = self.query
@@ -161,6 +205,76 @@ class Moves:
             for column, binary in zip(group.tolist(), binaries.tolist(), strict=True):
                 self.change[column] = Part((binary,), (1.0,))
                 self.fixed[column] = -query.x[column]
+        if query.rules.most_changes is not None:
+            self._limit_changes(query.rules.most_changes)
+        for rule, (when, then) in zip(query.rules.rules, query.rules.linked, strict=True):
+            self._link(rule, when, then)
+
+    def _limit_changes(self, most: int) -> None:
+        """Let at most so many features change, a one-hot group as one."""
+        query, counted, entries = self.query, list[int](), list[float]()
+        for column, part in enumerate(self.change):
+            if query.grouped[column]:
+                continue
+            low, high = (float(side[column] - query.x[column]) for side in (query.low, query.high))
+            if low > 0 or high < 0:
+                most -= 1
+            elif part.variables:
+                (binary,) = self.program.binaries([0.0]).tolist()
+                self._changed[column] = binary
+                self.program.row(
+                    (*part.variables, binary),
+                    (*part.scaled(1 / self.size(column)), -high / self.size(column)),
+                    -np.inf,
+                    0.0,
+                )
+                self.program.row(
+                    (*part.variables, binary), (*part.scaled(1 / self.size(column)), -low / self.size(column)), 0.0
+                )
+                counted.append(binary)
+                entries.append(1.0)
+        for (group, admissible), binaries in zip(query.groups, self.category, strict=True):
+            own = int(query.x[group].argmax())
+            if admissible[own]:
+                counted.append(int(binaries[own]))
+                entries.append(-1.0)
+            most -= 1
+        # a group that keeps its own category gives its one change back
+        self.program.row(counted, entries, -np.inf, float(most))
+
+    def _link(self, rule: Rule, when: int, then: int) -> None:
+        """Let `then` rise as the rule asks where `when` rises."""
+        query, program = self.query, self.program
+        rise = float(query.high[when] - query.x[when])
+        if rise <= 0:
+            return
+        least, most = (float(side[then] - query.x[then]) for side in (query.low, query.high))
+        size = max(abs(least), abs(most), rule.per_unit * rise + rule.at_least)
+        part, raised = self.change[then], self.change[when]
+        scale = COST / size
+        if query.grouped[when]:
+            needed, fall = rule.per_unit + rule.at_least, min(least, 0.0)
+            entries = (*part.scaled(scale), (fall - needed) * scale)
+            program.row((*part.variables, *raised.variables), entries, (fall - self.fixed[then]) * scale)
+            return
+        if least >= 0 and not rule.at_least:
+            entries = (*part.scaled(scale), *raised.scaled(-rule.per_unit * scale))
+            lower = (rule.per_unit * self.fixed[when] - self.fixed[then]) * scale
+            program.row((*part.variables, *raised.variables), entries, lower)
+            return
+        if when not in self._risen:
+            (self._risen[when],) = program.binaries([0.0]).tolist()
+        above, risen = program.variable(0.0, 1.0), self._risen[when]
+        program.row((above, *raised.variables), (1.0, *raised.scaled(-1 / rise)), float(self.fixed[when]) / rise)
+        program.row((above, risen), (1.0, -1.0), -np.inf, 0.0)
+        fall = min(least, 0.0)
+        entries = (*part.scaled(scale), -rule.per_unit * rise * scale, (fall - rule.at_least) * scale)
+        program.row((*part.variables, above, risen), entries, (fall - self.fixed[then]) * scale)
+
+    def size(self, column: int) -> float:
+        """Greatest change of a column."""
+        query = self.query
+        return float(max(abs(query.low[column] - query.x[column]), abs(query.high[column] - query.x[column])))
 
     def _column(self, column: int) -> Part:
         curve, query, program = self.curves[column], self.query, self.program
@@ -168,7 +282,7 @@ class Moves:
         if curve is None:
             if not query.grouped[column]:
                 self.fixed[column] = low
-                self.paid += query.paid(np.eye(len(query.x))[column] * low)
+                self.paid += query.paid(query.x + np.eye(len(query.x))[column] * low)
             return Part((), ())
         step = float(query.step[column])
         size = step or max(abs(low), abs(high))
@@ -195,9 +309,7 @@ class Moves:
             program.row((*shares, count), (*np.ones(len(shares)), -1.0), 0.0, 0.0)
         return Part(tuple(shares), (size,) * len(shares))
 
-    def _lines(
-        self, lines: list[tuple[float, float]], at: int, size: float, binary: int | None, price: float
-    ) -> None:
+    def _lines(self, lines: list[tuple[float, float]], at: int, size: float, binary: int | None, price: float) -> None:
         """Let the cost be above the lines at a variable; of a piece, only where its binary is 1."""
         program = self.program
         if len(lines) == 1:
@@ -237,15 +349,23 @@ class Moves:
                 continue
             free[column] = True
             change = float(values[list(part.variables)] @ np.array(part.factors))
-            ends = query.low[column], query.high[column], query.x[column]
-            size = max(abs(end - query.x[column]) for end in ends)
             row[column] = query.x[column] + change
-            for end in ends:
-                if abs(row[column] - end) <= SNAP * size and query.low[column] <= end <= query.high[column]:
+            for end in (query.low[column], query.high[column], query.x[column]):
+                if (
+                    abs(row[column] - end) <= SNAP * self.size(column)
+                    and query.low[column] <= end <= query.high[column]
+                ):
                     row[column] = end
+        for column, binary in self._changed.items():
+            if values[binary] < 0.5:
+                row[column] = query.x[column]
+        for column, binary in self._risen.items():
+            if values[binary] < 0.5:
+                row[column] = min(row[column], query.x[column])
         for (group, _), binaries in zip(query.groups, self.category, strict=True):
             row[group] = np.arange(len(group)) == values[binaries].argmax()
-        return np.where(query.grouped, row, np.clip(row, query.low, query.high)), free
+        row = np.where(query.grouped, row, np.clip(row, query.low, query.high))
+        return query.projected(row), free
 
     def refine(self, row: Floats) -> bool:
         """Make the bounds of the costs exact at a row (d,); whether anything is new."""

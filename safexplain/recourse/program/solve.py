@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from safexplain._progress import shown
 from safexplain._validate import check_number, real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.cost import EUCLIDEAN, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.linear.water_filling import WaterFilling
 from safexplain.recourse.program.moves import COST, Moves, Query
@@ -113,9 +113,10 @@ def solve_program(
             )
         check_columns(constraints.features, x)
         constraints.check(rows)
-    cost.weights(model.width)
+    rules = Constraints(model.width) if constraints is None else constraints
+    cost = for_columns(cost, rules.features, model.width)
     held = None if frozen is None else _like(np.asarray(frozen, dtype=bool), rows, "frozen")
-    box = None if within is None else tuple(_like(real_numbers(side, "within"), rows, "within") for side in within)
+    box = None if within is None else [_like(real_numbers(side, "within"), rows, "within") for side in within]
     score = model.score(rows)
     if not np.isfinite(score).all():
         raise InputError("x: the scores overflow float64; use smaller units")
@@ -126,21 +127,23 @@ def solve_program(
         for done, at in enumerate(todo.tolist()):
             progress("recourse by integer program", done, len(todo))
             sides = None if box is None else (box[0][at], box[1][at])
-            query = Query.of(rows[at], cost, constraints, None if held is None else held[at], sides)
+            query = Query.of(rows[at], cost, rules, None if held is None else held[at], sides)
             answer = Answer(None, np.inf, np.inf) if query.empty else model.answer(query, at, target, time_limit)
             proven[at] = answer.proven
             if answer.row is not None:
                 counterfactual[at], valid[at] = answer.row, True
         progress("recourse by integer program", len(todo), len(todo))
-    distance = cost.distance(counterfactual - rows)
-    return Recourse(rows, counterfactual, valid, distance, score, favourable, np.zeros(len(rows), dtype=bool), proven)
+    distance = cost.distance(counterfactual - rows, rows)
+    return Recourse(
+        rows, counterfactual, valid, distance, score, favourable, np.zeros(len(rows), dtype=bool), proven=proven
+    )
 
 
-def _like(given: NDArray[np.generic], rows: Floats, what: str) -> NDArray[np.generic]:
-    array = np.atleast_2d(given)
-    if array.shape != rows.shape:
-        raise InputError(f"{what}: expected shape {rows.shape}, as the queries, got {array.shape}")
-    return array
+def _like(given: NDArray[Any], rows: Floats, what: str) -> NDArray[Any]:
+    try:
+        return np.broadcast_to(given, rows.shape)
+    except ValueError:
+        raise InputError(f"{what}: expected shape {rows.shape}, as the queries, got {given.shape}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +198,11 @@ class _LinearSearch:
     def __post_init__(self) -> None:
         w, query = self.model.weights, self.query
         self.bias = _entry(self.model.bias, self.at)
-        size = np.abs(query.x) @ np.abs(w) + abs(self.bias) + abs(self.target) + sum(
-            float(np.abs(w[group]).max()) for group, _ in query.groups
+        size = (
+            np.abs(query.x) @ np.abs(w)
+            + abs(self.bias)
+            + abs(self.target)
+            + sum(float(np.abs(w[group]).max()) for group, _ in query.groups)
         )
         self.slack = 8 * (len(w) + 8) * float(np.finfo(np.float64).eps) * float(size)
         """Bound on the rounding error of a score near the target."""
@@ -209,7 +215,7 @@ class _LinearSearch:
         radius = first = guess
         while True:
             near = self.query.narrowed(radius)
-            answer = self._within(near, radius)
+            answer = Answer(None, np.inf, np.inf) if near.empty else self._within(near, radius)
             if answer.paid <= radius * (1 + CLOSE):
                 return answer
             whole = bool(((near.low == self.query.low) & (near.high == self.query.high)).all())
@@ -217,15 +223,14 @@ class _LinearSearch:
                 return answer
             if time.monotonic() > self.deadline or radius > first * WIDEST:
                 return Answer(answer.row, answer.paid, min(answer.bound, radius))
-            radius = max(radius * WIDER, min(answer.paid * (1 + CLOSE), np.finfo(np.float64).max))
+            radius = max(radius * WIDER, answer.paid * (1 + CLOSE) if answer.row is not None else 0.0)
 
     def _guess(self) -> float | None:
-        """About what an answer costs, to the power, filling the cheapest columns first; None: the score is out of reach."""
+        """About what an answer costs, to the power, by filling cheap columns first; None: the score is out of reach."""
         w, query = self.model.weights, self.query
         member = query.grouped
         row = np.where(member, query.x, np.clip(query.x, query.low, query.high))
         gain, price = np.zeros(0), np.zeros(0)
-        unit, power = query.cost.weights(len(w)), query.cost.power
         limit = np.where(w > 0, query.high, query.low)
         need = self.target - self.bias - float(row @ w)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -234,7 +239,8 @@ class _LinearSearch:
             steps = np.where(query.step > 0, query.step, 1)
             moved = np.where(w == 0, 0.0, used / np.abs(w))
             moved = np.where(query.step > 0, np.ceil(moved / steps) * steps, moved)
-            gain, price = room[~member], ((unit * moved) ** power)[~member]
+            moved = np.where(np.isfinite(moved), moved, 0.0)
+            gain, price = room[~member], query.parts(row + np.where(member, 0.0, np.sign(w) * moved))[~member]
         for group, admissible in query.groups:
             own = int(query.x[group].argmax())
             gains = np.where(admissible, w[group] - w[group[own]], -np.inf)
@@ -242,15 +248,14 @@ class _LinearSearch:
             gain, price = np.append(gain, gains[best]), np.append(price, query.prices(group)[best])
         if gain.sum() + self.slack < need:
             return None
-        spent, got = query.paid(row - query.x), 0.0
+        spent, got = query.paid(row), 0.0
         with np.errstate(invalid="ignore", divide="ignore"):
             rate = np.where(gain > 0, price / gain, np.inf)
         for item in np.argsort(rate, kind="stable").tolist():
             if got >= need or not np.isfinite(rate[item]):
                 break
             got, spent = got + gain[item], spent + price[item]
-        tiny = float((unit**power).min()) * 1e-12
-        return max(spent * (1 + CLOSE), tiny)
+        return max(spent * (1 + CLOSE), float(np.finfo(np.float64).tiny) * 1e50)
 
     def _within(self, query: Query, radius: float) -> Answer:
         """The cheapest row of a query with finite limits."""
@@ -269,8 +274,8 @@ class _LinearSearch:
                 break
             row, free = moves.read(solved.values)
             finished = self._finished(query, row, free)
-            if finished is not None and query.paid(finished - query.x) < paid:
-                best, paid = finished, query.paid(finished - query.x)
+            if finished is not None and query.paid(finished) < paid:
+                best, paid = finished, query.paid(finished)
             if paid <= bound * (1 + CLOSE) or time.monotonic() > self.deadline:
                 break
             new = moves.refine(row)
@@ -281,16 +286,28 @@ class _LinearSearch:
                 margin = 4e-6  # HiGHS took up its tolerance: what it found falls short by the model's own score
         return Answer(best, paid, bound)
 
+    def _rates(self, query: Query) -> Floats:
+        """(d,) what a gain of one in the score costs each column, to the power; of percentiles, the nearest ones."""
+        w = self.model.weights
+        if isinstance(query.cost, Percentile):
+            ahead = np.where(w > 0, 1.0, -1.0) * np.where(
+                np.isfinite(query.high - query.low), query.high - query.low, 1.0
+            )
+            unit = query.parts(query.x + ahead / 100) / np.abs(np.where(ahead != 0, ahead / 100, 1.0))
+        else:
+            unit = np.where(w > 0, *query.cost.units(len(w)))
+        with np.errstate(over="ignore", divide="ignore"):
+            rate: Floats = np.where(w != 0, (unit / np.abs(np.where(w != 0, w, 1.0))) ** query.cost.power, np.inf)
+        return rate
+
     def _finished(self, query: Query, row: Floats, free: NDArray[np.bool_]) -> Floats | None:
         """The row (d,) with its continuous columns (d,) adjusted so that the target is reached; None: it is not."""
         w = self.model.weights
         limit = np.where(w > 0, query.high, query.low)
-        unit = query.cost.weights(len(w))
-        with np.errstate(over="ignore", divide="ignore"):
-            rate = np.where(w != 0, (unit / np.abs(np.where(w != 0, w, 1.0))) ** query.cost.power, np.inf)
+        rate = self._rates(query)
         usable = free & np.isfinite(rate) & (rate > 0)
-        if query.cost.power == 2 and usable.any() and not getattr(query.rules, "rules", ()):
-            used = usable & (row != query.x) if getattr(query.rules, "most_changes", None) else usable
+        if isinstance(query.cost, L2) and usable.any() and not query.rules.rules:
+            used = usable & (row != query.x) if query.rules.most_changes is not None else usable
             start = np.where(used, np.clip(query.x, query.low, query.high), row)
             need = self.target - self.bias - float(start @ w)
             room = np.abs(w * (limit - start))[None, used]
@@ -305,12 +322,9 @@ class _LinearSearch:
                 break
             moved = row.copy()
             moved[column] = np.clip(row[column] + short / w[column], query.low[column], query.high[column])
-            if self._kept(query, moved):
+            moved = query.projected(moved)
+            if query.kept(moved):
                 row = moved
-        if self.model.reached(row, self.at, self.target) and self._kept(query, row):
+        if self.model.reached(row, self.at, self.target) and query.kept(row):
             return row
         return None
-
-    def _kept(self, query: Query, row: Floats) -> bool:
-        inside = bool(((query.low <= row) & (row <= query.high)).all())
-        return inside and (query.rules is None or bool(query.rules.satisfied(query.x[None], row[None])[0]))
