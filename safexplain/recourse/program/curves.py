@@ -3,9 +3,9 @@
 A convex cost needs one piece: a cost made of straight lines is their maximum, and a square is bounded by tangents (by
 secants between neighbouring whole numbers, where only these are possible), which are added where a solution lies. A
 cost that is not convex is cut in pieces, of which a solution chooses one; on each, the lower convex hull bounds it.
-Both are exact where they were refined, so that solving and refining again and again closes the gap (outer approximation:
-Duran and Grossmann 1986; pieces with the perspective of their lines: Croxton, Gendron and Magnanti 2003, the multiple
-choice model).
+Both are exact where they were refined, so that solving and refining again and again closes the gap (outer
+approximation: Duran and Grossmann 1986; pieces with the perspective of their lines: Croxton, Gendron and Magnanti 2003,
+the multiple choice model).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _begin() -> None:
         output = os.dup(1)
     except (OSError, ValueError):  # closed: nothing to hold back
         return
-    instead = tempfile.TemporaryFile()
+    instead = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _end
     os.dup2(instead.fileno(), 1)
     _held[:] = [instead, output, 1]
 

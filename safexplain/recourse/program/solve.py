@@ -318,12 +318,12 @@ class _LinearSearch:
         order = order[np.lexsort((rate[order], row[order] == query.x[order]))]
         for column in order.tolist():
             short = self.target - self.bias - float(row @ w) + self.slack
-            if short <= 0:
+            if short <= self.slack / 2:
                 break
             moved = row.copy()
             moved[column] = np.clip(row[column] + short / w[column], query.low[column], query.high[column])
             moved = query.projected(moved)
-            if query.kept(moved):
+            if query.kept(moved) and moved @ w > row @ w:
                 row = moved
         if self.model.reached(row, self.at, self.target) and query.kept(row):
             return row

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from recourse_linear_oracle import all_counts, integer_program
+
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.recourse.constraints import Constraints, Rule
+from safexplain.recourse.cost import L1, L2, Percentile
+from safexplain.recourse.program import mixed_integer
+from safexplain.recourse.program.solve import Linear, solve_program
+
+SPAN = 3
+
+
+def costs(rng, d):
+    return [
+        L1(rng.uniform(0.3, 3, d)),
+        L2(rng.uniform(0.3, 3, d)),
+        L1(rng.uniform(0.3, 3, d), rise=rng.uniform(0.3, 3, d), fall=rng.uniform(0.3, 3, d)),
+        L2(rise=2.0, fall=0.5),
+        Percentile(np.vstack([np.eye(d), SPAN * rng.normal(size=(40, d)) ** 3])),
+    ]
+
+
+def discrete(seed):
+    """One query of whole numbers and categories, with every kind of constraint in turn, and its weights."""
+    rng = np.random.default_rng(seed)
+    d = 7
+    extra = [
+        {},
+        {"most_changes": 2},
+        {"largest_change": {0: 2, 1: 1}, "step": {2: 2}},
+        {"rules": (Rule(0, 1), Rule(1, 0))},
+        {"rules": (Rule(0, 1, per_unit=0.5, at_least=1), Rule(5, 3, per_unit=2)), "most_changes": 3},
+    ][seed % 5]
+    rules = Constraints(
+        d, lower=-SPAN, upper=SPAN, integer=(0, 1, 2, 3), one_hot=((4, 5, 6),), increasing=(1,), **extra
+    )
+    x = np.append(rng.integers(-SPAN, SPAN + 1, 4), np.eye(3)[rng.integers(3)]).astype(float)
+    w = rng.normal(size=d)
+    w[seed % 2] *= -1 if w[seed % 2] > 0 else 1
+    return w, x, rules, costs(rng, d)[(seed // 5) % 5], rng
+
+
+def every_row(d=4, span=SPAN):
+    numbers = np.array(list(product(range(-span, span + 1), repeat=d)), dtype=float)
+    return np.vstack([np.hstack([numbers, np.tile(category, (len(numbers), 1))]) for category in np.eye(3)])
+
+
+ROWS = every_row()
+
+
+@pytest.mark.parametrize("kind", range(25))
+def test_discrete_answers_are_those_of_trying_every_row(kind):
+    found_none = 0
+    for seed in range(kind, kind + 100, 25):
+        w, x, rules, cost, _ = discrete(seed)
+        allowed = ROWS[rules.satisfied(np.broadcast_to(x, ROWS.shape), ROWS)]
+        scores = allowed @ w
+        target = float(np.quantile(scores[scores > w @ x], 0.9)) if seed < 75 else float((ROWS @ w).max()) - 1e-6
+        best = cost.distance(allowed - x, np.broadcast_to(x, allowed.shape))[scores >= target].min(initial=np.inf)
+        found = solve_program(Linear(w), x, target=target, cost=cost, constraints=rules)
+        assert found.proven[0], seed
+        assert found.valid[0] == np.isfinite(best), seed
+        found_none += not found.valid[0]
+        if found.valid[0]:
+            assert found.distance[0] == pytest.approx(best, rel=1e-6), seed
+            assert rules.satisfied(found.x, found.counterfactual)[0]
+            assert (found.counterfactual @ w)[0] >= target
+    assert found_none <= 1
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("shape", [(8, (3, 4), 6), (0, (), 7), (3, (5,), 3)])
+def test_mixed_answers_match_other_solvers(shape, power):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        whole, sizes, free = shape
+        d = whole + sum(sizes) + free
+        w, scale = rng.normal(size=d), rng.uniform(0.3, 3, size=d)
+        starts = whole + np.cumsum([0, *sizes])
+        groups = tuple(tuple(range(a, a + k)) for a, k in zip(starts, sizes, strict=False))
+        rules = Constraints(d, lower=-4, upper=4, integer=tuple(range(whole)), one_hot=groups, increasing=(0,))
+        x = rng.uniform(-4, 4, size=d)
+        x[:whole] = np.rint(x[:whole])
+        for group in groups:
+            x[list(group)] = np.eye(len(group))[rng.integers(len(group))]
+        target = float(w @ x + rng.uniform(0.5, 8))
+        found = solve_program(Linear(w), x, target=target, cost=(L1, L2)[power - 1](scale), constraints=rules)
+        if power == 1:
+            best = integer_program(w, 0.0, x, target, 1 / scale, rules)
+        elif whole < 4:
+            best = all_counts(w, -target, x, 1 / scale, rules, 2)
+        else:
+            continue
+        assert found.proven[0]
+        assert found.valid[0] == np.isfinite(best)
+        if found.valid[0]:
+            assert found.distance[0] == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_no_row_that_a_search_at_random_finds_is_cheaper(which):
+    rng = np.random.default_rng(which)
+    d = 5
+    w = np.array([1.0, -0.5, 2.0, 0.7, 0.1])
+    cost = costs(rng, d)[which]
+    rules = Constraints(
+        d,
+        lower=-4,
+        upper=4,
+        increasing=(0, 3),
+        most_changes=3,
+        rules=(Rule(0, 3, per_unit=0.5), Rule(2, 1, at_least=0.5), Rule(3, 0, per_unit=0.1)),
+    )
+    x = rng.uniform(-2, 2, size=(3, d))
+    target = 5.0
+    found = solve_program(Linear(w), x, target=target, cost=cost, constraints=rules)
+    assert found.proven.all()
+    assert found.valid.all()
+    assert rules.satisfied(x, found.counterfactual).all()
+    assert (found.counterfactual @ w >= target).all()
+    for row, distance, answer in zip(x, found.distance, found.counterfactual, strict=True):
+        near = rng.random((20000, 1)) < 0.5
+        tried = np.where(near, answer + 0.05 * rng.normal(size=(20000, d)), rng.uniform(-4, 4, size=(20000, d)))
+        tried = np.where(rng.random(tried.shape) < 0.5, row, tried)
+        start = np.broadcast_to(row, tried.shape)
+        tried = rules.project(start, tried)
+        good = rules.satisfied(start, tried) & (tried @ w >= target)
+        assert good.any()
+        assert cost.distance(tried[good] - row, start[good]).min() >= distance * (1 - 1e-6)
+
+
+def test_without_limits_the_answer_is_the_closed_form():
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=6), rng.normal(size=(4, 6))
+    found = solve_program(Linear(w, np.array([-4.0, -5.0, -6.0, -7.0])), x)
+    assert found.distance == pytest.approx((np.arange(4, 8) - x @ w) / np.linalg.norm(w), rel=1e-6)
+    assert found.proven.all()
+
+
+def test_columns_of_any_size_are_solved():
+    """Incomes of a million with weights of a millionth, beside shares of a thousandth."""
+    size = np.array([1e6, 1.0, 1e-3, 1e4])
+    w = np.array([1.0, 0.7, -0.8, 0.5]) / size
+    x = np.array([[41_000.0, 2.0, 0.004, 12_000.0]])
+    rules = Constraints(4, lower=0, upper=10 * size, integer=(0, 3), rules=(Rule(0, 3, per_unit=0.01),))
+    for cost in (L1(size), L2(size)):
+        found = solve_program(Linear(w), x, target=9.0, cost=cost, constraints=rules)
+        small = Constraints(4, lower=0, upper=10, rules=(Rule(0, 3),))
+        same = solve_program(Linear(w * size), x / size, target=9.0, cost=type(cost)(), constraints=small)
+        assert found.proven.all()
+        assert found.distance == pytest.approx(same.distance, rel=1e-4)  # whole dollars
+
+
+def test_a_box_of_each_query_may_leave_the_query_out():
+    w, x = np.array([1.0, 2.0]), np.array([[0.0, 0.0], [0.0, 0.0]])
+    lower, upper = np.array([[1.0, -9.0], [-9.0, -9.0]]), np.full((2, 2), 9.0)
+    found = solve_program(Linear(w), x, target=3.0, cost=L1(), within=(lower, upper))
+    np.testing.assert_allclose(found.counterfactual, [[1, 1], [0, 1.5]], atol=1e-9)
+    assert found.proven.all()
+    none = solve_program(Linear(w), x, target=3.0, within=(lower, np.array([[0.5, 9.0], [9.0, 0.0]])))
+    assert none.valid.tolist() == [False, True]
+    assert none.proven.all()
+
+
+def test_what_is_out_of_reach_is_proven_to_be():
+    rules = Constraints(3, lower=-1, upper=1, rules=(Rule(0, 1, per_unit=5),))
+    w = np.array([1.0, -1.0, 0.5])
+    frozen = np.array([[True, True, True], [False, False, False]])
+    found = solve_program(Linear(w), np.zeros((2, 3)), target=0.4, constraints=rules, frozen=frozen)
+    assert found.valid.tolist() == [False, True]
+    assert found.proven.all()
+    beyond = solve_program(Linear(w), np.zeros(3), target=2.4, constraints=rules)
+    assert not beyond.valid[0]
+    assert beyond.proven[0]
+    assert (beyond.counterfactual == 0).all()
+
+
+def test_a_time_limit_leaves_the_best_answer_unproven():
+    rng = np.random.default_rng(1)
+    d = 60
+    w = rng.integers(1000, 1100, d) + rng.random(d)
+    rules = Constraints(d, lower=0, upper=1, integer=tuple(range(d)))
+    cost = L1(1 / (w + rng.normal(size=d)))
+    found = solve_program(
+        Linear(w), np.zeros(d), target=0.4719 * w.sum(), cost=cost, constraints=rules, time_limit=0.05
+    )
+    assert not found.proven[0]
+    if found.valid[0]:
+        assert (found.counterfactual @ w)[0] >= 0.4719 * w.sum()
+
+
+def test_favourable_queries_stay():
+    found = solve_program(Linear(np.array([1.0])), [[2.0], [-1.0]])
+    assert found.favourable.tolist() == [True, False]
+    assert found.counterfactual[0, 0] == 2.0
+    assert found.proven.all()
+
+
+def test_nothing_is_printed(capfd):
+    for seed in range(100, 130):
+        w, x, rules, cost, _ = discrete(seed)
+        solve_program(Linear(w), x, target=float(w @ x + 3), cost=cost, constraints=rules)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_what_others_print_meanwhile_is_kept(capfd):
+    with mixed_integer._held_output(), mixed_integer._held_output():
+        import os
+
+        os.write(1, b"HighsMipSolverData::something\nhello\n")
+    assert capfd.readouterr().out == "hello\n"
+
+
+def test_bad_arguments_are_named():
+    model, x = Linear(np.ones(2)), np.zeros((3, 2))
+    with pytest.raises(InputError, match=r"x: expected shape \(n, 2\)"):
+        solve_program(model, np.zeros((3, 4)))
+    with pytest.raises(ConfigurationError, match="for 3 columns, but the model has 2"):
+        solve_program(model, x, constraints=Constraints(3))
+    with pytest.raises(InputError, match="within: expected shape"):
+        solve_program(model, x, within=(np.zeros((4, 2)), np.zeros((3, 2))))
+    with pytest.raises(ConfigurationError, match="time_limit"):
+        solve_program(model, x, time_limit=0)
+    with pytest.raises(ConfigurationTypeError, match=r"expected Linear\(weights, bias\) or Forest"):
+        solve_program(np.ones(2), x)
