@@ -10,6 +10,7 @@ under the call of Alibi's explainer.
 
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2, MAD, Percentile
+from safexplain.recourse.feasibility import fairness, feasibility, flipset
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, ObjectivePerturbation, OutputPerturbation
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore
@@ -40,6 +41,9 @@ __all__ = [
     "Rule",
     "SearchOptions",
     "diverse",
+    "fairness",
+    "feasibility",
+    "flipset",
     "linear_recourse",
     "search_recourse",
 ]
