@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.recourse.frames import columns_of, kind_of, values_of
 from safexplain.recourse.mechanisms.mechanism import Guarantee, RecourseMechanism
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.result import Recourse, as_rows
@@ -22,8 +23,9 @@ class CounterfactualExplanation:
     """The answer to one query; nothing else is in it.
 
     Args:
-        cf: `X` (1, d) the counterfactual, its `distance` and the `class` that it reaches; None where the query is
-            favourable already, and where there is no recourse within the constraints.
+        cf: `X` the counterfactual, (1, d) or, where the mechanism has a preprocessing and a frame came, a frame as it;
+            its `distance` and the `class` that it reaches. None where the query is favourable already, and where there
+            is no recourse within the constraints.
         orig_class: the released class of the query.
         orig_proba: the released probability of that class; None where the released score is no logit.
         success: whether a counterfactual was found.
@@ -38,7 +40,7 @@ class CounterfactualExplanation:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        cf = None if self.cf is None else {**self.cf, "X": self.cf["X"].tolist()}
+        cf = None if self.cf is None else {**self.cf, "X": _plain(self.cf["X"])}
         return json.dumps({**vars(self), "cf": cf, "guarantee": self.guarantee.to_dict()})
 
 
@@ -80,13 +82,14 @@ class HardenedCounterfactual:
         """The counterfactual of one row.
 
         Args:
-            X: (1, d), one instance with a batch dimension, as Alibi takes it.
+            X: (1, d), one instance with a batch dimension, as Alibi takes it; or a frame of one person.
 
         Raises:
             InputError: not a single row of numbers, or columns in another order than the constraints'.
             BudgetExhausted: the ledger refuses; nothing is charged.
         """
-        rows = as_rows(X)
+        mechanism = self.mechanism.mechanism if isinstance(self.mechanism, MeteredRecourse) else self.mechanism
+        rows = as_rows(X) if mechanism.preprocessing is None else mechanism.rows(X)
         if len(rows) != 1:
             raise InputError(f"X: expected one instance of shape (1, d), got {len(rows)}; ask for one after the other")
         if isinstance(self.mechanism, MeteredRecourse):
@@ -95,12 +98,21 @@ class HardenedCounterfactual:
         return _explanation(self.mechanism.explain(X, infeasible="mark"), self.mechanism)
 
 
+def _plain(x: Any) -> Any:
+    """A counterfactual in JSON types: an array's numbers, a frame's columns."""
+    if kind_of(x) is None:
+        return x.tolist()
+    keys = {"pandas": "columns", "polars": "columns", "series": "index"}.get(str(kind_of(x)))
+    names = [str(name) for name in (getattr(x, keys) if keys else x[0] if kind_of(x) == "records" else x)]
+    return {name: values_of(column) for name, column in columns_of(x, names)[0].items()}
+
+
 def _explanation(answer: Recourse, mechanism: RecourseMechanism) -> CounterfactualExplanation:
     """What leaves of the answer to one query."""
     favourable, chance = bool(answer.favourable[0]), float(expit(answer.score[0]))
     found = bool(answer.valid[0]) and not favourable
     cf = {
-        "X": answer.counterfactual.copy(),
+        "X": answer.counterfactual.copy() if kind_of(answer.like) is None or answer.table is None else answer.frame,
         "distance": float(answer.distance[0]),
         "class": mechanism.labels[1],
     }

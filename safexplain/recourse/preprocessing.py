@@ -374,6 +374,55 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_cost(cost)
         return _priced(self, cost)
 
+    def vector(self, given: Any, what: str) -> Floats:
+        """(D,) one finite number a column of the table; not all 0.
+
+        Args:
+            given: D numbers; F numbers, 0 for categories; or a mapping from features (not categories) and columns, 0
+                for those that are not named.
+            what: how messages call it.
+
+        Raises:
+            ConfigurationError: another length, an unknown name, a number for a category as a whole, or not finite.
+        """
+        d, f = len(self.columns), len(self.parts)
+        found = np.zeros(d)
+        if isinstance(given, Mapping):
+            unknown = [name for name in given if name not in self.features and name not in self.columns]
+            if unknown:
+                known = [*self.features, *self.columns]
+                raise ConfigurationError(
+                    f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; known: {', '.join(known)}"
+                )
+            for name, value in given.items():
+                found[_columns_for(self, name, what)] = _number(f"{what} of {name}", value)
+        else:
+            numbers = real_numbers(given, what, ConfigurationError)
+            if numbers.shape not in ((d,), (f,)):
+                raise ConfigurationError(
+                    f"{what}: expected one number for each of the {d} columns {', '.join(self.columns)}, or a mapping;"
+                    f" got shape {numbers.shape}"
+                )
+            if len(numbers) == d:
+                found = numbers
+            else:
+                for part, number in zip(self.parts, numbers, strict=True):
+                    found[_columns_for(self, part.name, what) if number else []] = number
+        if not np.isfinite(found).all() or not found.any():
+            raise ConfigurationError(f"{what}: expected finite numbers that are not all 0")
+        found.flags.writeable = False
+        return found
+
+    def misread(self, table: Floats) -> NDArray[np.bool_]:
+        """(n,) bool, rows with a regular value that a frame would tell as a special one, as their range has it too."""
+        found = np.zeros(len(table), dtype=bool)
+        for part in self.parts:
+            if part.kind == "numeric" and part.states:
+                special = [float(value) for value in part.states if value is not None]
+                regular = (table[:, part.state_columns] == 0).all(axis=1)
+                found |= regular & np.isin(table[:, part.first], special)
+        return found
+
     # scikit-learn's transformer
 
     def fit(self, X: Any = None, y: Any = None) -> Preprocessing:
@@ -770,6 +819,8 @@ def _columns_for(people: Preprocessing, name: str, what: str) -> list[int]:
         "integer": "leave it out, as categories are kept whole anyway",
         "one_hot": "leave it out, as its columns are a one-hot group anyway",
         "rules": f"name its column, as in Rule({example!r}, ...)",
+        "public_weights": f"name its columns, as in {{{example!r}: 1}}",
+        "direction": "a step cannot switch it; leave it out",
     }.get(what, f"declare its labels in their order, ordinal={{{name!r}: [...]}}")
     raise ConfigurationError(f"{what}: {name} is a category, not a number; {advice}")
 

@@ -90,8 +90,8 @@ def test_clamping_makes_as_many_scores_infinite_as_the_formula_says(epsilon, sha
 def test_answers_are_finite_all_the_same_and_flagged():
     model, X = plain()
     answer = AsPublishedLaplace(model, epsilon=0.01, score_bound=12.0).explain(X)
-    for values in vars(answer).values():
-        assert np.isfinite(values).all()
+    for name in ("counterfactual", "distance", "score"):
+        assert np.isfinite(getattr(answer, name)).all()
     assert (answer.censored == (np.abs(answer.score) == 12)).all()
     assert answer.censored.mean() > 0.9
 

@@ -570,8 +570,9 @@ def people() -> tuple[np.ndarray, np.ndarray]:
 
 
 def answered(answer: recourse.Recourse) -> dict[str, Any]:
-    """An answer without its queries."""
-    return {name: value for name, value in vars(answer).items() if name != "x"}
+    """What was released of an answer, without its queries, what was proven and the kind of frame that came."""
+    others = ("x", "proven", "table", "like")
+    return {name: value for name, value in vars(answer).items() if name not in others}
 
 
 def mechanisms() -> dict[str, Any]:

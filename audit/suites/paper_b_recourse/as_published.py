@@ -75,6 +75,8 @@ class AsPublishedLaplace(RecourseMechanism):
         check_number("score_bound", self.score_bound, above=0.0)
         if self.constraints is not None:
             raise ConfigurationError("constraints: the published method has none; use DPModelRecourse")
+        if self.preprocessing is not None:
+            raise ConfigurationError("preprocessing: the published method has none; use DPModelRecourse")
         if self.model is None:
             return
         if isinstance(self.model, type) or not (hasattr(self.model, "fit") or hasattr(self.model, "coef_")):
@@ -126,7 +128,7 @@ class AsPublishedLaplace(RecourseMechanism):
         Args:
             x: (n, d) or (d,) queries.
         """
-        return np.full(len(self._queries(x)), np.inf)
+        return np.full(len(self.rows(x)), np.inf)
 
     def _adopt(self, model: Any) -> None:
         if not all(hasattr(model, name) for name in ("coef_", "intercept_", "classes_")):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -25,10 +25,11 @@ from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
-from safexplain.recourse.feature_names import column_names, training_columns
+from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
+from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -140,6 +141,42 @@ def _network(
     return PrivateModel(given, statement, None, network=deepcopy(network).eval(), column=column, search=search)
 
 
+class _FromTable(nn.Module):
+    """A layer before a network: rows of the table become what the network was trained on."""
+
+    offset: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
+        super().__init__()
+        for name in ("offset", "scale"):
+            self.register_buffer(name, torch.from_numpy(getattr(people, name).copy()).to(like))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows - self.offset) / self.scale
+
+
+def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
+    """A model of scaled rows as one of rows of the table; the same scores, but for rounding.
+
+    Raises:
+        ConfigurationError: a model of another number of columns.
+    """
+    if people is None:
+        return found
+    if found.width not in (None, len(people.columns)):
+        raise ConfigurationError(
+            f"model: trained on {found.width} columns, but the preprocessing gives {len(people.columns)}; train it on"
+            " preprocessing.transform(frame)"
+        )
+    if found.weights is not None:
+        weights = found.weights / people.scale
+        return replace(found, weights=weights, bias=found.bias - float(people.offset @ weights))
+    like = next((p for p in found.network.parameters() if p.is_floating_point()), torch.zeros(()))
+    layer = _FromTable(people, like.detach())
+    return replace(found, width=len(people.columns), network=nn.Sequential(layer, found.network).eval())
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrivateModelRecourse(DiverseAnswers):
     """Recourse from a private model: its guarantee is the training's, by post-processing, however many answers follow.
@@ -184,8 +221,8 @@ class PrivateModelRecourse(DiverseAnswers):
         """
         wanted = wanted_label(list(self.classes), self.favourable)
         trained = self._trainer().fit(*self._training(X, y))
-        model = private_model(trained, None, wanted)
-        self._set(width=trained.n_features_in_, columns=column_names(X), model=model)
+        model = on_table(private_model(trained, None, wanted), self.preprocessing)
+        self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
         return self
 
     @property
@@ -198,6 +235,7 @@ class PrivateModelRecourse(DiverseAnswers):
             epsilon, delta = statement.epsilons.of(self.adjacency), statement.delta
             name = statement.mechanism
         seeded = self.random_state is not None if statement is None else statement.seeded
+        assumed = assumptions(seeded=seeded, preprocessed=self.preprocessing is not None)
         return Guarantee(
             mechanism=f"recourse from a private model ({type(self).__name__}): {name}",
             is_private=True,
@@ -208,7 +246,8 @@ class PrivateModelRecourse(DiverseAnswers):
             released="anything about the trained model: its weights, its decisions and any number of answers",
             why="answers are computed from the private model alone (post-processing, Dwork and Roth 2014, prop. 2.1)",
             statement=statement,
-            assumptions=tuple(dict.fromkeys(assumptions(seeded=seeded) + (statement.assumptions if statement else ()))),
+            assumptions=tuple(dict.fromkeys(assumed + (statement.assumptions if statement else ()))),
+            preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
     @property
@@ -248,7 +287,7 @@ class PrivateModelRecourse(DiverseAnswers):
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
         model: PrivateModel = self._get("model")
         return lambda frozen: model.solve(
-            rows, target=self.target, cost=self.cost, constraints=self.constraints, frozen=frozen
+            rows, target=self.target, cost=self.column_cost, constraints=self.column_constraints, frozen=frozen
         )
 
     def _trainer(self, **options: Any) -> DPLogisticRegression:
@@ -257,7 +296,7 @@ class PrivateModelRecourse(DiverseAnswers):
             float(self.epsilon),
             self.delta,
             self.adjacency,
-            norm_bound=self.norm_bound,
+            norm_bound=self._get("bound"),
             classes=list(self.classes),
             intercept_scaling=self.intercept_scaling,
             random_state=self.random_state,
@@ -274,7 +313,8 @@ class DPModelRecourse(PrivateModelRecourse):
 
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
-            trains a `DPLogisticRegression` by noisy gradient descent.
+            trains a `DPLogisticRegression` by noisy gradient descent. With a preprocessing, a model that was trained on
+            `preprocessing.transform(frame)`.
         privacy: the statement of a model that does not carry its own; it names the model's weights.
         favourable: the label that is wanted, for a network the column of its output; None: the second of two.
         search: `SearchOptions` for networks and for more than two classes.
@@ -310,7 +350,16 @@ class DPModelRecourse(PrivateModelRecourse):
             return
         found = private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search)
         columns = training_columns(self.model)
-        if found.width is not None:
+        if self.preprocessing is not None:
+            found = on_table(found, self.preprocessing)
+            known = self.preprocessing.columns
+            if columns not in (None, known):
+                raise ConfigurationError(
+                    f"model: trained on the columns {', '.join(columns or ())}, but the preprocessing gives"
+                    f" {', '.join(known)}; train it on preprocessing.transform(frame)"
+                )
+            columns = None
+        elif found.width is not None:
             self._check_width(found.width)
         features = None if self.constraints is None else self.constraints.features
         if columns is not None and isinstance(features, tuple) and features != columns:
@@ -320,7 +369,8 @@ class DPModelRecourse(PrivateModelRecourse):
             )
         if len(found.labels) == 2:
             object.__setattr__(self, "classes", found.labels)
-        self._set(model=found, width=found.width, columns=columns)
+        width = found.width if self.preprocessing is None else len(self.preprocessing.columns)
+        self._set(model=found, width=width, columns=columns)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """See `PrivateModelRecourse.fit`."""

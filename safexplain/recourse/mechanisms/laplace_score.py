@@ -48,7 +48,8 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
 
     Args:
         epsilon: of each answer.
-        public_weights: (d,) logits a unit of each feature; None: `score` only.
+        public_weights: (d,) logits a unit of each feature; None: `score` only. With a preprocessing, one number a
+            column of its table, or by name of features and columns ("job=clerk"), 0 for those that are not named.
         score_bound: public bound on released logits.
 
     Raises:
@@ -90,7 +91,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             InputError: not finite numbers, or another number of features.
             ConfigurationError: `fit` has not been called.
         """
-        return self._release(self._queries(x))
+        return self._release(self.rows(x))
 
     def public_fit(self, X: ArrayLike, y: ArrayLike, *, records: int) -> Floats:
         """Weights of PUBLIC data on the scale of this mechanism's score; they are not noised, and for publishing.
@@ -101,7 +102,8 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             records: number of rows that the mechanism itself is trained on, so that both are regularised as strongly.
 
         Returns:
-            (d,) for `public_weights`; their norm is the slope of `PublicDirection` along them.
+            (d,) for `public_weights`, with a preprocessing one a column of the table; their norm is the slope of
+            `PublicDirection` along them.
 
         Raises:
             ConfigurationError: as `fit`.
@@ -113,11 +115,12 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
             raise InputError(f"y: expected (m,) labels, got shape {shape}")
         penalty = self._penalty() * shape[0] / records
         model = replace(self, public_weights=None, regularization=penalty).fit(X, y)._trained()
-        return model.weights[:-1] * model.moved(np.ones(len(model.weights) - 1))[:-1]
+        per_unit = model.weights[:-1] * model.moved(np.ones(len(model.weights) - 1))[:-1]
+        return per_unit if self.preprocessing is None else per_unit / self.preprocessing.scale
 
     def _release(self, rows: Floats) -> NoisyScores:
         model = self._trained()
-        lifted, bound = model.lifted(rows), float(self.score_bound)
+        lifted, bound = model.lifted(self._scaled(rows)), float(self.score_bound)
         noised, censored = laplace_release(
             lifted @ model.weights, model.sensitivity(lifted), self.epsilon, -bound, bound, self._noise()
         )
@@ -129,19 +132,26 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
                 "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
                 " of a model of public data or of DPLogisticRegression, or call score(x) for the noised logit alone"
             )
-        weights = np.asarray(self.public_weights)
+        weights: Floats = self._get("vector")
         released = self._release(rows)
         bias = released.score - rows @ weights
 
         def solve(frozen: Frozen) -> Recourse:
             found = linear_recourse(
-                weights, bias, rows, target=self.target, cost=self.cost, constraints=self.constraints, frozen=frozen
+                weights,
+                bias,
+                rows,
+                target=self.target,
+                cost=self.column_cost,
+                constraints=self.column_constraints,
+                frozen=frozen,
             )
             stays = released.favourable  # where rounding in w.x + bias disagrees, the released number decides
             return replace(
                 found,
                 counterfactual=np.where(stays[:, None], rows, found.counterfactual),
                 valid=found.valid | stays,
+                proven=found.proven | stays,
                 distance=np.where(stays, 0.0, found.distance),
                 score=released.score,
                 favourable=stays,

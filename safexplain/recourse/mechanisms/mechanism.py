@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -19,10 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.feature_names import check_columns
+from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING, Preprocessing
 from safexplain.recourse.result import Floats, Recourse, as_rows
 from safexplain.verdict.privacy_statement import PUBLIC, RANDOMNESS, SEEDED, PrivacyStatement
 
@@ -59,6 +60,8 @@ class Guarantee:
         why: the proof in a sentence, or why there is no guarantee.
         statement: of the trained model; None before `fit`, and for mechanisms without a private model.
         assumptions: what must hold.
+        preprocessing: digest of the public preprocessing between people's frames and the rows that it holds for; None
+            where rows come as they are.
 
     Raises:
         ConfigurationError: a guarantee without numbers, or numbers without a guarantee.
@@ -74,6 +77,7 @@ class Guarantee:
     why: str
     statement: PrivacyStatement | None = None
     assumptions: tuple[str, ...] = ()
+    preprocessing: str | None = None
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
@@ -97,15 +101,17 @@ class Guarantee:
         return f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
 
 
-def assumptions(*, seeded: bool, noised: bool = False) -> tuple[str, ...]:
+def assumptions(*, seeded: bool, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
     """What every mechanism of this package assumes.
 
     Args:
         seeded: noise comes from a seed that the user gave.
         noised: each answer has noise of its own.
+        preprocessed: there is a `Preprocessing`.
     """
     timing = (UNTIMED,) if noised else ()
-    return (PUBLIC, PUBLIC_GEOMETRY, PUBLIC_QUERIES, UNTOLD, *timing, SEEDED if seeded else RANDOMNESS)
+    ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()
+    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, UNTOLD, *timing, SEEDED if seeded else RANDOMNESS)
 
 
 def check_infeasible(infeasible: Any) -> None:
@@ -153,11 +159,15 @@ class RecourseMechanism(ABC):
         epsilon: budget; of the training, or of each answer, as the mechanism says.
         adjacency: what neighbouring training sets differ in: "substitute", "add_remove" or "zero_out".
         norm_bound: public bound on the Euclidean norm of a training row; longer ones are shortened to it in `fit` only.
-            Queries are taken as they come.
+            Queries are taken as they come. None: that of the preprocessing; without one it is missing.
         classes: public pair (unfavourable, favourable) of labels.
         target: released score to reach, in logits of the favourable outcome.
-        cost: what a change costs; its scales are public.
-        constraints: what may change; None: everything.
+        cost: what a change costs; its scales are public. With a preprocessing it is about the person's features and
+            without a scale counts each in units of its public range (see `Preprocessing.cost`).
+        constraints: what may change; None: everything, and with a preprocessing everything within the public ranges.
+            With a preprocessing they are about the person's features, in their units (`Preprocessing.constraints`).
+        preprocessing: the public way from people's frames to the rows that training sees. Then frames go in (`fit`,
+            `explain`) and come out (`answer.frame`), and special and missing values never change.
         intercept_scaling: the constant column; 0 for a model without intercept.
         random_state: None for noise from the operating system's entropy. An int, RandomState or Generator makes the
             noise repeatable, and the guarantee void for whoever knows it: for tests.
@@ -175,6 +185,7 @@ class RecourseMechanism(ABC):
     target: float = 0.0
     cost: Cost = EUCLIDEAN
     constraints: Constraints | None = None
+    preprocessing: Preprocessing | None = None
     intercept_scaling: float = 0.3
     random_state: Any = None
 
@@ -188,6 +199,18 @@ class RecourseMechanism(ABC):
         check_number("target", self.target)
         check_cost(self.cost)
         check_constraints(self.constraints)
+        people = self.preprocessing
+        if people is None:
+            self._set(column_cost=self.cost, column_constraints=self.constraints, bound=self.norm_bound)
+            return
+        if not isinstance(people, Preprocessing):
+            raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {type(people).__name__}")
+        bound = people.norm_bound  # refuses features without a public range
+        self._set(
+            column_cost=people.cost(self.cost),
+            column_constraints=people.constraints(self.constraints),
+            bound=bound if self.norm_bound is None else self.norm_bound,
+        )
 
     @property
     @abstractmethod
@@ -199,7 +222,7 @@ class RecourseMechanism(ABC):
         """Train.
 
         Args:
-            X: (n, d) finite numbers.
+            X: (n, d) finite numbers; with a preprocessing a frame of n persons.
             y: (n,) labels out of `classes`.
         """
 
@@ -211,7 +234,8 @@ class RecourseMechanism(ABC):
         """What to change so that the released score reaches the target.
 
         Args:
-            x: (n, d) or (d,) queries. A mechanism that pays by answer spends epsilon on each row.
+            x: (n, d) or (d,) queries; with a preprocessing a frame. A mechanism that pays by answer spends epsilon on
+                each row.
             infeasible: "raise", or "mark" to return queries without recourse within the constraints as valid=False.
 
         Raises:
@@ -221,7 +245,8 @@ class RecourseMechanism(ABC):
             ConfigurationError: `fit` has not been called.
         """
         check_infeasible(infeasible)
-        result = self._solver(self._queries(x))(None)
+        rows = self.rows(x)
+        result = self._returned(self._solver(rows)(self._held(rows)), x)
         return result.required() if infeasible == "raise" else result
 
     @property
@@ -236,7 +261,7 @@ class RecourseMechanism(ABC):
 
     @property
     def features(self) -> int | None:
-        """Number of columns d that queries have; None: whatever the network takes.
+        """Number of columns d that queries have, with a preprocessing in the table; None: whatever the network takes.
 
         Raises:
             ConfigurationError: `fit` has not been called.
@@ -260,37 +285,97 @@ class RecourseMechanism(ABC):
         """(n,) epsilon that the answer to each query costs; 0 where training has paid for all of them.
 
         Args:
-            x: (n, d) or (d,) queries.
+            x: (n, d) or (d,) queries; with a preprocessing a frame.
 
         Raises:
             InputError: queries that would not be answered.
         """
-        return np.full(len(self._queries(x)), float(self.epsilon) if self.per == "answer" else 0.0)
+        return np.full(len(self.rows(x)), float(self.epsilon) if self.per == "answer" else 0.0)
 
-    def _queries(self, x: ArrayLike) -> Floats:
-        """Everything that can be wrong with queries is found before anything is spent."""
-        rows = as_rows(x, self.features)
-        check_columns(self._get("columns"), x, "its columns as the training table has them")
-        if self.constraints is not None:
-            check_columns(self.constraints.features, x)
-            self.constraints.check(rows)
+    def rows(self, x: ArrayLike) -> Floats:
+        """(n, D) queries as solvers see them: with a preprocessing rows of its table, else the numbers as they came.
+
+        Everything that can be wrong with queries is found here, before anything is spent.
+
+        Args:
+            x: (n, d) or (d,) queries; with a preprocessing a frame, or rows of its table.
+
+        Raises:
+            InputError: queries that would not be answered.
+            ConfigurationError: `fit` has not been called.
+        """
+        width, allowed = self.features, self.column_constraints
+        if self.preprocessing is not None:
+            rows = self.preprocessing.table(x)
+        else:
+            rows = as_rows(x, width)
+            check_columns(self._get("columns"), x, "its columns as the training table has them")
+            if allowed is not None:
+                check_columns(allowed.features, x)
+        if allowed is not None:
+            allowed.check(rows)
         return rows
+
+    @property
+    def column_constraints(self) -> Constraints | None:
+        """The constraints on the columns of `rows`."""
+        found: Constraints | None = self._get("column_constraints")
+        return found
+
+    @property
+    def column_cost(self) -> Cost:
+        """The cost of changing the columns of `rows`."""
+        found: Cost = self._get("column_cost")
+        return found
+
+    def _held(self, rows: Floats) -> Frozen:
+        """What must not change, whatever the constraints: special and missing values."""
+        held = None if self.preprocessing is None else self.preprocessing.held(rows)
+        return held if held is not None and held.any() else None
+
+    def _returned(self, found: Recourse, x: Any) -> Recourse:
+        """An answer with what gives it back as the frame that came."""
+        people = self.preprocessing
+        if people is None:
+            return replace(found, like=x)
+        bad = people.misread(found.counterfactual) & ~found.favourable
+        if bad.any():  # a number that stands for something else is no answer
+            found = replace(
+                found,
+                counterfactual=np.where(bad[:, None], found.x, found.counterfactual),
+                valid=found.valid & ~bad,
+                distance=np.where(bad, 0.0, found.distance),
+                proven=found.proven & ~bad,
+            )
+        return replace(found, table=people, like=x)
+
+    def _scaled(self, rows: Floats) -> Floats:
+        """(n, D) rows as training sees them."""
+        return rows if self.preprocessing is None else self.preprocessing.scaled(rows)
 
     def _training(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Training data as scikit-learn reads them; what can be wrong with their columns is found before training."""
+        labels = readable(y, "y")
+        if self.preprocessing is not None:
+            return self.preprocessing.scaled(self.preprocessing.table(X, clip=True)), labels
         if self.constraints is not None:
             check_columns(self.constraints.features, X)
-        rows, labels = readable(X, "X"), readable(y, "y")
+        rows = readable(X, "X")
         shape = np.shape(rows)
         if len(shape) == 2:  # others are refused by training itself
             self._check_width(shape[1])
         return rows, labels
 
+    def _columns_of(self, X: Any) -> tuple[str, ...] | None:
+        """Names of the columns of a training table, which queries must have too; a preprocessing knows its own."""
+        return None if self.preprocessing is not None else column_names(X)
+
     def _check_width(self, width: int) -> None:
         """Whether cost and constraints are for this number of columns."""
-        if self.constraints is not None and self.constraints.width != width:
-            raise ConfigurationError(f"constraints: for {self.constraints.width} columns, but the data have {width}")
-        for_columns(self.cost, None if self.constraints is None else self.constraints.features, width)
+        allowed = self.column_constraints
+        if allowed is not None and allowed.width != width:
+            raise ConfigurationError(f"constraints: for {allowed.width} columns, but the data have {width}")
+        for_columns(self.column_cost, None if allowed is None else allowed.features, width)
 
     def _get(self, name: str) -> Any:
         return self.__dict__.get("_" + name)
@@ -373,5 +458,11 @@ class DiverseAnswers(RecourseMechanism):
             ConfigurationError: fewer than one answer, or `fit` has not been called.
         """
         wanted = whole_number("answers", answers, 1)  # before noise is drawn
-        rows = self._queries(x)
-        return diverse(self._solver(rows), rows, wanted, cost=self.cost, constraints=self.constraints)
+        rows = self.rows(x)
+        held, solve = self._held(rows), self._solver(rows)
+
+        def besides(frozen: NDArray[np.bool_]) -> Recourse:
+            return solve(frozen if held is None else frozen | held)
+
+        found = diverse(besides, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
+        return tuple(self._returned(one, x) for one in found)

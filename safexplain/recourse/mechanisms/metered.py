@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.ledger.releases import Pure
 from safexplain.recourse.mechanisms.mechanism import Guarantee, Infeasible, RecourseMechanism, check_infeasible
-from safexplain.recourse.result import Recourse, as_rows
+from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
     from safexplain.ledger import Ledger
@@ -79,8 +79,8 @@ class MeteredRecourse:
             return self.mechanism.explain(x, infeasible=infeasible)
         if principal is None:
             raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
-        costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(x)]  # looks at the names of columns too
-        rows = as_rows(x)
+        costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(x)]
+        rows = self.mechanism.rows(x)  # looks at the names of columns too
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
             found = self.mechanism.explain(rows[positions], infeasible="mark")
@@ -98,7 +98,7 @@ class MeteredRecourse:
             name: np.array([answer.value[name] for answer in stored], kind) for name, kind in FIELDS.items()
         }
         columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
-        result = Recourse(x=rows, **columns)
+        result = Recourse(x=rows, **columns, table=self.mechanism.preprocessing, like=x)
         return result.required() if infeasible == "raise" else result
 
     def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:

@@ -61,7 +61,8 @@ class PublicDirection(StableScoreMechanism):
     numbers up to the next one.
 
     Args:
-        direction: (d,) u, public: what is to change, and in which proportion.
+        direction: (d,) u, public: what is to change, and in which proportion. With a preprocessing, one number a column
+            of its table, or by name of features, 0 for those that are not named.
         epsilon: of each answer.
         largest_step: T, public; None: 2 norm_bound / |u|.
         smallest_step: R, public, at most 0; None: -T with a floor, so that rows far on the favourable side are told
@@ -103,8 +104,8 @@ class PublicDirection(StableScoreMechanism):
 
     def _check_width(self, width: int) -> None:
         super()._check_width(width)
-        groups = () if self.constraints is None else self.constraints.groups
-        if any(np.asarray(self.direction)[group].any() for group in groups):
+        groups = () if self.column_constraints is None else self.column_constraints.groups
+        if any(self._direction()[group].any() for group in groups):
             raise ConfigurationError(
                 "direction: expected 0 in the columns of one-hot groups; a step cannot switch them"
             )
@@ -115,22 +116,22 @@ class PublicDirection(StableScoreMechanism):
         Args:
             x: (n, d) or (d,) queries.
         """
-        return self._sensitivity(self._trained().lifted(self._queries(x)))
+        return self._sensitivity(self._trained().lifted(self._scaled(self.rows(x))))
 
     def _sensitivity(self, lifted: Floats) -> Floats:
         low, high = self._ends()
         if self.slope_floor is None:
             return np.full(len(lifted), high - low)
         model = self._trained()
-        move = model.moved(self._direction())
+        move = model.moved(self._scaled_direction())
         longest = np.maximum(model.sensitivity(lifted + low * move), model.sensitivity(lifted + high * move))
         rounding = 4 * np.finfo(np.float64).eps * abs(self.target)
         return (longest + rounding) / self.slope_floor
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
         model, direction, (low, high) = self._trained(), self._direction(), self._ends()
-        lifted = model.lifted(rows)
-        gap, slope = self.target - lifted @ model.weights, float(model.moved(direction) @ model.weights)
+        lifted, move = model.lifted(self._scaled(rows)), model.moved(self._scaled_direction())
+        gap, slope = self.target - lifted @ model.weights, float(move @ model.weights)
         if self.slope_floor is not None:
             slope = max(slope, self.slope_floor)
         with np.errstate(over="ignore"):
@@ -138,14 +139,15 @@ class PublicDirection(StableScoreMechanism):
         step, censored = laplace_release(wanted, self._sensitivity(lifted), self.epsilon, low, high, self._noise())
         favourable = step <= 0
         change = np.where(favourable, 0.0, step)[:, None] * direction
-        if self.constraints is not None and self.constraints.whole.any():
-            whole = self.constraints.whole  # whole numbers at least as far as the step asks for
+        allowed = self.column_constraints
+        if allowed is not None and allowed.whole.any():
+            whole = allowed.whole  # whole numbers at least as far as the step asks for
             change[:, whole] = np.copysign(np.ceil(np.abs(change[:, whole])), change[:, whole])
 
         def solve(frozen: Frozen) -> Recourse:
             reached = rows + change
-            if self.constraints is not None:
-                reached = self.constraints.project(rows, reached, frozen)
+            if allowed is not None:
+                reached = allowed.project(rows, reached, frozen)
             reached[favourable] = rows[favourable]
             short = np.abs(change) - (reached - rows) * np.sign(direction)
             whole = (short <= ENDS * np.abs(change) + ROUNDING * np.abs(rows)).all(axis=1)
@@ -155,7 +157,7 @@ class PublicDirection(StableScoreMechanism):
                 x=rows,
                 counterfactual=reached,
                 valid=valid,
-                distance=self.cost.distance(reached - rows),
+                distance=self.column_cost.distance(reached - rows),
                 score=self.target - step * (self.slope_floor or 1.0),
                 favourable=favourable,
                 censored=censored,
@@ -166,10 +168,15 @@ class PublicDirection(StableScoreMechanism):
     def _ends(self) -> tuple[float, float]:
         """R and T."""
         bound = self._trained().norm_bound
-        high = self.largest_step or 2 * bound / float(np.linalg.norm(self._direction()))
+        high = self.largest_step or 2 * bound / float(np.linalg.norm(self._scaled_direction()))
         if self.smallest_step is not None:
             return float(self.smallest_step), float(high)
         return (0.0 if self.slope_floor is None else -float(high)), float(high)
 
     def _direction(self) -> Floats:
-        return np.asarray(self.direction)
+        found: Floats = self._get("vector")
+        return found
+
+    def _scaled_direction(self) -> Floats:
+        """(D,) u as training sees it."""
+        return self._direction() if self.preprocessing is None else self._direction() / self.preprocessing.scale

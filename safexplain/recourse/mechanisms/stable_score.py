@@ -28,7 +28,6 @@ from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.recourse.feature_names import column_names
 from safexplain.recourse.mechanisms.mechanism import Guarantee, Per, RecourseMechanism, assumptions
 from safexplain.recourse.result import Floats
 
@@ -111,8 +110,11 @@ class StableScoreMechanism(RecourseMechanism):
         if len(self.classes) != 2:
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
         given = getattr(self, self.vector)
-        if given is not None:
+        if given is not None and self.preprocessing is not None:
+            self._set(vector=self.preprocessing.vector(given, self.vector))
+        elif given is not None:
             object.__setattr__(self, self.vector, public_vector(self.vector, given))
+            self._set(vector=getattr(self, self.vector))
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
@@ -123,7 +125,7 @@ class StableScoreMechanism(RecourseMechanism):
             RefusedError: more records or features than float64 can certify.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
-        bound = check_bound(self.norm_bound)
+        bound = check_bound(self._get("bound"))
         constant = float(self.intercept_scaling)
         rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
         penalty = self._penalty()
@@ -132,7 +134,7 @@ class StableScoreMechanism(RecourseMechanism):
         signs = 2.0 * positions(labels, np.asarray(self.classes)) - 1.0
         weights = stable_minimiser(in_unit_ball(rows, bound, constant) * signs[:, None], penalty)
         model = StableScore(weights, bound, constant, spread)
-        self._set(width=rows.shape[1], columns=column_names(X), model=model, generator=None)
+        self._set(width=rows.shape[1], columns=self._columns_of(X), model=model, generator=None)
         return self
 
     @property
@@ -147,18 +149,22 @@ class StableScoreMechanism(RecourseMechanism):
             adjacency=self.adjacency,
             released=self.released,
             why=f"{self.why}. Answers add up: n of them spend n epsilon",
-            assumptions=assumptions(seeded=self.random_state is not None, noised=True),
+            assumptions=assumptions(
+                seeded=self.random_state is not None, noised=True, preprocessed=self.preprocessing is not None
+            ),
+            preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
     def _check_width(self, width: int) -> None:
         super()._check_width(width)
-        given = getattr(self, self.vector)
+        given = self._get("vector")
         if given is not None and len(given) != width:
             raise ConfigurationError(f"{self.vector}: expected one number a feature, {width}, got {len(given)}")
 
-    def _queries(self, x: ArrayLike) -> Floats:
-        rows = super()._queries(x)
-        self._trained().check_length(rows)
+    def rows(self, x: ArrayLike) -> Floats:
+        """See `RecourseMechanism.rows`."""
+        rows = super().rows(x)
+        self._trained().check_length(self._scaled(rows))
         return rows
 
     def _penalty(self) -> float:
