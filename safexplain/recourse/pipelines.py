@@ -1,0 +1,592 @@
+"""A fitted scikit-learn pipeline, taken apart: what each column of the final estimator's input is, as a function of the
+person's features.
+
+Scalers are affine, an encoder is a table from labels to numbers, an imputer says what stands for a missing value, and a
+projection (PCA) adds columns up. So every input column is a constant plus one term for each feature: a slope times its
+number, or what is listed for its label (`Column`, `Term`). Nothing is learnt here and nothing is guessed: a step that
+is not of this kind is refused by its name and its columns, and whoever uses the result compares it with what the
+pipeline's own `transform` says about the queries (`PipelineReading.check`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
+from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectorMixin
+from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    RobustScaler,
+    StandardScaler,
+    TargetEncoder,
+)
+from sklearn.utils.validation import check_is_fitted
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.preprocessing import Feature, Preprocessing
+from safexplain.recourse.result import Floats, first_of
+
+State: TypeAlias = Any
+"""What a feature may be in besides a plain number: one of its labels, a special value, or `MISSING`."""
+
+MISSING = math.nan
+"""The state of a feature without a value. The very object: NaN is not equal to itself, but is found by identity."""
+
+READ = (
+    "StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler, OneHotEncoder, OrdinalEncoder, TargetEncoder,"
+    " SimpleImputer, MissingIndicator, feature selection, PCA, TruncatedSVD, ColumnTransformer, FeatureUnion, Pipeline,"
+    ' "passthrough" and "drop"'
+)
+"""The steps that can be taken apart."""
+
+
+def state_of(value: Any) -> State:
+    """The value as a plain Python object; None, NaN, NaT and pandas' NA are `MISSING`."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain is None or type(plain).__name__ in ("NAType", "NaTType") or plain != plain:
+        return MISSING
+    return plain
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one feature adds to a column.
+
+    Args:
+        slope: times the feature's number.
+        states: what is added instead where the feature is in one of these states.
+    """
+
+    slope: float = 0.0
+    states: Mapping[State, float] = field(default_factory=dict)
+
+    def of(self, state: State) -> float:
+        """What is added in a state: NaN where a value is missing and nothing stands for it."""
+        if state in self.states:
+            return self.states[state]
+        if self.slope == 0 and (state is not MISSING or not self.states):
+            return 0.0
+        if state is MISSING or isinstance(state, str):
+            return math.nan
+        return self.slope * float(state)
+
+    def times(self, factor: float) -> Term:
+        """This term, scaled."""
+        return Term(self.slope * factor, {state: value * factor for state, value in self.states.items()})
+
+    def plus(self, other: Term) -> Term:
+        """Both together."""
+        states = dict.fromkeys([*self.states, *other.states])
+        return Term(self.slope + other.slope, {state: self.of(state) + other.of(state) for state in states})
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column between two steps: a constant plus one term for each feature.
+
+    Args:
+        constant: what is added to the terms.
+        terms: of the features that the column depends on.
+        raw: the feature that this column still is, as it came: what an encoder may read; None: numbers by now.
+        filled: what an imputer put in place of a state of the raw feature.
+    """
+
+    constant: float = 0.0
+    terms: Mapping[str, Term] = field(default_factory=dict)
+    raw: str | None = None
+    filled: Mapping[State, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, feature: str) -> Column:
+        """A feature as it comes."""
+        return cls(terms={feature: Term(1.0)}, raw=feature)
+
+    def affine(self, factor: float, shift: float) -> Column:
+        """factor * column + shift; exactly this column where they are 1 and 0."""
+        if factor == 1 and shift == 0:
+            return self
+        return Column(self.constant * factor + shift, {name: term.times(factor) for name, term in self.terms.items()})
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a missing value of a feature would still be missing here."""
+        return any(math.isnan(term.of(MISSING)) for term in self.terms.values())
+
+
+@dataclass
+class _Found:
+    """What is learnt about the features on the way through the steps."""
+
+    labels: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    ordered: set[str] = field(default_factory=set)
+    special: dict[str, tuple[State, ...]] = field(default_factory=dict)
+
+    def stands(self, feature: str, value: State) -> None:
+        """Note that an imputer takes this value of a feature for none."""
+        known = self.special.get(feature, ())
+        self.special[feature] = known if value in known else (*known, value)
+
+
+@dataclass(frozen=True)
+class PipelineReading:
+    """A pipeline taken apart.
+
+    Args:
+        estimator: the final one, fitted.
+        features: names of the columns that the pipeline was fitted on, or that it is given.
+        columns: of the estimator's input.
+        labels: of each feature that an encoder reads, in the encoder's order.
+        ordered: those of them whose order the user of the encoder gave (`OrdinalEncoder(categories=...)`).
+        special: values that an imputer takes for none (`SimpleImputer(missing_values=-7)`), by feature.
+        transform: what the pipeline does to a table before the estimator sees it; (n, m) float64.
+    """
+
+    estimator: Any
+    features: tuple[str, ...]
+    columns: tuple[Column, ...]
+    labels: Mapping[str, tuple[Any, ...]]
+    ordered: frozenset[str]
+    special: Mapping[str, tuple[State, ...]]
+    transform: Callable[[Any], Floats]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The features that the estimator's input depends on, in the order of the table."""
+        reached = {name for column in self.columns for name in column.terms}
+        return tuple(name for name in self.features if name in reached)
+
+    @property
+    def imputed(self) -> frozenset[str]:
+        """The features whose missing values the pipeline replaces, wherever it reads them."""
+        lost = {name for c in self.columns for name, term in c.terms.items() if math.isnan(term.of(MISSING))}
+        return frozenset(self.used) - lost
+
+    def affine(self, table: Preprocessing) -> tuple[Floats, Floats]:
+        """The estimator's input as an affine function of a table's columns: table @ matrix + shift.
+
+        Args:
+            table: that declares every feature in `used`.
+
+        Returns:
+            (D, m) matrix and (m,) shift. NaN where a value is missing and no step stands in for it.
+
+        Raises:
+            ConfigurationError: a feature declared as what the pipeline does not take it for.
+        """
+        matrix = np.zeros((len(table.columns), len(self.columns)))
+        parts = {part.name: part for part in table.parts}
+        for k, column in enumerate(self.columns):
+            for name, term in column.terms.items():
+                self._put(matrix[:, k], parts[name], term)
+        return matrix, np.array([self._constant(column, parts) for column in self.columns])
+
+    def _put(self, out: Floats, part: Feature, term: Term) -> None:
+        """One term on the columns of its feature."""
+        known = self.labels.get(part.name)
+        if part.kind == "numeric":
+            if known is not None and any(label in term.states for label in known):
+                raise ConfigurationError(
+                    f"{part.name}: numeric in preprocessing, but the model encodes its values as categories; declare"
+                    f" categories={{{part.name!r}: {list(known)!r}}}"
+                )
+            out[part.first] = term.slope
+        else:
+            unknown = [label for label in part.labels if known is not None and label not in known]
+            if unknown:
+                raise ConfigurationError(
+                    f"{part.name}: the model's encoder does not know {unknown[0]!r}; it knows"
+                    f" {', '.join(map(repr, known or ()))}; take it out of preprocessing, or train with it"
+                )
+            values = np.array([term.of(label) for label in part.labels])
+            if np.isnan(values).any():
+                raise ConfigurationError(
+                    f"{part.name}: labels in preprocessing, but the model takes it as a number; declare it under numeric"
+                )
+            if part.kind == "category":
+                out[part.first : part.first + len(values)] = values
+            else:
+                out[part.first] = _slope_of_levels(part.name, values)
+        for place, state in enumerate(part.states):
+            own = term.of(MISSING if state is None else state)
+            out[part.state_columns.start + place] = own - self._regular(part, term)
+
+    @staticmethod
+    def _regular(part: Feature, term: Term) -> float:
+        """What the value column of a row in a special state adds."""
+        if part.kind == "category":
+            return 0.0
+        if part.kind == "numeric":
+            return term.slope * part.middle
+        values = [term.of(label) for label in part.labels]
+        return values[0] + (values[1] - values[0]) * part.middle
+
+    @staticmethod
+    def _constant(column: Column, parts: Mapping[str, Feature]) -> float:
+        """What is left where every table column is 0: the first level of an ordinal feature counts."""
+        first = (t.of(parts[n].labels[0]) for n, t in column.terms.items() if parts[n].kind == "ordinal")
+        return column.constant + sum(first)
+
+    def check(self, frame: Any, expected: Floats) -> None:
+        """Compare the estimator's input as it was read with the pipeline's own, before anything is built on it.
+
+        Args:
+            frame: queries, as the pipeline takes them.
+            expected: (n, m) what this reading makes of them.
+
+        Raises:
+            ConfigurationError: they differ, with the column and the rows.
+        """
+        own = self.transform(frame)
+        if own.shape != expected.shape:
+            raise ConfigurationError(
+                f"model: taken apart, its steps give {expected.shape[1]} columns, its own transform {own.shape[1]}"
+            )
+        size = np.maximum(np.abs(own), np.abs(expected))
+        close = (np.abs(own - expected) <= 1e-6 + 1e-5 * size) | (np.isnan(own) & np.isnan(expected))
+        if not close.all():
+            column = int((~close).any(axis=0).argmax())
+            rows = np.flatnonzero(~close[:, column])
+            raise ConfigurationError(
+                f"model: column {column} of the estimator's input ({', '.join(self.columns[column].terms) or 'constant'})"
+                f" is {own[rows[0], column]:g} by the pipeline's own transform, and {expected[rows[0], column]:g} by its"
+                f" steps taken apart (rows {first_of(rows)}); a step does more than scikit-learn's own: give the table"
+                " after that step to a model of its own"
+            )
+
+
+def _slope_of_levels(name: str, values: Floats) -> float:
+    """What each further level adds, if it is the same for all."""
+    steps = np.diff(values)
+    if (np.abs(steps - steps[0]) > 1e-9 * np.abs(values).max(initial=1e-300)).any():
+        raise ConfigurationError(
+            f"{name}: ordinal in preprocessing, but in the model its levels do not lie on a straight line"
+            f" ({', '.join(f'{value:.3g}' for value in values[:6])}), as one-hot columns do not; declare it under"
+            " categories"
+        )
+    return float(steps[0])
+
+
+def read_pipeline(model: Any, features: Sequence[str]) -> PipelineReading:
+    """Take a fitted Pipeline apart.
+
+    Args:
+        model: a `Pipeline` whose last step is an estimator.
+        features: names of the columns that the first step is given, in its order.
+
+    Raises:
+        ConfigurationError: not fitted, or a step that is not a scaler, an encoder, an imputer or a projection; with its
+            name, the columns, and what to do.
+    """
+    steps = [(name, step) for name, step in model.steps if step is not None and not isinstance(step, str)]
+    if not steps or model.steps[-1][1] is not steps[-1][1]:
+        raise ConfigurationError("model: a Pipeline without an estimator at its end; there is no decision to change")
+    found = _Found()
+    columns = [Column.of(name) for name in features]
+    for name, step in steps[:-1]:
+        columns = _through(step, columns, found, repr(name))
+    fitted(steps[-1][1], repr(steps[-1][0]))
+    return PipelineReading(
+        estimator=steps[-1][1],
+        features=tuple(features),
+        columns=tuple(columns),
+        labels=found.labels,
+        ordered=frozenset(found.ordered & set(found.labels)),
+        special=found.special,
+        transform=lambda frame: _numbers(model[:-1].transform(frame) if len(model.steps) > 1 else frame),
+    )
+
+
+def fitted(step: Any, at: str) -> None:
+    """Raise ConfigurationError unless this estimator or transformer is fitted; `at` is how the message calls it."""
+    try:
+        check_is_fitted(step)
+    except (NotFittedError, TypeError) as error:
+        raise ConfigurationError(
+            f"model: {at} ({type(step).__name__}) is not fitted; call fit(frame, y) of the whole model first"
+        ) from error
+
+
+def _numbers(out: Any) -> Floats:
+    """(n, m) float64 of whatever a transform returns: an array, a sparse matrix, a frame."""
+    dense = out.toarray() if hasattr(out, "toarray") else out.to_numpy() if hasattr(out, "to_numpy") else out
+    return np.asarray(dense, dtype=np.float64)
+
+
+def _named(columns: Iterable[Column]) -> str:
+    """The features behind columns, for messages."""
+    names = dict.fromkeys(name for column in columns for name in column.terms)
+    listed = list(names)[:5]
+    return ", ".join(listed) + (", ..." if len(names) > 5 else "")
+
+
+def _through(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """What a step makes of columns."""
+    if step is None or (isinstance(step, str) and step == "passthrough"):
+        return columns
+    if isinstance(step, str) and step == "drop":
+        return []
+    for kind, rule in _RULES:
+        if isinstance(step, kind):
+            if not isinstance(step, FunctionTransformer):
+                fitted(step, f"step {at}")
+            return rule(step, columns, found, at)
+    if hasattr(step, "fit_resample") and not hasattr(step, "transform"):
+        return columns  # a sampler changes which rows are trained on, not what they say
+    raise _refused(step, columns, at)
+
+
+_ADVICE = {
+    "PowerTransformer": "is not affine",
+    "QuantileTransformer": "is not affine",
+    "PolynomialFeatures": "multiplies features",
+    "SplineTransformer": "is not affine",
+    "KBinsDiscretizer": "cuts numbers into bins",
+    "Binarizer": "cuts numbers into two",
+    "Normalizer": "divides by the length of the row",
+    "KNNImputer": "fills a value from the other features",
+    "IterativeImputer": "fills a value from the other features",
+    "KernelPCA": "is not affine",
+}
+
+
+def _refused(step: Any, columns: Sequence[Column], at: str, why: str | None = None) -> ConfigurationError:
+    name = type(step).__name__
+    why = why or _ADVICE.get(name, "is not among the steps that can be taken apart")
+    return ConfigurationError(
+        f"model: step {at} ({name}) {why}, so that nothing can be solved exactly in the units of {_named(columns)};"
+        f" what can be read: {READ}. Either leave that step out of the model, or compute its columns beforehand, train"
+        " on the table that has them, and ask about rows of that table"
+    )
+
+
+def _scaled(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """Scalers: column by column, factor * x + shift."""
+    n = len(columns)
+    one, zero = np.ones(n), np.zeros(n)
+    if getattr(step, "clip", False):
+        raise _refused(step, columns, at, "clips (clip=True), which is not affine")
+    if isinstance(step, StandardScaler):
+        factor = one if step.scale_ is None else 1.0 / step.scale_
+        shift = zero if not step.with_mean or step.mean_ is None else -step.mean_ * factor
+    elif isinstance(step, MinMaxScaler):
+        factor, shift = step.scale_, step.min_
+    elif isinstance(step, RobustScaler):
+        factor = one if step.scale_ is None else 1.0 / step.scale_
+        shift = zero if step.center_ is None else -step.center_ * factor
+    else:
+        factor, shift = 1.0 / step.scale_, zero
+    pairs = zip(columns, factor.tolist(), shift.tolist(), strict=True)
+    return [replace(column.affine(a, b), raw=None) for column, a, b in pairs]
+
+
+def _imputed(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """SimpleImputer: what stands for a missing value; a column that had no value in training is left out."""
+    replaced = state_of(step.missing_values)
+    out = []
+    for column, statistic in zip(columns, step.statistics_.tolist(), strict=True):
+        fill = state_of(statistic)
+        if fill is MISSING:
+            if not step.keep_empty_features:
+                continue
+            fill = 0
+        out.append(_filled(step, column, replaced, fill, found, at))
+    if step.add_indicator:
+        out += _flags(step.indicator_, columns, found, at)
+    return out
+
+
+def _filled(step: Any, column: Column, replaced: State, fill: Any, found: _Found, at: str) -> Column:
+    """A column in which one state is replaced."""
+    if replaced is not MISSING:
+        if column.raw is None:
+            raise _refused(step, [column], at, f"replaces {replaced!r} in numbers that another step has made")
+        found.stands(column.raw, replaced)
+    terms = dict(column.terms)
+    if isinstance(fill, str):
+        return replace(column, filled={**column.filled, replaced: fill})
+    if len(terms) > 1:
+        if column.may_be_missing:
+            raise _refused(step, [column], at, "fills a sum of several features")
+        return column
+    for name, term in terms.items():
+        if replaced is not MISSING or math.isnan(term.of(MISSING)):
+            terms[name] = replace(term, states={**term.states, replaced: float(fill) - column.constant})
+    kept = column.filled if column.raw is None or replaced in column.filled else {**column.filled, replaced: fill}
+    return replace(column, terms=terms, filled=kept)
+
+
+def _flags(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """MissingIndicator: 1 where the feature has no value."""
+    replaced = state_of(step.missing_values)
+    out = []
+    for column in [columns[k] for k in step.features_]:
+        if len(column.terms) != 1 or (replaced is not MISSING and column.raw is None):
+            raise _refused(step, [column], at, "marks missing values of numbers that another step has made")
+        (name, term), *_ = column.terms.items()
+        if replaced is MISSING and not math.isnan(term.of(MISSING)) and MISSING in column.filled:
+            out.append(Column())  # filled before: never missing
+            continue
+        if replaced is not MISSING:
+            found.stands(name, replaced)
+        out.append(Column(terms={name: Term(0.0, {replaced: 1.0})}))
+    return out
+
+
+def _encoded(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """An encoder, asked about each label of each column in turn: what it says is a table from labels to numbers."""
+    readable = []
+    for column, categories in zip(columns, step.categories_, strict=True):
+        if column.raw is None:
+            raise _refused(step, [column], at, "encodes numbers that another step has made, not the labels of a feature")
+        plain = [state_of(c) for c in categories]
+        labels = tuple(label for label in plain if label is not MISSING)
+        before = found.labels.get(column.raw)
+        if before is not None and set(before) != set(labels):
+            raise _refused(step, [column], at, "has other categories than an earlier encoder of the same feature")
+        if before is None or (isinstance(step, OrdinalEncoder) and not isinstance(step.categories, str)):
+            found.labels[column.raw] = labels
+        if isinstance(step, OrdinalEncoder) and not isinstance(step.categories, str):
+            found.ordered.add(column.raw)
+        lost = column.filled.get(MISSING, MISSING)
+        shown = {label: label for label in labels}
+        shown |= {state: fill for state, fill in column.filled.items() if state is not MISSING}
+        if lost is not MISSING or any(label is MISSING for label in plain):
+            shown[MISSING] = lost
+        readable.append(shown)
+    base = [next(iter(shown.values())) for shown in readable]
+    rows, owner = [base], [(-1, MISSING)]
+    for k, shown in enumerate(readable):
+        for state, label in shown.items():
+            rows.append([*base[:k], label, *base[k + 1 :]])
+            owner.append((k, state))
+    table = np.empty((len(rows), len(base)), dtype=object)
+    table[:] = rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no names beside an array, and labels that it does not know
+        out = _numbers(step.transform(table))
+    made = []
+    for values in out.T:
+        own: dict[int, dict[State, float]] = {}
+        for (k, state), value in zip(owner[1:], values[1:].tolist(), strict=True):
+            own.setdefault(k, {})[state] = value
+        moving = [k for k, states in own.items() if any(value != values[0] for value in states.values())]
+        if len(moving) == 1:
+            made.append(Column(terms={columns[moving[0]].raw or "": Term(0.0, own[moving[0]])}))
+        else:  # a constant: the only category there is
+            made.append(Column(constant=float(values[0])))
+    return made
+
+
+def _chosen(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    return [columns[k] for k in np.flatnonzero(step.get_support())]
+
+
+def _projected(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """PCA and the like: sums of columns, as `transform` of zeros and of unit vectors tells them."""
+    n = len(columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no names beside an array
+        shift = _numbers(step.transform(np.zeros((1, n))))[0]
+        matrix = _numbers(step.transform(np.eye(n))) - shift
+    return [_sum(columns, weights, float(b)) for weights, b in zip(matrix.T, shift, strict=True)]
+
+
+def _sum(columns: Sequence[Column], weights: NDArray[np.float64], constant: float) -> Column:
+    terms: dict[str, Term] = {}
+    for column, weight in zip(columns, weights.tolist(), strict=True):
+        constant += weight * column.constant
+        for name, term in column.terms.items():
+            part = term.times(weight)
+            terms[name] = terms[name].plus(part) if name in terms else part
+    return Column(constant, terms)
+
+
+def _identity(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    if step.func is not None:
+        name = getattr(step.func, "__name__", repr(step.func))
+        raise _refused(step, columns, at, f"applies {name}, of which nothing is known")
+    return columns
+
+
+def _nested(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    for name, part in step.steps:
+        columns = _through(part, columns, found, f"{at} > {name!r}")
+    return columns
+
+
+def _side_by_side(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """FeatureUnion: every part reads all columns."""
+    out: list[Column] = []
+    for name, part in step.transformer_list:
+        weight = (step.transformer_weights or {}).get(name, 1.0)
+        out += [c.affine(weight, 0.0) for c in _through(part, columns, found, f"{at} > {name!r}")]
+    return out
+
+
+def _split(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
+    """ColumnTransformer: each part reads its own columns, by name, position, slice or mask."""
+    names = getattr(step, "feature_names_in_", None)
+    known = None if names is None else [str(name) for name in names]
+    if known is not None and all(c.raw is not None for c in columns):  # columns may come in another order
+        by_name = {c.raw: c for c in columns}
+        missing = [name for name in known if name not in by_name]
+        columns = [by_name[name] if name in by_name else Column.of(name) for name in known] if not missing else columns
+    out: list[Column] = []
+    for name, part, chosen in step.transformers_:
+        if isinstance(part, str) and part == "drop":
+            continue
+        picked = [columns[k] for k in _positions(chosen, len(columns), known)]
+        if not picked:
+            continue
+        here = f"{at} > {name!r}"
+        if isinstance(chosen, str) and not isinstance(part, str):
+            raise _refused(part, picked, here, f"reads text (its column is {chosen!r}, not [{chosen!r}])")
+        weight = (step.transformer_weights or {}).get(name, 1.0)
+        out += [c.affine(weight, 0.0) for c in _through(part, picked, found, here)]
+    return out
+
+
+def _positions(chosen: Any, count: int, names: list[str] | None) -> list[int]:
+    """Columns that a specification of ColumnTransformer picks, as numbers."""
+    if isinstance(chosen, slice):
+        if isinstance(chosen.start, str) or isinstance(chosen.stop, str):
+            names = names or []
+            start = names.index(chosen.start) if chosen.start is not None else 0
+            stop = names.index(chosen.stop) + 1 if chosen.stop is not None else count
+            return list(range(start, stop))
+        return list(range(count))[chosen]
+    listed = [chosen] if isinstance(chosen, (str, int, np.integer)) else list(chosen)
+    if listed and all(isinstance(c, (bool, np.bool_)) for c in listed):
+        return np.flatnonzero(listed).tolist()
+    return [(names or []).index(str(c)) if isinstance(c, str) else range(count)[int(c)] for c in listed]
+
+
+Rule: TypeAlias = Callable[[Any, list[Column], _Found, str], list[Column]]
+
+_RULES: tuple[tuple[Any, Rule], ...] = (
+    ((StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler), _scaled),
+    ((OneHotEncoder, OrdinalEncoder, TargetEncoder), _encoded),
+    (SimpleImputer, _imputed),
+    (MissingIndicator, _flags),
+    (SelectorMixin, _chosen),
+    ((PCA, IncrementalPCA, TruncatedSVD), _projected),
+    (FunctionTransformer, _identity),
+    (Pipeline, _nested),
+    (ColumnTransformer, _split),
+    (FeatureUnion, _side_by_side),
+)
+"""Kind of step -> what it makes of columns."""
