@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectorMixin
 from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -37,6 +38,7 @@ from sklearn.preprocessing import (
 from sklearn.utils.validation import check_is_fitted
 
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.frames import kind_of, numbers_of
 from safexplain.recourse.preprocessing import Feature, Preprocessing
 from safexplain.recourse.result import Floats, first_of
 
@@ -152,7 +154,7 @@ class PipelineReading:
         labels: of each feature that an encoder reads, in the encoder's order.
         ordered: those of them whose order the user of the encoder gave (`OrdinalEncoder(categories=...)`).
         special: values that an imputer takes for none (`SimpleImputer(missing_values=-7)`), by feature.
-        transform: what the pipeline does to a table before the estimator sees it; (n, m) float64.
+        transforms: the steps before the estimator, as they are.
     """
 
     estimator: Any
@@ -161,7 +163,7 @@ class PipelineReading:
     labels: Mapping[str, tuple[Any, ...]]
     ordered: frozenset[str]
     special: Mapping[str, tuple[State, ...]]
-    transform: Callable[[Any], Floats]
+    transforms: tuple[Any, ...]
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -174,6 +176,16 @@ class PipelineReading:
         """The features whose missing values the pipeline replaces, wherever it reads them."""
         lost = {name for c in self.columns for name, term in c.terms.items() if math.isnan(term.of(MISSING))}
         return frozenset(self.used) - lost
+
+    def on_line(self, name: str) -> bool:
+        """Whether a feature has levels in an order that was given, and each of them adds as much as the one before."""
+        if name not in self.ordered or len(self.labels[name]) < 2:
+            return False
+        terms = [column.terms[name] for column in self.columns if name in column.terms]
+        for values in (np.array([term.of(label) for label in self.labels[name]]) for term in terms):
+            if np.isnan(values).any() or not _is_line(values):
+                return False
+        return True
 
     def affine(self, table: Preprocessing) -> tuple[Floats, Floats]:
         """The estimator's input as an affine function of a table's columns: table @ matrix + shift.
@@ -188,6 +200,12 @@ class PipelineReading:
             ConfigurationError: a feature declared as what the pipeline does not take it for.
         """
         matrix = np.zeros((len(table.columns), len(self.columns)))
+        if self.features == table.columns:  # rows of the table itself, or of the scaled one
+            at = {name: k for k, name in enumerate(table.columns)}
+            for k, column in enumerate(self.columns):
+                for name, term in column.terms.items():
+                    matrix[at[name], k] = term.slope
+            return matrix, np.array([column.constant for column in self.columns])
         parts = {part.name: part for part in table.parts}
         for k, column in enumerate(self.columns):
             for name, term in column.terms.items():
@@ -214,7 +232,8 @@ class PipelineReading:
             values = np.array([term.of(label) for label in part.labels])
             if np.isnan(values).any():
                 raise ConfigurationError(
-                    f"{part.name}: labels in preprocessing, but the model takes it as a number; declare it under numeric"
+                    f"{part.name}: has labels in preprocessing, but the model takes it as a number; declare it under"
+                    " numeric"
                 )
             if part.kind == "category":
                 out[part.first : part.first + len(values)] = values
@@ -240,6 +259,14 @@ class PipelineReading:
         first = (t.of(parts[n].labels[0]) for n, t in column.terms.items() if parts[n].kind == "ordinal")
         return column.constant + sum(first)
 
+    def transform(self, frame: Any) -> Floats:
+        """(n, m) the estimator's input, by the steps themselves."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names, and labels that an encoder does not know
+            for step in self.transforms:
+                frame = step.transform(frame)
+        return _numbers(frame)
+
     def check(self, frame: Any, expected: Floats) -> None:
         """Compare the estimator's input as it was read with the pipeline's own, before anything is built on it.
 
@@ -260,54 +287,94 @@ class PipelineReading:
         if not close.all():
             column = int((~close).any(axis=0).argmax())
             rows = np.flatnonzero(~close[:, column])
+            read, says = expected[rows[0], column], own[rows[0], column]
+            for name in self.columns[column].terms:
+                if names_of(frame) and _value(frame, name, int(rows[0])) is None:
+                    raise ConfigurationError(
+                        f"{name}: None in rows {first_of(rows)}, which the pipeline does not take for a missing value"
+                        " (for scikit-learn None is not NaN); write NaN there, in training too"
+                    )
             raise ConfigurationError(
-                f"model: column {column} of the estimator's input ({', '.join(self.columns[column].terms) or 'constant'})"
-                f" is {own[rows[0], column]:g} by the pipeline's own transform, and {expected[rows[0], column]:g} by its"
-                f" steps taken apart (rows {first_of(rows)}); a step does more than scikit-learn's own: give the table"
-                " after that step to a model of its own"
+                f"model: column {column} of the estimator's input ({_named([self.columns[column]])})"
+                f" is {says:g} by the pipeline's own transform, and {read:g} by its steps taken apart (rows"
+                f" {first_of(rows)}); a step does more than scikit-learn's own: give the table after that step to a"
+                " model of its own"
             )
+
+
+def _is_line(values: Floats) -> bool:
+    steps = np.diff(values)
+    return bool((np.abs(steps - steps[0]) <= 1e-9 * np.abs(values).max(initial=1e-300)).all())
 
 
 def _slope_of_levels(name: str, values: Floats) -> float:
     """What each further level adds, if it is the same for all."""
-    steps = np.diff(values)
-    if (np.abs(steps - steps[0]) > 1e-9 * np.abs(values).max(initial=1e-300)).any():
+    if not _is_line(values):
         raise ConfigurationError(
             f"{name}: ordinal in preprocessing, but in the model its levels do not lie on a straight line"
             f" ({', '.join(f'{value:.3g}' for value in values[:6])}), as one-hot columns do not; declare it under"
             " categories"
         )
-    return float(steps[0])
+    return float(values[1] - values[0])
 
 
-def read_pipeline(model: Any, features: Sequence[str]) -> PipelineReading:
-    """Take a fitted Pipeline apart.
+def read_model(model: Any, features: Sequence[str], scaled: Preprocessing | None = None) -> PipelineReading:
+    """Take a fitted Pipeline apart; any other estimator is a pipeline of itself.
 
     Args:
-        model: a `Pipeline` whose last step is an estimator.
+        model: a `Pipeline` whose last step is an estimator, or an estimator.
         features: names of the columns that the first step is given, in its order.
+        scaled: of a model that is given the scaled table of this preprocessing, or a Pipeline that begins with it;
+            `features` are its columns.
 
     Raises:
         ConfigurationError: not fitted, or a step that is not a scaler, an encoder, an imputer or a projection; with its
             name, the columns, and what to do.
     """
-    steps = [(name, step) for name, step in model.steps if step is not None and not isinstance(step, str)]
-    if not steps or model.steps[-1][1] is not steps[-1][1]:
-        raise ConfigurationError("model: a Pipeline without an estimator at its end; there is no decision to change")
+    steps, estimator = steps_of(model)
+    fitted(estimator, "the final estimator" if steps else "it")
     found = _Found()
     columns = [Column.of(name) for name in features]
-    for name, step in steps[:-1]:
+    transforms = tuple(step for _, step in steps if hasattr(step, "transform"))
+    if steps and isinstance(steps[0][1], Preprocessing):
+        (_, scaled), *steps = steps
+    if scaled is not None:
+        pairs = zip(columns, scaled.scale.tolist(), scaled.offset.tolist(), strict=True)
+        columns = [column.affine(1.0 / scale, -offset / scale) for column, scale, offset in pairs]
+    for name, step in steps:
         columns = _through(step, columns, found, repr(name))
-    fitted(steps[-1][1], repr(steps[-1][0]))
     return PipelineReading(
-        estimator=steps[-1][1],
+        estimator=estimator,
         features=tuple(features),
         columns=tuple(columns),
         labels=found.labels,
         ordered=frozenset(found.ordered & set(found.labels)),
         special=found.special,
-        transform=lambda frame: _numbers(model[:-1].transform(frame) if len(model.steps) > 1 else frame),
+        transforms=transforms,
     )
+
+
+def steps_of(model: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """The steps before the final estimator, with their names, and the estimator; what a search over parameters chose is
+    in its place.
+
+    Raises:
+        ConfigurationError: a pipeline without an estimator, or a search that has chosen none.
+    """
+    if isinstance(model, BaseSearchCV):
+        if not hasattr(model, "best_estimator_"):
+            raise ConfigurationError(
+                f"model: {type(model).__name__} is not fitted, or was fitted with refit=False, and has no"
+                " best_estimator_; fit it with refit=True"
+            )
+        return steps_of(model.best_estimator_)
+    if not isinstance(model, Pipeline):
+        return [], model
+    steps = [(str(name), step) for name, step in model.steps if step is not None and step != "passthrough"]
+    if not steps or model.steps[-1][1] is not steps[-1][1] or not hasattr(steps[-1][1], "predict"):
+        raise ConfigurationError("model: a Pipeline without an estimator at its end; there is no decision to change")
+    inner, estimator = steps_of(steps[-1][1])
+    return [*steps[:-1], *inner], estimator
 
 
 def fitted(step: Any, at: str) -> None:
@@ -451,7 +518,9 @@ def _encoded(step: Any, columns: list[Column], found: _Found, at: str) -> list[C
     readable = []
     for column, categories in zip(columns, step.categories_, strict=True):
         if column.raw is None:
-            raise _refused(step, [column], at, "encodes numbers that another step has made, not the labels of a feature")
+            raise _refused(
+                step, [column], at, "encodes numbers that another step has made, not the labels of a feature"
+            )
         plain = [state_of(c) for c in categories]
         labels = tuple(label for label in plain if label is not MISSING)
         before = found.labels.get(column.raw)
@@ -571,7 +640,7 @@ def _positions(chosen: Any, count: int, names: list[str] | None) -> list[int]:
         return list(range(count))[chosen]
     listed = [chosen] if isinstance(chosen, (str, int, np.integer)) else list(chosen)
     if listed and all(isinstance(c, (bool, np.bool_)) for c in listed):
-        return np.flatnonzero(listed).tolist()
+        return [k for k, taken in enumerate(listed) if taken]
     return [(names or []).index(str(c)) if isinstance(c, str) else range(count)[int(c)] for c in listed]
 
 
@@ -590,3 +659,139 @@ _RULES: tuple[tuple[Any, Rule], ...] = (
     (FeatureUnion, _side_by_side),
 )
 """Kind of step -> what it makes of columns."""
+
+
+class ModelTable(Preprocessing):
+    """What a pipeline says of its features, as a preprocessing: unlimited ranges, and the encoders' categories.
+
+    Frames may have columns that the model does not read; they come back in answers as they were.
+    """
+
+    def table(self, frame: Any, *, clip: bool = False) -> Floats:
+        """See `Preprocessing.table`; other columns are not looked at."""
+        return super().table(self._own(frame), clip=clip)
+
+    def frame(self, table: Any, like: Any = None) -> Any:
+        """See `Preprocessing.frame`; other columns are those of `like`, which has as many rows."""
+        own = self._own(like)
+        found = super().frame(table, own)
+        return found if own is like or len(found) != len(own) else _beside(found, like)
+
+    def _own(self, frame: Any) -> Any:
+        kind = kind_of(frame)
+        if kind in ("pandas", "polars"):
+            names = [name for name in frame.columns if str(name) in self.features]
+            return frame if len(names) == len(frame.columns) else frame[names]
+        if kind == "series":
+            names = [name for name in frame.index if str(name) in self.features]
+            return frame if len(names) == len(frame) else frame[names]
+        if kind in ("lists", "person"):
+            return {name: value for name, value in frame.items() if str(name) in self.features}
+        if kind == "records":
+            return [{name: value for name, value in row.items() if str(name) in self.features} for row in frame]
+        return frame
+
+
+def _beside(found: Any, like: Any) -> Any:
+    """A frame with the columns of another one, some of them as found."""
+    kind = kind_of(like)
+    if kind == "polars":
+        return like.with_columns(found.get_columns())
+    if kind == "pandas":
+        return _assigned(like, found)
+    if kind == "series":
+        full = like.copy()
+        full[found.index] = found
+        return full
+    if kind == "records":
+        return [{**row, **own} for row, own in zip(like, found, strict=True)]
+    return {**like, **found}
+
+
+def _assigned(like: Any, found: Any) -> Any:
+    full = like.copy()
+    for name in found.columns:
+        full[name] = found[name]
+    return full
+
+
+def table_of(reading: PipelineReading, frame: Any, given: Preprocessing | None) -> Preprocessing:
+    """The preprocessing of the features that a model reads, and of other columns of numbers in the frame.
+
+    Args:
+        reading: the model.
+        frame: queries, with names.
+        given: what is publicly known; holds for its features, and the model's own reading for the others.
+
+    Raises:
+        InputError: the frame lacks a column that the model reads.
+        ConfigurationError: `given` has a feature that is not there.
+    """
+    names = names_of(frame) or reading.features
+    lacking = [name for name in reading.used if name not in names]
+    if lacking:
+        raise InputError(
+            f"x: no column {lacking[0]}, which the model reads; expected {', '.join(reading.used)}, got"
+            f" {', '.join(names)}"
+        )
+    own: tuple[str, ...] = () if given is None else given.features
+    unknown = [name for name in own if name not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"preprocessing: {unknown[0]} is no column of x; x has {', '.join(names)}, and the model reads"
+            f" {', '.join(reading.used)}"
+        )
+    used = set(reading.used)
+    others = [name for name in names if name not in used and name not in own and is_numeric(frame, name)]
+    plain = [name for name in names if name not in own and (name in used or name in others)]
+    free = {n: None for n in plain if n not in reading.labels}
+    declared: dict[str, dict[str, Any]] = {
+        "numeric": free,
+        "categories": {n: reading.labels[n] for n in plain if n in reading.labels and not reading.on_line(n)},
+        "ordinal": {n: reading.labels[n] for n in plain if n in reading.labels and reading.on_line(n)},
+        "special": {n: reading.special[n] for n in plain if n in reading.special},
+    }
+    missing = [n for n in plain if n in reading.imputed]
+    if given is not None:
+        for what, values in declared.items():
+            values.update(getattr(given, what))
+        missing += list(given.missing)
+    units = {} if given is None else dict(given.units)
+    return ModelTable(**cast("dict[str, Any]", declared), missing=tuple(missing), units=units)
+
+
+def names_of(frame: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a frame; None: an array has none."""
+    kind = kind_of(frame)
+    if kind is None:
+        return None
+    if kind == "records":
+        return tuple(map(str, frame[0]))
+    if kind in ("pandas", "polars"):
+        return tuple(map(str, frame.columns))
+    return tuple(map(str, frame.index if kind == "series" else frame))
+
+
+def _value(frame: Any, name: str, row: int) -> Any:
+    """One value of a frame; NaN where it has no such column."""
+    if name not in (names_of(frame) or ()):
+        return math.nan
+    kind = kind_of(frame)
+    if kind == "pandas":
+        return frame[name].iloc[row]
+    return frame[row][name] if kind == "records" else frame[name][row] if kind in ("polars", "lists") else frame[name]
+
+
+def is_numeric(frame: Any, name: str) -> bool:
+    """Whether a column of a frame holds nothing but finite numbers."""
+    kind = kind_of(frame)
+    if kind in ("pandas", "polars"):
+        column = frame[name] if name in frame.columns else []
+    elif kind == "records":
+        column = [row.get(name) for row in frame]
+    else:
+        column = frame[name] if kind == "lists" else [frame[name]]
+    try:
+        return len(column) > 0 and bool(np.isfinite(numbers_of(column, name)[0]).all())
+    except InputError:
+        return False

@@ -1,52 +1,575 @@
-"""Recourse for the model at hand: one call, whichever solver the model's kind needs."""
+"""Recourse for the model at hand: one call, whichever solver the model's kind needs.
+
+A torch network or a differentiable function is searched (`networks`). A fitted scikit-learn model, or a Pipeline that
+ends in one, is read (`pipelines`): linear classifiers are solved exactly (`linear`), tree ensembles by an integer
+program (`trees`, `program`), multi-layer perceptrons as networks of the same weights. Whatever the solver, a
+counterfactual is valid only if the model's own `predict` says so of the very rows that are returned.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import is_classifier
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.linear_model._base import LinearClassifierMixin
+from sklearn.neural_network import MLPClassifier
+from torch import nn
+
+from safexplain._validate import check_number, readable
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
+from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
+from safexplain.recourse.frames import columns_of, kind_of, values_of
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.mechanism import wanted_label
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
+from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.result import Floats, Recourse, as_rows
+
+READ = (
+    "torch networks and differentiable functions; scikit-learn's linear classifiers (LogisticRegression,"
+    " SGDClassifier, RidgeClassifier, LinearSVC and others with coef_), MLPClassifier, decision trees, random forests,"
+    " extra trees and gradient boosting; XGBoost and LightGBM; Pipelines and searches over parameters of these"
+)
+"""The models that can be asked."""
+
+FURTHER = (0.0, 1e-13, 1e-11, 1e-9, 1e-7, 1e-5)
+"""How much further answers go, as a share of the numbers that a score is added up from, until `predict` agrees."""
 
 
 def search_recourse(
     model: Any,
     x: Any,
     *,
+    constraints: Constraints | None = None,
+    cost: Cost = EUCLIDEAN,
     target: float = 0.0,
     favourable: Any = None,
-    cost: Cost = EUCLIDEAN,
-    constraints: Constraints | None = None,
     frozen: Any = None,
     options: SearchOptions = DEFAULT,
+    preprocessing: Preprocessing | None = None,
+    time_limit: float = 10.0,
 ) -> Recourse:
-    """Nearest rows that a model decides favourably.
+    """Nearest rows that a model decides favourably, in the person's own units and categories.
 
     Args:
-        model: a torch network, or a differentiable function of a tensor of rows; see `network_recourse`.
-        x: (n, d) queries, or one (d,).
-        target: score that a counterfactual has to reach; queries that reach it already are favourable.
-        favourable: the wanted class; None: 1.
-        cost: what a change costs; public.
-        constraints: what may change; public. None: everything.
-        frozen: (n, d) or (d,) bool, what must not change besides.
+        model: a fitted scikit-learn classifier that is linear, a tree ensemble (of XGBoost and LightGBM too) or a
+            multi-layer perceptron; a Pipeline of scalers, encoders, imputers and a ColumnTransformer that ends in one;
+            a search over its parameters (GridSearchCV). Or a torch network, or a differentiable function of a tensor
+            of rows, as in `network_recourse`.
+        x: n queries: a frame (pandas, polars, a dict of lists, a list of dicts), or an array (n, d) or (d,) of numbers.
+        constraints: what may change; its names are the frame's columns. None: everything that is not missing or a
+            special value.
+        cost: what a change costs, in the units of the frame.
+        target: score that a counterfactual has to reach besides the decision: the model's decision function, a
+            network's logit, the score of an ensemble. Below 0 the decision itself is not asked for.
+        favourable: the wanted class: a label of a scikit-learn model, a column of a network's output; None: the second
+            of two.
+        frozen: (n, d) or (d,) bool, columns of the table that must not change besides.
         options: effort and memory of the search in a network.
+        preprocessing: public ranges, units, special values and categories of some or all features. An estimator that
+            was trained on an array and is no Pipeline is taken to read `preprocessing.transform(frame)`, as the
+            mechanisms do; one that was trained on a frame reads the frame.
+        time_limit: seconds for each query, where an integer program is solved.
 
     Returns:
-        One answer a query; `valid` is False where none was found within the constraints.
+        One answer a query: `valid` is False where none was found within the constraints, `proven` says where there is
+        no better one (or none at all). `frame` has the counterfactuals as the queries came.
 
     Raises:
-        InputError: as `network_recourse`.
-        ConfigurationError: as `network_recourse`.
+        ConfigurationError: a model that is not fitted or not among those that can be read, a step of a Pipeline that
+            cannot be taken apart, an unknown feature or class; with its name and what to do.
+        InputError: queries that cannot be read: a missing column, an unknown category, a value out of its range.
     """
-    return network_recourse(
-        model,
-        x,
+    check_number("target", target)
+    check_number("time_limit", time_limit, above=0)
+    check_cost(cost)
+    check_constraints(constraints)
+    if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
+        raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {preprocessing!r:.80}")
+    if isinstance(model, nn.Module) or (callable(model) and not hasattr(model, "predict")):
+        return _network(model, x, constraints, cost, target, favourable, frozen, options, preprocessing)
+    queries = _Queries.of(model, x, preprocessing)
+    wanted = _Wanted(queries.rules(constraints), queries.price(cost), queries.held(frozen), options, time_limit)
+    labels, column = _classes(queries.reading.estimator, favourable)
+    solver = _solver(queries, wanted, len(labels), column)
+    return _verified(queries, solver, target, labels[column])
+
+
+def _network(
+    model: Any,
+    x: Any,
+    constraints: Constraints | None,
+    cost: Cost,
+    target: float,
+    favourable: Any,
+    frozen: Any,
+    options: SearchOptions,
+    preprocessing: Preprocessing | None,
+) -> Recourse:
+    """A network of the columns themselves, or of the scaled table of a preprocessing."""
+    wanted = 1 if favourable is None else favourable
+    if preprocessing is None:
+        answer = network_recourse(
+            model,
+            x,
+            target=target,
+            favourable=wanted,
+            cost=cost,
+            constraints=constraints,
+            frozen=frozen,
+            options=options,
+        )
+        return replace(answer, like=x) if kind_of(x) in ("pandas", "polars") else answer
+    table = preprocessing.table(x)
+    held = preprocessing.held(table)
+    if frozen is not None:
+        held = held | np.asarray(frozen, dtype=bool)
+    scaled = _Scaled(preprocessing.scale, preprocessing.offset)
+    score = nn.Sequential(scaled, model) if isinstance(model, nn.Module) else _composed(scaled, model)
+    answer = network_recourse(
+        score,
+        table,
         target=target,
-        favourable=1 if favourable is None else favourable,
-        cost=cost,
-        constraints=constraints,
-        frozen=frozen,
+        favourable=wanted,
+        cost=preprocessing.cost(cost),
+        constraints=preprocessing.constraints(constraints),
+        frozen=held,
         options=options,
     )
+    return replace(answer, table=preprocessing, like=x)
+
+
+class _Scaled(nn.Module):
+    """(table - offset) / scale, in the type of the rows."""
+
+    def __init__(self, scale: Floats, offset: Floats) -> None:
+        super().__init__()
+        self.scale, self.offset = torch.from_numpy(scale.copy()), torch.from_numpy(offset.copy())
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows - self.offset.to(rows)) / self.scale.to(rows)
+
+
+def _composed(first: nn.Module, then: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    return lambda rows: then(first(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    """The persons, as they came, as rows, and as the model takes them.
+
+    Args:
+        model: as it was given.
+        reading: of it.
+        table: what the rows are rows of; None: rows are arrays of numbers as they came.
+        like: the queries: a frame, or an array of numbers where there is no table.
+        rows: (n, D).
+        names: of the columns that the model was trained on; None: it was trained on an array.
+        scaled: whether the model is given the scaled table.
+    """
+
+    model: Any
+    reading: PipelineReading
+    table: Preprocessing | None
+    like: Any
+    rows: Floats
+    names: tuple[str, ...] | None
+    scaled: bool
+
+    @classmethod
+    def of(cls, model: Any, x: Any, given: Preprocessing | None) -> _Queries:
+        steps, estimator = steps_of(model)
+        check_readable(estimator)
+        first = steps[0][1] if steps else None
+        if isinstance(first, Preprocessing):
+            if given is not None and given != first:
+                raise ConfigurationError(
+                    f"preprocessing: the pipeline's step {steps[0][0]!r} is another one; leave preprocessing= out"
+                )
+            return cls(model, read_model(model, first.columns), first, x, first.table(x), None, False)
+        names = trained_on(first if steps else estimator)
+        if given is not None and not steps and names is None:
+            _check_width(
+                estimator, len(given.columns), f"columns of preprocessing ({', '.join(given.columns[:5])}, ...)"
+            )
+            return cls(model, read_model(model, given.columns, given), given, x, given.table(x), None, True)
+        frame = kind_of(x) is not None
+        seen = names or (names_of(x) if frame else None) or _numbered(first if steps else estimator, x)
+        if names is None:
+            _check_width(first if steps else estimator, len(seen), "columns in x")
+        reading = read_model(model, seen)
+        if not frame and given is None and not reading.labels and not reading.special and not reading.imputed:
+            return cls(model, reading, None, x, as_rows(x, len(seen)), names, False)
+        like = x if frame else _as_frame(x, seen)
+        table = table_of(reading, like, given)
+        return cls(model, reading, table, like, table.table(like), names, False)
+
+    def affine(self) -> tuple[Floats, Floats]:
+        """The estimator's input as rows @ matrix (D, m) + shift (m,)."""
+        table = self.table
+        return self.reading.affine(
+            Preprocessing(numeric=dict.fromkeys(self.reading.features, (None, None))) if table is None else table
+        )
+
+    def given(self, rows: Floats, index: NDArray[np.intp]) -> Any:
+        """What the model takes for changed rows of the queries at `index`."""
+        if self.table is None:
+            return rows
+        if self.scaled:
+            return (rows - self.table.offset) / self.table.scale
+        frame = self.table.frame(rows, _taken(self.like, index))
+        kind = kind_of(frame)
+        if self.reading.features == self.table.columns or (self.names is None and kind is None):
+            return frame
+        columns = columns_of(_only(frame, self.reading.features), self.reading.features)[0]
+        if self.names is None:
+            return _stacked(list(columns.values()))
+        if kind in ("pandas", "polars"):
+            return frame[[name for name in frame.columns if str(name) in self.names]]
+        return _pandas(columns)
+
+    def decided(self, rows: Floats, index: NDArray[np.intp], label: Any) -> NDArray[np.bool_]:
+        """(n,) bool, whether the model's own `predict` gives the label."""
+        if not len(rows):
+            return np.zeros(0, dtype=bool)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*feature names.*")
+            said = np.asarray(self.model.predict(self.given(rows, index))).reshape(len(rows), -1)[:, 0]
+        return np.asarray(said == label, dtype=bool)
+
+    def rules(self, constraints: Constraints | None) -> Constraints | None:
+        """The constraints on the columns of the rows."""
+        if self.table is None:
+            features = None if constraints is None else constraints.features
+            if isinstance(features, tuple) and self.names is not None and features != self.names:
+                raise ConfigurationError(
+                    f"constraints: for the columns {', '.join(features)}, but the model was trained on"
+                    f" {', '.join(self.names)}, in this order"
+                )
+            return constraints
+        if constraints is not None and isinstance(constraints.features, tuple):
+            there = {*self.table.features, *self.table.columns}
+            left_out = [name for name in names_of(self.like) or () if name not in there]
+            constraints = without(constraints, left_out)
+        elif constraints is not None and self.names is not None and constraints.features == len(self.names):
+            raise ConfigurationError(
+                f"constraints: expected the names of the frame's columns, as in Constraints({self.names[:3]!r}, ...)"
+            )
+        return self.table.constraints(constraints)
+
+    def price(self, cost: Cost) -> Cost:
+        """The cost of the columns of the rows."""
+        return cost if self.table is None else self.table.cost(cost)
+
+    def held(self, frozen: Any) -> NDArray[np.bool_]:
+        """(n, D) bool, what must not change: as asked for, and what is special or missing."""
+        shape = self.rows.shape
+        held = np.zeros(shape, dtype=bool) if self.table is None else self.table.held(self.rows)
+        if frozen is None:
+            return held
+        given = np.asarray(frozen)
+        if given.dtype == np.bool_ and self.table is not None and given.shape[-1:] == (len(self.table.features),):
+            given = given[..., self.table.feature_of]
+        if given.dtype != np.bool_ or given.shape not in (shape, shape[1:]):
+            raise InputError(f"frozen: expected bool of shape {shape} or {shape[1:]}, got {given.dtype} {given.shape}")
+        both: NDArray[np.bool_] = held | given
+        return both
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """What every solver is asked for, besides the target."""
+
+    constraints: Constraints | None
+    cost: Cost
+    frozen: NDArray[np.bool_]
+    options: SearchOptions
+    time_limit: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Solver:
+    """Answers to the queries at (k,) numbers for a target, and (n,) how large the numbers are that make up a score."""
+
+    solve: Callable[[NDArray[np.intp], float], Recourse]
+    size: Floats
+
+
+def check_readable(estimator: Any) -> None:
+    """Raise unless this is an estimator of a kind that can be read.
+
+    Raises:
+        ConfigurationError: another one; the message lists what can be read.
+    """
+    name = type(estimator).__name__
+    if isinstance(estimator, type):
+        raise ConfigurationError(f"model: expected a fitted model, got the class {estimator.__name__}")
+    if isinstance(estimator, CalibratedClassifierCV):
+        raise ConfigurationError(
+            f"model: {name} averages calibrated copies of its estimator, and its probability is no score of one model;"
+            " pass the estimator that it calibrates, fitted on all rows, with target= at the wanted score"
+        )
+    fine = is_linear_kind(estimator) or isinstance(estimator, MLPClassifier)
+    if fine and not hasattr(estimator, "predict"):
+        fine = False
+    if not fine:
+        raise ConfigurationError(f"model: {name} cannot be asked for recourse; what can be: {READ}")
+
+
+def is_linear_kind(estimator: Any) -> bool:
+    """Whether this is a linear classifier, fitted or not."""
+    if isinstance(estimator, LinearClassifierMixin):
+        return True
+    return is_classifier(estimator) and hasattr(estimator, "coef_") and hasattr(estimator, "intercept_")
+
+
+def trained_on(step: Any) -> tuple[str, ...] | None:
+    """Names of the columns of the frame that a model or its first step was fitted on; None: an array."""
+    names = getattr(step, "feature_names_in_", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def _check_width(step: Any, width: int, what: str) -> None:
+    expected = getattr(step, "n_features_in_", None)
+    if expected is not None and expected != width:
+        raise InputError(f"x: the model was trained on an array of {expected} columns, and there are {width} {what}")
+
+
+def _numbered(step: Any, x: Any) -> tuple[str, ...]:
+    """Names for the columns of an array that have none."""
+    shape = np.shape(x)
+    width = getattr(step, "n_features_in_", None) or (shape[-1] if shape else 0)
+    return tuple(f"x{k}" for k in range(width))
+
+
+def _as_frame(x: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    """An array of numbers and labels as columns with these names."""
+    rows = np.atleast_2d(np.asarray(readable(x, "x")))
+    if rows.ndim != 2 or rows.shape[1] != len(names):
+        raise InputError(
+            f"x: expected shape (n, {len(names)}), one column for each of {', '.join(names[:5])}, ..., got"
+            f" {np.shape(x)}; or pass a frame"
+        )
+    return {name: column.tolist() for name, column in zip(names, rows.T, strict=True)}
+
+
+def _taken(frame: Any, index: NDArray[np.intp]) -> Any:
+    """Rows of a frame, of its own kind."""
+    kind = kind_of(frame)
+    if kind == "pandas":
+        return frame.iloc[index]
+    if kind == "polars":
+        return frame[index.tolist()]
+    if kind == "lists":
+        return {name: [column[i] for i in index.tolist()] for name, column in frame.items()}
+    if kind == "records":
+        return [frame[i] for i in index.tolist()]
+    return frame
+
+
+def _only(frame: Any, names: tuple[str, ...]) -> Any:
+    """Some columns of a frame."""
+    kind = kind_of(frame)
+    if kind in ("pandas", "polars"):
+        return frame[[name for name in frame.columns if str(name) in names]]
+    if kind == "series":
+        return frame[[name for name in frame.index if str(name) in names]]
+    if kind == "records":
+        return [{name: row[name] for name in row if str(name) in names} for row in frame]
+    return {name: value for name, value in frame.items() if str(name) in names}
+
+
+def _stacked(columns: list[Any]) -> NDArray[Any]:
+    """(n, d) an array of columns: of float64 where all are numbers."""
+    listed = [values_of(column) for column in columns]
+    numbers = all(v is None or isinstance(v, (int, float)) for column in listed for v in column)
+    out = np.empty((len(listed[0]), len(listed)), dtype=np.float64 if numbers else object)
+    for k, column in enumerate(listed):
+        out[:, k] = column
+    return out
+
+
+def _pandas(columns: dict[str, Any]) -> Any:
+    """A pandas frame, for a model that was trained on one and asked in plain Python."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError(
+            "x: the model was trained on a frame, so ask it about one (pandas or polars; neither is installed here)"
+        ) from None
+    return pandas.DataFrame({name: values_of(column) for name, column in columns.items()})
+
+
+def without(constraints: Constraints, names: list[str]) -> Constraints:
+    """The constraints less some features, which no model reads and which cannot change."""
+    features = constraints.features
+    lost = [name for name in names if isinstance(features, tuple) and name in features]
+    if not lost or not isinstance(features, tuple):
+        return constraints
+    kept = [k for k, name in enumerate(features) if name not in lost]
+    changes: dict[str, Any] = {"features": tuple(features[k] for k in kept)}
+    for name in ("lower", "upper", "largest_change", "step"):
+        value = getattr(constraints, name)
+        changes[name] = tuple(value[k] for k in kept) if isinstance(value, tuple) else value
+    for name in ("immutable", "integer", "increasing", "decreasing"):
+        at = [features[f] if isinstance(f, int) else f for f in getattr(constraints, name)]
+        changes[name] = tuple(f for f in at if f not in lost)
+    return replace(constraints, **changes)
+
+
+def _classes(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
+    """The labels of a model, and the place of the wanted one."""
+    if not hasattr(estimator, "classes_"):
+        raise ConfigurationError(
+            f"model: {type(estimator).__name__} has no classes; it predicts numbers, and recourse needs a decision"
+        )
+    labels = np.asarray(estimator.classes_).tolist()
+    if not isinstance(labels, list) or len(labels) < 2 or isinstance(labels[0], list):
+        raise ConfigurationError(f"model: expected two classes or more, of one decision, got {labels!r:.80}")
+    return labels, labels.index(wanted_label(labels, favourable))
+
+
+def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _Solver:
+    """What answers the queries, by the kind of the model."""
+    estimator = queries.reading.estimator
+    matrix, shift = queries.affine()
+    lost = np.isnan(matrix).any(axis=1)
+    if lost.any():
+        table = queries.table
+        name = table.features[table.feature_of[lost.argmax()]] if table is not None else str(lost.argmax())
+        raise ConfigurationError(
+            f"{name}: may be missing by preprocessing, but no step of the model fills it in; add a SimpleImputer to the"
+            " pipeline"
+        )
+    if len(queries.rows):
+        given = queries.given(queries.rows, np.arange(len(queries.rows)))
+        queries.reading.check(given, queries.rows @ matrix + shift)
+    if isinstance(estimator, MLPClassifier):
+        return _by_network(queries, wanted, perceptron(estimator, matrix, shift), column)
+    coefficients = np.atleast_2d(np.asarray(_dense(estimator.coef_), dtype=np.float64))
+    intercept = np.broadcast_to(np.asarray(estimator.intercept_, dtype=np.float64).ravel(), len(coefficients))
+    if len(coefficients) != (1 if classes == 2 else classes):
+        raise ConfigurationError(
+            f"model: {type(estimator).__name__} has {len(coefficients)} rows of coefficients for {classes} classes; it"
+            " decides by votes of pairs, which is no score. Fit a LogisticRegression or LinearSVC"
+        )
+    weights, bias = coefficients @ matrix.T, coefficients @ shift + intercept
+    if classes > 2:
+        layer = nn.Linear(weights.shape[1], classes, dtype=torch.float64)
+        _fill(layer, weights, bias)
+        return _by_network(queries, wanted, layer, column)
+    sign = 1.0 if column == 1 else -1.0
+    w, b = sign * weights[0], float(sign * bias[0])
+
+    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+        return linear_recourse(
+            w,
+            b,
+            queries.rows[index],
+            target=target,
+            cost=wanted.cost,
+            constraints=wanted.constraints,
+            frozen=wanted.frozen[index],
+        )
+
+    return _Solver(solve, np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0]))
+
+
+def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: int) -> _Solver:
+    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+        return network_recourse(
+            network,
+            queries.rows[index],
+            target=target,
+            favourable=column,
+            cost=wanted.cost,
+            constraints=wanted.constraints,
+            frozen=wanted.frozen[index],
+            options=wanted.options,
+        )
+
+    return _Solver(solve, np.ones(len(queries.rows)))
+
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "logistic": nn.Sigmoid,
+}
+
+
+def perceptron(model: Any, matrix: Floats, shift: Floats) -> nn.Module:
+    """A fitted MLPClassifier as a network of its weights, over rows @ matrix (D, m) + shift (m,); its output is logits.
+
+    Raises:
+        ConfigurationError: one of several decisions at once.
+    """
+    if model.out_activation_ == "logistic" and model.n_outputs_ > 1:
+        raise ConfigurationError("model: an MLPClassifier of several decisions at once; fit one for each")
+    first = nn.Linear(matrix.shape[0], matrix.shape[1], dtype=torch.float64)
+    _fill(first, matrix.T, shift)
+    layers: list[nn.Module] = [first]
+    for k, (weights, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
+        layer = nn.Linear(weights.shape[0], weights.shape[1], dtype=torch.float64)
+        _fill(layer, weights.T, bias)
+        layers += [_ACTIVATIONS[model.activation](), layer] if k else [layer]
+    return nn.Sequential(*layers).requires_grad_(False).eval()
+
+
+def _fill(layer: nn.Linear, weights: Any, bias: Any) -> None:
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.array(weights, dtype=np.float64)))
+        layer.bias.copy_(torch.from_numpy(np.array(bias, dtype=np.float64)))
+    layer.requires_grad_(False)
+
+
+def _dense(coefficients: Any) -> Any:
+    return coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
+
+
+def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> Recourse:
+    """Answers that the model's own `predict` agrees with, row by row as they are returned.
+
+    Where rounding, or a tie, makes it disagree, the answer is looked for a little further away (`FURTHER`). What is
+    still not confirmed then is not valid.
+    """
+    every = np.arange(len(queries.rows))
+    found = solver.solve(every, target)
+    arrays = {name: np.array(getattr(found, name)) for name in (*_PER_ANSWER, "favourable")}
+    if target >= 0:
+        nothing = {"counterfactual": queries.rows, "distance": np.zeros(len(every))}
+        said = queries.decided(queries.rows, every, label)
+        favourable = said if target == 0 else said & found.favourable
+        left = np.flatnonzero(arrays["valid"] & ~favourable)
+        arrays["favourable"] = favourable
+        sure = np.ones(len(every), dtype=bool)
+        _put(arrays, favourable.nonzero()[0], nothing | {"valid": sure, "proven": sure})
+        for further in FURTHER:
+            if not len(left):
+                break
+            if further:
+                again = solver.solve(left, target + further * float(solver.size[left].max()))
+                _put(arrays, left, {name: getattr(again, name) for name in _PER_ANSWER}, own=True)
+            agrees = arrays["valid"][left] & queries.decided(arrays["counterfactual"][left], left, label)
+            left = left[~agrees]
+        _put(arrays, left, nothing | {"valid": ~sure, "proven": ~sure})
+    return replace(found, **arrays, table=queries.table, like=queries.like)
+
+
+_PER_ANSWER = ("counterfactual", "valid", "distance", "proven")
+
+
+def _put(arrays: dict[str, Any], index: NDArray[np.intp], values: dict[str, Any], *, own: bool = False) -> None:
+    """Write rows of values at `index`; with `own` they are those of these rows only."""
+    for name, value in values.items():
+        arrays[name][index] = value if own else value[index]
