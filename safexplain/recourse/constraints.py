@@ -425,7 +425,7 @@ class Constraints:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
 
 
-def check_within(within: Any, shape: tuple[int, int]) -> tuple[Floats, Floats] | None:
+def check_within(within: Any, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
     """A box of each query's own as two (n, d) arrays; None is none.
 
     Raises:

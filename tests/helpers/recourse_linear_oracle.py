@@ -1,4 +1,6 @@
-"""Slow answers that the fast ones are held against: an integer program for L1, enumeration and bisection for L2."""
+"""Slow answers that the fast ones are held against: an integer program for L1, enumeration and bisection for L2.
+
+Small constraints are told by plain loops: `every_row` that they allow."""
 
 from __future__ import annotations
 
@@ -134,3 +136,75 @@ def _filled(w, b, x, target, unit, power, free, lower, upper):
         middle = (low + high) / 2
         low, high = (low, middle) if w @ at(middle) + b >= target else (middle, high)
     return at(high)
+
+
+def values_of(x, rules: Constraints, column: int, low: float, high: float) -> list[float]:
+    """What one column with a step may become, from one query (d,)."""
+    step = rules.grid[column]
+    count = int(np.ceil(max(abs(low - x[column]), abs(high - x[column])) / step)) + 1
+    steps = (x[column] + k * step for k in range(-count, count + 1))
+    return [value for value in steps if low - 1e-9 <= value <= high + 1e-9]
+
+
+def allowed(x, row, rules: Constraints) -> bool:
+    """Whether one row (d,) keeps what limits the changes of several columns together, of one query (d,)."""
+    changed = {int(rules.feature[column]) for column in range(len(x)) if row[column] != x[column]}
+    if rules.most_changes is not None and len(changed) > rules.most_changes:
+        return False
+    for rule, (when, then) in zip(rules.rules, rules.linked, strict=True):
+        rise = row[when] - x[when]
+        if rise > 0 and row[then] - x[then] < rule.per_unit * rise + rule.at_least - 1e-9:
+            return False
+    return True
+
+
+def every_row(x, rules: Constraints, low, high, frozen=()) -> np.ndarray:
+    """(m, d) all rows that one query (d,) may become; every column needs a step or a group.
+
+    Args:
+        x: (d,) the query.
+        rules: the constraints, of which columns between finite limits are looked at one by one.
+        low: (d,) least values.
+        high: (d,) greatest values.
+        frozen: columns that stay.
+    """
+    d, choices = len(x), []
+    low, high = np.maximum(low, rules.low), np.minimum(high, rules.high)
+    names = {
+        name: [at for at in range(d) if rules.label(at) in getattr(rules, name) or at in getattr(rules, name)]
+        for name in ("immutable", "increasing", "decreasing")
+    }
+
+    def open_(column: int, value: float) -> bool:
+        change = value - x[column]
+        return (
+            low[column] - 1e-9 <= value <= high[column] + 1e-9
+            and (change == 0 or column not in (*names["immutable"], *frozen))
+            and (change >= 0 or column not in names["increasing"])
+            and (change <= 0 or column not in names["decreasing"])
+            and abs(change) <= rules.largest[column] + 1e-9
+        )
+
+    grouped = {int(column) for group in rules.groups for column in group}
+    for column in sorted(set(range(d)) - grouped):
+        inside = values_of(x, rules, column, low[column], high[column])
+        choices.append([((column,), (value,)) for value in inside if open_(column, value)])
+    for group in rules.groups:
+        held = any(column in frozen for column in group)
+        rows = [np.eye(len(group))[k] for k in range(len(group))]
+        kept = [row for row in rows if all(open_(int(c), v) for c, v in zip(group, row, strict=True))]
+        choices.append([(tuple(group), tuple(row)) for row in kept if not held or (row == x[group]).all()])
+    found = []
+    for chosen in product(*choices):
+        row = x.copy()
+        for columns, values in chosen:
+            row[list(columns)] = values
+        if allowed(x, row, rules):
+            found.append(row)
+    return np.array(found).reshape(-1, d)
+
+
+def least_cost(x, rows, w, b, target, cost) -> float:
+    """Least cost among rows (m, d) whose score reaches the target, infinite if none does."""
+    reached = rows[rows @ w + b >= target - 1e-9]
+    return float(cost.distance(reached - x, np.broadcast_to(x, reached.shape)).min()) if len(reached) else np.inf

@@ -17,7 +17,8 @@ An answer is proven optimal, but for `CLOSE` and rounding, unless the last effor
 problems whose weights and costs span up to four decades each, counting answers that are dearer by more than 1e-6: none
 of 3,997 with 4 to 23 columns under L1 (against HiGHS, `scipy.optimize.milp`), none of 3,939 with 2 to 4 columns under
 L1 and none under L2 (against enumeration). None either of 240 knapsacks of 12 columns whose cost for each gain is
-nearly or exactly the same. With 20 of these the last effort may leave doubt; such queries take up to 40 ms each.
+nearly or exactly the same. With 20 of these the last effort may leave doubt after up to 40 ms; the answers that it
+leaves under L1 were found to be dearer by up to 3e-5 than those of an integer program, which takes seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BOUND_ROUNDING, TIE = 1e-13, 1e-14
 """Shares of the goal: what bounds leave for rounding, and by how much gains that count as equal may differ."""
 
 
-def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints]]:
+def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints], Mask]:
     """Cheapest choice found for each query.
 
     Args:
@@ -53,7 +54,8 @@ def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints
         goal: (n,) gain that choices and continuous columns together must reach otherwise.
 
     Returns:
-        Steps (n, i), and the category (n,) of each group; arbitrary where nothing reaches the goal.
+        Steps (n, i), and the category (n,) of each group, arbitrary where nothing reaches the goal; and (n,) bool,
+        whether no choice is cheaper by more than a share of `CLOSE`, or none reaches the goal.
     """
     coarse_first = np.argsort(-items.step, kind="stable")
     items = replace(
@@ -87,7 +89,9 @@ def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints
             again.append(rows[cost[rows] > (1 + CLOSE) * dropped])
         pending = np.concatenate(again)
     back = np.argsort(coarse_first, kind="stable")
-    return best[:, groups:][:, back], [best[:, at].astype(np.intp) for at in range(groups)]
+    proven = np.ones(len(goal), dtype=bool)
+    proven[pending] = False
+    return best[:, groups:][:, back], [best[:, at].astype(np.intp) for at in range(groups)], proven
 
 
 def _limited(items: Items, most: Floats) -> Items:

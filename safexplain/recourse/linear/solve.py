@@ -2,23 +2,31 @@
 
 Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula of "On the Privacy Risks of
 Algorithmic Recourse" and of the Laplace recourse built on it divides by |w| once and misses the target unless |w| = 1.)
-Limits, frozen and monotone columns keep it exact (`WaterFilling`); whole numbers and one-hot groups are found by
+Limits, frozen and monotone columns keep it exact (`WaterFilling`); whole numbers, steps and one-hot groups are found by
 a search that bounds what it leaves out (`safexplain.recourse.linear.knapsack`).
+
+Both leave `most_changes` and rules out. An answer that keeps these anyway is the cheapest of all, and where there is
+none without them, there is none. The other queries go to an integer program (`safexplain.recourse.program`), as do
+percentile costs, and L1 queries for which the search leaves doubt.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain._validate import real_numbers
+from safexplain._validate import check_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost
+from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
+from safexplain.recourse.cost import EUCLIDEAN, L1, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.linear.knapsack import missing, solve
 from safexplain.recourse.linear.lagrangian import Items
 from safexplain.recourse.linear.water_filling import WaterFilling
+from safexplain.recourse.program.solve import Linear, solve_program
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
 ROWS = 4096
@@ -34,6 +42,8 @@ def linear_recourse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
+    within: Box | None = None,
+    time_limit: float = 10.0,
 ) -> Recourse:
     """Cheapest change of each query that brings w.x + b to the target.
 
@@ -45,20 +55,23 @@ def linear_recourse(
         cost: what a change costs.
         constraints: what may change; None: everything.
         frozen: (n, d) bool, columns that a query must not change besides.
+        within: least and greatest values, (n, d) each or what broadcasts to it, of each query's own answer; the query
+            itself may lie outside. Favourable queries stay nevertheless.
+        time_limit: seconds for each query that needs an integer program.
 
     Returns:
-        Answers whose score, computed in float64, is never below the target; `valid` False where no allowed row reaches
-        it. Optimal but for rounding; with whole numbers or one-hot groups, unless the search of `knapsack` leaves
-        doubt.
+        Answers whose score, computed in float64, is never below the target; `valid` False where no allowed row that
+        reaches it was found. `proven` where no answer is cheaper, but for a share of 1e-6 and rounding, or where there
+        certainly is none. That is everywhere but where a time limit ended the program, the search of `knapsack` leaves
+        doubt about whole numbers under L2, or numbers overflow.
 
     Raises:
         InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.
         ConfigurationError: not a cost or constraints, or for another number of columns.
     """
     check_cost(cost)
-    if isinstance(cost, Percentile):
-        raise ConfigurationError("cost: percentiles are not minimised here; use L1(scale)")
     check_constraints(constraints)
+    check_number("time_limit", time_limit, above=0)
     w = _finite(weights, "weights")
     if w.ndim != 1:
         raise InputError(f"weights: expected shape (d,), got {w.shape}")
@@ -73,48 +86,178 @@ def linear_recourse(
     held = None if frozen is None else np.atleast_2d(np.asarray(frozen, dtype=bool))
     if held is not None and held.shape != rows.shape:
         raise InputError(f"frozen: expected shape {rows.shape}, as the queries, got {held.shape}")
+    box = check_within(within, rows.shape)
     if constraints is not None:
         check_columns(constraints.features, x)
         constraints.check(rows)
-    unit = cost.weights(len(w))
+    cost = for_columns(cost, None if constraints is None else constraints.features, len(w))
+    shift = np.broadcast_to(b, (len(rows),))
     with np.errstate(over="ignore", invalid="ignore"):
-        score = rows @ w + b
+        score = rows @ w + shift
     if not np.isfinite(score).all():
         raise InputError("x: the scores overflow float64; use smaller units")
+    limited = constraints is None and (held is not None or box is not None)
+    rules = Constraints(len(w)) if limited else constraints
     favourable = score >= target
-    counterfactual, valid = rows.copy(), favourable.copy()
-    largest = np.abs(w).max(initial=0.0)
-    scale = 2.0 ** (np.frexp(largest)[1] - 1)
-    todo = np.flatnonzero(~favourable) if largest > 0 else np.empty(0, dtype=np.intp)
-    rules = Constraints(len(w)) if constraints is None and held is not None else constraints
+    found = _Answers(rows.copy(), favourable.copy(), favourable.copy())
+    line, todo, hard = _Line(w, float(target), cost, rules), np.flatnonzero(~favourable), []
     for start in range(0, len(todo), ROWS if rules else max(len(todo), 1)):
         part = todo[start : start + ROWS] if rules else todo
-        shift = b[part] if b.ndim else np.broadcast_to(b, part.shape)
-        with np.errstate(over="ignore"):
-            slack = _rounding(rows[part], w, shift, target, rules) / scale
-            gap = (target - score[part]) / scale
-        pending = np.flatnonzero(np.isfinite(gap) & np.isfinite(slack))
-        for sign in (-1.0, 1.0):
-            at = part[pending]
-            changed = _reach(
-                rows[at],
-                w / scale,
-                gap[pending] + sign * slack[pending],
-                gap[pending] + slack[pending],
-                unit,
-                cost.power,
-                rules,
-                None if held is None else held[at],
-            )
-            done = _reaches(changed, w, shift[pending], target)
-            counterfactual[at[done]], valid[at[done]] = changed[done], True
-            pending = pending[~done]
-            if not len(pending) or rules is None or not (rules.groups or rules.whole.any()):
-                break
-    distance = cost.distance(counterfactual - rows)
+        answers, left = line.nearest(rows[part], shift[part], score[part], _part(held, part), _part(box, part))
+        found.put(part, answers)
+        hard.append(part[left])
+    part = np.concatenate([np.empty(0, dtype=np.intp), *hard])
+    if len(part):
+        answers = line.programmed(
+            rows[part], shift[part], _part(held, part), _part(box, part), time_limit, found.take(part)
+        )
+        found.put(part, answers)
+    distance = cost.distance(found.row - rows, rows)
     lost = ~np.isfinite(distance)
-    counterfactual[lost], valid[lost], distance[lost] = rows[lost], favourable[lost], 0.0
-    return Recourse(rows, counterfactual, valid, distance, score, favourable, np.zeros(len(rows), dtype=bool))
+    found.row[lost], found.valid[lost], found.proven[lost], distance[lost] = rows[lost], favourable[lost], False, 0.0
+    censored = np.zeros(len(rows), dtype=bool)
+    return Recourse(rows, found.row, found.valid, distance, score, favourable, censored, proven=found.proven)
+
+
+def _part(given: Any, part: NDArray[np.intp]) -> Any:
+    """Some rows of an array, or of both sides of a box; None stays."""
+    return tuple(side[part] for side in given) if isinstance(given, tuple) else None if given is None else given[part]
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """Rows (n, d), and (n,) bool, whether they are valid, and proven to be the cheapest or that there is none."""
+
+    row: Floats
+    valid: Mask
+    proven: Mask
+
+    def take(self, part: NDArray[np.intp]) -> _Answers:
+        return _Answers(self.row[part], self.valid[part], self.proven[part])
+
+    def put(self, part: NDArray[np.intp], answers: _Answers) -> None:
+        self.row[part], self.valid[part], self.proven[part] = answers.row, answers.valid, answers.proven
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """The score, apart from its bias, and what answers are held to.
+
+    Args:
+        w: (d,) weights.
+        target: score to reach.
+        cost: of d columns.
+        rules: the constraints; None: none.
+    """
+
+    w: Floats
+    target: float
+    cost: Cost
+    rules: Constraints | None
+
+    def nearest(
+        self, x: Floats, b: Floats, score: Floats, frozen: Mask | None, within: tuple[Floats, Floats] | None
+    ) -> tuple[_Answers, Mask]:
+        """Answers to unfavourable queries (n, d) by geometry and the knapsack, and (n,) which need a program."""
+        w, rules, power = self.w, self.rules, self.cost.power
+        answers = _Answers(x.copy(), np.zeros(len(x), dtype=bool), np.zeros(len(x), dtype=bool))
+        left = np.zeros(len(x), dtype=bool)
+        if not w.any():
+            answers.proven[:] = True
+            return answers, left
+        bounds, start, pending = None, x, np.arange(len(x))
+        if rules is not None:
+            bounds = rules.bounds(x, frozen, within)
+        if rules is not None and bounds is not None and within is not None:
+            start, outside, possible = _starts(rules, x, *bounds)
+            reached = possible & ~outside & _reaches(start, w, b, self.target)
+            self._keep(answers, left, np.flatnonzero(reached), x, start[reached], reached[reached])
+            answers.proven[~possible] = True
+            moved = (start != x).any(axis=1)
+            left |= possible & ~reached & (outside | (moved & (power == 2)))
+            pending = np.flatnonzero(possible & ~reached & ~left)
+            score = np.where(moved, start @ w + b, score)
+        if isinstance(self.cost, Percentile):
+            left[pending] = True
+            return answers, left
+        scale = float(2.0 ** (np.frexp(np.abs(w).max())[1] - 1))
+        with np.errstate(over="ignore"):
+            slack = _rounding(start, w, b, self.target, rules) / scale
+            gap = (self.target - score) / scale
+        pending = pending[np.isfinite(gap[pending]) & np.isfinite(slack[pending])]
+        usable = _rates(w / scale, np.where(w > 0, *self.cost.units(len(w))), power)[1]
+        every, several = not w[~usable].any(), rules is not None and bool(rules.groups or rules.grid.any())
+        for sign in (-1.0, 1.0):
+            enough, goal = gap[pending] + sign * slack[pending], gap[pending] + slack[pending]
+            sides = None if bounds is None else (bounds[0][pending], bounds[1][pending])
+            changed, most, sure = _reach(start[pending], w / scale, enough, goal, self.cost, rules, sides)
+            done = _reaches(changed, w, b[pending], self.target)
+            self._keep(answers, left, pending[done], x, changed[done], sure[done])
+            answers.proven[pending] |= ~done & (most < (enough if several else goal)) & every
+            pending = pending[~done & ~answers.proven[pending]]
+            if not len(pending) or not several:
+                break
+        return answers, left
+
+    def _keep(self, answers: _Answers, left: Mask, at: NDArray[np.intp], x: Floats, row: Floats, sure: Mask) -> None:
+        """Take rows that reach the target for the queries `at`, unless what limits changes forbids them."""
+        kept = np.ones(len(at), dtype=bool)
+        if self.rules is not None and self.rules.rules:
+            kept &= self.rules.obeyed(x[at], row)
+        if self.rules is not None and self.rules.most_changes is not None:
+            kept &= self.rules.changes(x[at], row) <= self.rules.most_changes
+        answers.put(at[kept], _Answers(row[kept], kept[kept], sure[kept]))
+        left[at] = ~kept | (~sure & (self.cost.power == 1))
+
+    def programmed(
+        self,
+        x: Floats,
+        b: Floats,
+        frozen: Mask | None,
+        within: tuple[Floats, Floats] | None,
+        time_limit: float,
+        known: _Answers,
+    ) -> _Answers:
+        """Answers to unfavourable queries (n, d) by an integer program, where they are better than those known.
+
+        Columns are held from changes that lower the score and that no rule asks for, as the cheapest answer has none.
+        """
+        rules = Constraints(len(self.w)) if self.rules is None else self.rules
+        lower, upper = rules.bounds(x, frozen, within)
+        start, then = np.clip(x, lower, np.maximum(lower, upper)), [column for _, column in rules.linked]
+        falls, rises = self.w < 0, self.w > 0
+        rises[then] = True
+        for group in rules.groups:
+            falls[group] = rises[group] = True
+        found = solve_program(
+            Linear(self.w, b),
+            x,
+            target=self.target,
+            cost=self.cost,
+            constraints=rules,
+            frozen=frozen,
+            within=(np.where(falls, lower, start), np.where(rises, upper, start)),
+            time_limit=time_limit,
+        )
+        valid = found.valid & _reaches(found.counterfactual, self.w, b, self.target)
+        before = np.where(known.valid, self.cost.distance(known.row - x, x), np.inf)
+        better = valid & (found.distance < before)
+        proven = found.proven & (valid == found.valid) & (known.valid <= valid)
+        return _Answers(np.where(better[:, None], found.counterfactual, known.row), valid | known.valid, proven)
+
+
+def _starts(rules: Constraints, x: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Mask, Mask]:
+    """Nearest rows within limits that need not hold the query.
+
+    Returns:
+        Rows (n, d); (n,) bool, whether a category would have to be given up first, so that they are none; and (n,)
+        bool, whether the limits leave anything at all.
+    """
+    possible, outside = (lower <= upper).all(axis=1), np.zeros(len(x), dtype=bool)
+    for group in rules.groups:
+        possible &= rules.admissible(group, lower, upper).any(axis=1)
+        outside |= ((x[:, group] < lower[:, group]) | (x[:, group] > upper[:, group])).any(axis=1)
+    return np.clip(x, lower, np.maximum(lower, upper)), outside, possible
 
 
 def _finite(given: ArrayLike, what: str) -> Floats:
@@ -141,49 +284,65 @@ def _reaches(x: Floats, w: Floats, b: Floats, target: float) -> NDArray[np.bool_
     return reached
 
 
+def _rates(w: Floats, unit: Floats, power: int) -> tuple[Floats, Mask]:
+    """(d,) cost of a unit of score by each column, to the power, and which columns float64 can reckon with."""
+    with np.errstate(all="ignore"):
+        rate = (unit / np.abs(w)) ** power
+    return rate, np.isfinite(rate) & (rate > 0)
+
+
 def _reach(
     x: Floats,
     w: Floats,
     enough: Floats,
     goal: Floats,
-    unit: Floats,
-    power: int,
+    cost: L1 | L2,
     rules: Constraints | None,
-    frozen: NDArray[np.bool_] | None,
-) -> Floats:
-    """Rows (n, d) changed so that w.x rises by the goal (n,), or by as much as is possible."""
+    bounds: tuple[Floats, Floats] | None,
+) -> tuple[Floats, Floats, Mask]:
+    """Rows (n, d) changed so that w.x rises by the goal (n,), or by as much as is possible.
+
+    Returns:
+        The rows, the greatest rise (n,) that the limits allow, and (n,) bool, whether it is proven that no other rows
+        cost less.
+    """
+    (rise, fall), power, sure = cost.units(len(w)), cost.power, np.ones(len(x), dtype=bool)
+    unit = np.where(w > 0, rise, fall)
+    rate, usable = _rates(w, unit, power)
     with np.errstate(all="ignore"):
         size = np.abs(w)
-        rate = (unit / size) ** power
-        usable = np.isfinite(rate) & (rate > 0)
-        if rules is None:
-            return x + _unlimited(goal, w, rate, usable, power)
-        lower, upper = rules.bounds(x, frozen)
+        if rules is None or bounds is None:
+            return x + _unlimited(goal, w, rate, usable, power), np.full(len(x), np.inf if usable.any() else 0.0), sure
+        lower, upper = bounds
         changed = x.copy()
         limit = np.where(w > 0, upper, lower)
         distance = np.where(usable, np.abs(limit - x), 0.0)
-        free, whole = usable & ~rules.whole, usable & rules.whole
+        stepped = rules.grid > 0
+        free, whole = usable & ~stepped, usable & stepped
         for group in rules.groups:
             free[group] = False
-        rest = goal
+        room = (size * distance)[:, free]
+        rest, most = goal, room.sum(axis=1)
         if rules.groups or whole.any():
-            slack = WaterFilling.of(np.minimum(size * distance, 2 * goal[:, None])[:, free], rate[free], power)
-            most = np.minimum(distance, np.ceil(goal[:, None] / size))[:, whole]
-            choices = [_categories(x, w, unit, power, rules, group, lower, upper) for group in rules.groups]
+            slack = WaterFilling.of(np.minimum(room, 2 * goal[:, None]), rate[free], power)
+            step = rules.grid[whole]
+            steps_left = np.rint(distance[:, whole] / step)
+            at_most = np.minimum(steps_left, np.ceil(goal[:, None] / (size[whole] * step)))
+            choices = [_categories(x, w, rise, fall, power, rules, group, lower, upper) for group in rules.groups]
             gains, costs = tuple(gain for gain, _ in choices), tuple(price for _, price in choices)
-            items = Items(size[whole], unit[whole], most, gains, costs, slack)
-            steps, picks = solve(items, enough, goal)
-            changed[:, whole] += np.sign(w[whole]) * steps
+            items = Items(size[whole] * step, unit[whole] * step, at_most, gains, costs, slack)
+            steps, picks, sure = solve(items, enough, goal)
+            moved = x[:, whole] + np.sign(w[whole]) * steps * step
+            changed[:, whole] = np.clip(moved, lower[:, whole], upper[:, whole])
             for group, pick in zip(rules.groups, picks, strict=True):
                 changed[:, group] = np.arange(len(group)) == pick[:, None]
             gained = items.gained(steps, picks)
-            rest = missing(gained, enough, goal, slack.total)
-        room = (size * distance)[:, free]
+            rest, most = missing(gained, enough, goal, slack.total), items.total
         gains_free = WaterFilling.of(room, rate[free], power).gains(rest)
         moved = x[:, free] + np.sign(w[free]) * gains_free / size[free]
         moved = np.where((gains_free >= room) & (room > 0), limit[:, free], moved)
         changed[:, free] = np.clip(moved, lower[:, free], upper[:, free])
-        return changed
+        return changed, most, sure
 
 
 def _unlimited(goal: Floats, w: Floats, rate: Floats, usable: NDArray[np.bool_], power: int) -> Floats:
@@ -201,7 +360,8 @@ def _unlimited(goal: Floats, w: Floats, rate: Floats, usable: NDArray[np.bool_],
 def _categories(
     x: Floats,
     w: Floats,
-    unit: Floats,
+    rise: Floats,
+    fall: Floats,
     power: int,
     rules: Constraints,
     group: NDArray[np.intp],
@@ -211,7 +371,7 @@ def _categories(
     """Gain and cost (n, k) of each category; the cost is infinite where it is ruled out or gains nothing."""
     own = x[:, group].argmax(axis=1)
     gain = w[group] - w[group][own][:, None]
-    price = unit[group] ** power + (unit[group] ** power)[own][:, None]
+    price = rise[group] ** power + (fall[group] ** power)[own][:, None]
     stays = np.arange(len(group)) == own[:, None]
     possible = rules.admissible(group, lower, upper) & (gain > 0)
     return np.where(stays, 0.0, gain), np.where(stays, 0.0, np.where(possible, price, np.inf))

@@ -307,7 +307,8 @@ class _LinearSearch:
         rate = self._rates(query)
         usable = free & np.isfinite(rate) & (rate > 0)
         if isinstance(query.cost, L2) and usable.any() and not query.rules.rules:
-            used = usable & (row != query.x) if query.rules.most_changes is not None else usable
+            used = usable & (np.clip(query.x, query.low, query.high) == query.x)  # a square counts from the query
+            used = used & (row != query.x) if query.rules.most_changes is not None else used
             start = np.where(used, np.clip(query.x, query.low, query.high), row)
             need = self.target - self.bias - float(start @ w)
             room = np.abs(w * (limit - start))[None, used]

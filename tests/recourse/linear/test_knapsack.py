@@ -8,7 +8,7 @@ from recourse_linear_oracle import all_counts, integer_program
 
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import knapsack
+from safexplain.recourse.linear import knapsack, solve
 from safexplain.recourse.linear.lagrangian import Items
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.linear.water_filling import WaterFilling
@@ -59,6 +59,11 @@ def excesses(seeds, columns, cost):
     return np.array(found)
 
 
+def alone(monkeypatch):
+    """No integer program helps where the search leaves doubt."""
+    monkeypatch.setattr(solve._Line, "programmed", lambda line, *given: given[-1])
+
+
 def test_fine_steps_are_taken_instead_of_a_category_however_many_it_takes():
     rules = Constraints(("months", "rents", "owns"), lower=0, integer=("months",), one_hot=(("rents", "owns"),))
     found = linear_recourse([0.06, 0, 26], -1.2, [[0, 1, 0]], constraints=rules, cost=L1([10, 0.2, 0.2]))
@@ -88,6 +93,7 @@ def test_columns_whose_steps_cost_alike_are_traded_far_from_the_relaxed_counts(m
     best = all_counts(w, b, np.zeros(3), unit, rules, 1)
     found = linear_recourse(w, b, np.zeros(3), cost=L1(1 / unit), constraints=rules)
     assert found.distance[0] == pytest.approx(best, rel=1e-9)
+    alone(monkeypatch)
     monkeypatch.setattr(knapsack, "EFFORTS", ((64, 4),))
     near = linear_recourse(w, b, np.zeros(3), cost=L1(1 / unit), constraints=rules)
     assert near.distance[0] > best * (1 + 1e-4)
@@ -125,6 +131,7 @@ def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
 
 @pytest.mark.parametrize(("columns", "cost"), WIDE)
 def test_a_search_that_tries_few_step_counts_is_found_out(columns, cost, monkeypatch):
+    alone(monkeypatch)
     monkeypatch.setattr(knapsack, "EFFORTS", ((1, 2),))
     assert (excesses(range(150), columns, cost) > 1e-3).sum() > 3
 
@@ -139,6 +146,7 @@ def test_what_the_search_left_out_is_never_cheaper_than_it_says(cost, effort, mo
         said.append((min(most[0], found[0]), dropped[0]))
         return values, found, dropped
 
+    alone(monkeypatch)
     search = knapsack.search
     monkeypatch.setattr(knapsack, "EFFORTS", (effort,))
     monkeypatch.setattr(knapsack, "search", spy)

@@ -1,0 +1,272 @@
+"""Answers of linear scores under largest changes, steps, largest numbers of changes, rules, and every cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recourse_linear_oracle import every_row, least_cost
+from scipy.optimize import linprog
+
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse.constraints import Constraints, Rule
+from safexplain.recourse.cost import L1, L2, Percentile
+from safexplain.recourse.linear import solve
+from safexplain.recourse.linear.solve import linear_recourse
+
+NAMES = ("age", "income", "education", "employment", "rents", "owns", "family")
+PUBLIC = np.random.default_rng(5).normal(size=(300, 7)) * [15, 12, 1.5, 4, 1, 1, 1] + [40, 30, 2, 6, 0, 0, 0]
+PUBLIC[:, 4:] = np.eye(3)[np.random.default_rng(6).integers(0, 3, 300)]
+
+COSTS = {
+    "L1": L1((5, 10, 1, 3, 1, 1, 1)),
+    "L2": L2((5, 10, 1, 3, 1, 1, 1)),
+    "asymmetric L1": L1((5, 10, 1, 3, 1, 1, 1), rise=(1, 1, 2, 1, 1, 0.5, 1), fall=(3, 0.4, 1, 2, 1, 1, 1)),
+    "asymmetric L2": L2((5, 10, 1, 3, 1, 1, 1), rise={"education": 2, "owns": 0.5}, fall={"age": 3, "income": 0.4}),
+    "percentile": Percentile(PUBLIC),
+}
+LIMITS = {
+    "steps": {},
+    "largest change": {"largest_change": {"income": 15, "employment": 1}},
+    "two changes": {"most_changes": 2},
+    "one change": {"most_changes": 1},
+    "rules": {"rules": (Rule("education", "age", per_unit=2), Rule("employment", "age"))},
+    "both directions": {"rules": (Rule("employment", "age"), Rule("age", "employment"))},
+    "any degree": {"rules": (Rule("education", "age", per_unit=0, at_least=3), Rule("owns", "income", at_least=5))},
+    "all": {
+        "most_changes": 3,
+        "largest_change": {"income": 20, "age": 4},
+        "rules": (Rule("education", "age", per_unit=2), Rule("owns", "employment")),
+        "decreasing": ("rents",),
+    },
+}
+
+
+def lending(**limits):
+    options = {"increasing": ("age",)} | limits
+    return Constraints(
+        NAMES,
+        lower={"age": 18, "income": 0, "education": 0, "employment": 0},
+        upper={"age": 70, "income": 60, "education": 4, "employment": 40},
+        integer=("age", "education", "employment"),
+        one_hot=(("rents", "owns", "family"),),
+        step={"income": 5},
+        **options,
+    )
+
+
+def people(count, seed=0):
+    """Weights, queries and biases, so that some answers are near, some far, and some out of reach."""
+    rng = np.random.default_rng(seed)
+    x = np.column_stack(
+        [
+            rng.integers(25, 40, count),
+            rng.uniform(3, 25, count).round(1),
+            rng.integers(0, 4, count),
+            rng.integers(0, 6, count),
+            np.eye(3)[rng.integers(0, 3, count)],
+        ]
+    )
+    w = rng.normal(size=7) * [0.2, 0.1, 1, 0.4, 1, 1, 1]
+    return w, x, -(x @ w) - rng.uniform(0.1, 4, count)
+
+
+def near(x):
+    """A box around a query in which all rows can be tried."""
+    reach = np.array([5, 25, 3, 5, 1, 1, 1])
+    return x - reach, x + reach
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("cost", COSTS)
+def test_answers_are_the_cheapest_of_all_rows_that_the_constraints_allow(limit, cost):
+    rules, count = lending(**LIMITS[limit]), 2 if cost == "percentile" else 4
+    w, x, b = people(count, seed=sorted(LIMITS).index(limit))
+    priced = COSTS[cost].named(NAMES)
+    found = linear_recourse(w, b, x, cost=COSTS[cost], constraints=rules, within=near(x))
+    assert rules.satisfied(x, found.counterfactual, within=near(x))[found.valid].all()
+    assert (found.counterfactual @ w + b >= 0)[found.valid].all()
+    assert found.proven.all()
+    for at in range(count):
+        best = least_cost(x[at], every_row(x[at], rules, *near(x[at])), w, b[at], 0.0, priced)
+        assert found.valid[at] == np.isfinite(best)
+        assert found.distance[at] == pytest.approx(best if np.isfinite(best) else 0.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("limit", ["two changes", "rules", "both directions", "all"])
+def test_the_cheapest_answer_without_a_limit_would_often_break_it(limit):
+    rules = lending(**LIMITS[limit])
+    w, x, b = people(60, seed=1)
+    w = np.abs(w)
+    b = -(x @ w) - np.random.default_rng(0).uniform(0.5, 4, 60)
+    bare = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=lending())
+    held = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=rules)
+    broken = bare.valid & ~rules.satisfied(x, bare.counterfactual)
+    assert broken.sum() > 5
+    both = bare.valid & held.valid
+    assert (held.distance[both] >= bare.distance[both] * (1 - 1e-6)).all()
+    assert (held.distance[both & broken] > bare.distance[both & broken] * 1.001).any()
+    assert rules.satisfied(x, held.counterfactual).all()
+    same = both & ~broken
+    np.testing.assert_allclose(held.distance[same], bare.distance[same], rtol=1e-6)
+
+
+def test_years_of_education_take_years_of_age_and_income_comes_in_steps():
+    rules = Constraints(
+        ("age", "education", "income"),
+        upper={"age": 67, "education": 4},
+        integer=("education",),
+        increasing=("age",),
+        step={"income": 500},
+        largest_change={"income": 20_000},
+        rules=(Rule("education", "age", per_unit=2),),
+    )
+    person = [[30.0, 1.0, 20_100.0]]
+    found = linear_recourse([0.0, 1.0, 0.0], -2.5, person, cost=L1((1, 1, 1000)), constraints=rules)
+    assert found.counterfactual.tolist() == [[34, 3, 20_100]]
+    assert found.distance.tolist() == [6]
+    income = linear_recourse([0.0, 0.0, 1e-3], -21.0, person, constraints=rules)
+    assert income.counterfactual.tolist() == [[30, 1, 21_100]]
+    far = linear_recourse([0.0, 0.0, 1e-3], -41.0, person, constraints=rules)
+    assert not far.valid[0]
+    assert far.proven[0]
+    old = linear_recourse([0.0, 1.0, 0.0], -2.5, [[64.0, 1.0, 20_100.0]], constraints=rules)
+    assert not old.valid[0]
+    assert old.proven[0]
+
+
+def test_rising_and_falling_cost_what_they_are_said_to():
+    w, x = np.array([1.0, -1.0]), np.zeros((1, 2))
+    dear = L1((1, 1), rise=(3, 1), fall=(1, 2))
+    assert linear_recourse(w, -1.0, x, cost=dear).counterfactual == pytest.approx(np.array([[0, -1.0]]))
+    assert linear_recourse(w, -1.0, x, cost=L1(fall=(1, 4), rise=3)).counterfactual == pytest.approx(
+        np.array([[1.0, 0]])
+    )
+    both = linear_recourse(w, -1.0, x, cost=L2(rise=3.0, fall=1.0))
+    assert both.counterfactual == pytest.approx(np.array([[0.1, -0.9]]))
+    assert both.distance == pytest.approx(np.hypot(0.3, 0.9))
+    rows = np.eye(3)[[0, 1]]
+    group = Constraints(3, one_hot=((0, 1, 2),))
+    switched = linear_recourse([0, 0, 1.0], -1.0, rows, cost=L1(rise=(1, 1, 5), fall=(7, 2, 1)), constraints=group)
+    assert switched.distance.tolist() == [12, 7]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_linear_costs_that_differ_up_and_down_match_a_linear_program_in_any_box(seed):
+    rng = np.random.default_rng(seed)
+    w, x, (rise, fall) = rng.normal(size=6), rng.normal(size=(20, 6)), rng.uniform(0.2, 3, (2, 6))
+    centre = x + rng.normal(size=x.shape) * (rng.random(x.shape) < 0.5)
+    low, high = centre - rng.uniform(0.1, 1.5, x.shape), centre + rng.uniform(0.1, 1.5, x.shape)
+    rules = Constraints(6, lower=-4, upper=4, largest_change=2.0)
+    b = -(x @ w) - rng.uniform(0.1, 3, 20)
+    found = linear_recourse(w, b, x, cost=L1(rise=rise, fall=fall), constraints=rules, within=(low, high))
+    outside, met = ((x < low) | (x > high)).any(axis=1), 0
+    for at in range(20):
+        lower, upper = np.maximum(low[at], [-4] * 6), np.minimum(high[at], [4] * 6)
+        lower, upper = np.maximum(lower, x[at] - 2), np.minimum(upper, x[at] + 2)
+        change = np.hstack([np.eye(6), -np.eye(6)])
+        limits = np.vstack([change, -change, -np.append(w, -w)])
+        sides = np.concatenate([upper - x[at], x[at] - lower, [x[at] @ w + b[at]]])
+        best = linprog(np.append(rise, fall), A_ub=limits, b_ub=sides)
+        assert found.valid[at] == (best.status == 0)
+        assert found.proven[at]
+        if found.valid[at]:
+            assert found.distance[at] == pytest.approx(best.fun, rel=1e-7, abs=1e-9)
+            met += outside[at]
+    assert met > 2
+
+
+@pytest.mark.parametrize("cost", ["L1", "L2", "percentile"])
+def test_a_box_that_does_not_hold_the_query_is_moved_into(cost):
+    rules = lending(most_changes=5)
+    w, x, b = people(10, seed=5)
+    other, reach = np.roll(x, 1, axis=0), np.array([4, 20, 2, 4, 1, 1, 1])
+    low, high = other - reach, other + reach
+    b = b + 1.5
+    low[:, 4:], high[:, 4:] = other[:, 4:], 1
+    found = linear_recourse(w, b, x, cost=COSTS[cost], constraints=rules, within=(low, high))
+    assert ((x < low) | (x > high)).any(axis=1).sum() >= 5
+    for at in np.flatnonzero(~found.favourable):
+        best = least_cost(x[at], every_row(x[at], rules, low[at], high[at]), w, b[at], 0.0, COSTS[cost])
+        assert found.valid[at] == np.isfinite(best)
+        assert found.proven[at]
+        if found.valid[at]:
+            assert found.distance[at] == pytest.approx(best, rel=1e-6)
+    assert found.valid.sum() > 3
+
+
+def test_a_box_that_reaches_the_target_by_itself_is_entered_at_its_nearest_point():
+    within = (np.array([[2.0, -np.inf]]), np.array([[5.0, np.inf]]))
+    for cost in (L1(), L2()):
+        found = linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=cost, within=within)
+        assert found.counterfactual.tolist() == [[2, 0]]
+        assert found.proven.all()
+    beyond = linear_recourse([1.0, 1.0], -3.0, [[0.0, 0.0]], within=within)
+    assert beyond.counterfactual == pytest.approx(np.array([[2.0, 1.0]]))
+    assert beyond.proven.all()
+    nothing = linear_recourse([1.0, 1.0], -3.0, [[0.0, 0.0]], within=(within[1], within[0]))
+    assert not nothing.valid[0]
+    assert nothing.proven[0]
+
+
+def test_favourable_queries_stay_whatever_the_box():
+    found = linear_recourse([1.0], 0.0, [[1.0]], within=([[3.0]], [[4.0]]))
+    assert found.counterfactual.tolist() == [[1]]
+    assert found.proven.all()
+
+
+@pytest.mark.parametrize(
+    ("within", "said"),
+    [
+        ([[0.0]], "pair"),
+        (([[0.0, 1.0]], [[np.nan, 2.0]]), "upper: NaN"),
+        (([[0.0, 1.0, 2.0]], 5.0), r"lower: expected shape \(1, 2\)"),
+        (("a", 5.0), "lower"),
+    ],
+)
+def test_boxes_that_are_none_are_refused(within, said):
+    with pytest.raises(InputError, match=f"within.*{said}"):
+        linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], within=within)
+
+
+def test_twenty_columns_that_cost_alike_are_settled_by_the_integer_program(monkeypatch):
+    rng = np.random.default_rng(3)
+    w = 2.0 * rng.integers(10_000, 50_000, 20)
+    rules = Constraints(20, lower=-4, upper=4, integer=tuple(range(20)))
+    x = np.rint(rng.uniform(-4, 2, (20, 20)))
+    b = 2 * np.floor((-(x @ w) - rng.uniform(0.1, 0.5, 20) * 4 * w.sum()) / 2) - 1
+    unit = w * (1 + 1e-3 * rng.random(20))
+    x, b = x[[0, 14]], b[[0, 14]]
+    found = linear_recourse(w, b, x, cost=L1(1 / unit), constraints=rules)
+    assert found.proven.all()
+    monkeypatch.setattr(solve._Line, "programmed", lambda line, *given: given[-1])
+    alone = linear_recourse(w, b, x, cost=L1(1 / unit), constraints=rules)
+    assert alone.proven.tolist() == [True, False]
+    assert found.distance[1] < alone.distance[1] * (1 - 1e-6)
+
+
+def test_proven_tells_what_no_answer_undercuts(monkeypatch):
+    w, x, b = people(30, seed=4)
+    found = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=lending())
+    assert found.proven.all()
+    monkeypatch.setattr("safexplain.recourse.linear.knapsack.EFFORTS", ((1, 2),))
+    doubtful = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=lending())
+    assert not doubtful.proven.all()
+    np.testing.assert_allclose(doubtful.distance[doubtful.proven], found.distance[doubtful.proven], rtol=1e-6)
+
+
+def test_a_time_limit_leaves_what_was_found_and_no_proof():
+    rules = lending(most_changes=2, rules=(Rule("employment", "age"),))
+    w, x, b = people(6, seed=2)
+    found = linear_recourse(w, b, x, cost=Percentile(PUBLIC), constraints=rules, time_limit=1e-6)
+    assert rules.satisfied(x, found.counterfactual).all()
+    assert not found.proven.all()
+
+
+def test_costs_may_name_their_columns():
+    rules = Constraints(("a", "b"))
+    by_name = linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"b": 0.1, "a": 10}), constraints=rules)
+    assert by_name.counterfactual == pytest.approx(np.array([[1.0, 0.0]]))
+    with pytest.raises(ConfigurationError, match="to use names, pass features="):
+        linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"b": 0.1}))
+    with pytest.raises(ConfigurationError, match="unknown feature 'c'"):
+        linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"c": 0.1}), constraints=rules)
