@@ -1,10 +1,10 @@
 """Who has recourse, at what cost, and whether groups of people are treated alike.
 
 `feasibility` asks for everybody at once whether those who were turned down can change the decision within the
-constraints (Ustun, Spangher and Liu 2019, Actionable recourse in linear classification, arXiv 1809.06514, section 4),
-`flipset` lists several ways for one person (the same, section 3.3), and `fairness` compares groups: the share that has
+constraints (Ustun, Spangher and Liu 2019, Actionable recourse in linear classification, arXiv 1809.06514),
+`flipset` lists several ways for one person (the same), and `fairness` compares groups: the share that has
 recourse and what it costs (group fairness of recourse, von Kuegelgen, Karimi, Bhatt, Valera, Weller and Schoelkopf
-2022, arXiv 2010.06529, section 3; Gupta, Nokhiz, Roy and Venkatasubramanian 2019, arXiv 1909.03166).
+2022, arXiv 2010.06529; Gupta, Nokhiz, Roy and Venkatasubramanian 2019, arXiv 1909.03166).
 
 The numbers are about the people in the frame, and no noise hides them: whoever publishes the audit of a frame publishes
 that about these people, whatever the model promises about those whom it was trained on.
@@ -363,9 +363,9 @@ def fairness(
     The test. If groups are treated alike, labels of groups may be exchanged among those turned down. For each pair of
     groups there are two differences: of the shares with recourse (in units of the standard error of the pooled share),
     and of the mean costs among those with recourse (in units of Welch's standard error, which keeps the test right for
-    means also where groups differ in spread: Chung and Romano 2013, Annals of Statistics 41, section 2). The corrected
+    means also where groups differ in spread: Chung and Romano 2013, Annals of Statistics 41). The corrected
     p-value of a difference is the share of permutations in which the largest of *all* differences is at least as large
-    (Westfall and Young 1993, Resampling-based multiple testing, section 2.3, max-T), so that groups that are alike are
+    (Westfall and Young 1993, Resampling-based multiple testing, max-T), so that groups that are alike are
     told apart, by anything, with probability at most 1 - confidence, however many there are.
 
     A difference says that groups are treated differently, not why: people who differ in what the model may look at

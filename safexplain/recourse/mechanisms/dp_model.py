@@ -16,21 +16,23 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
-from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
+from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
+from safexplain.recourse.robustness import lengths, measured_shift, tolerated, withstanding
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -53,12 +55,20 @@ class PrivateModel:
     search: SearchOptions = DEFAULT
 
     def solve(
-        self, rows: Floats, *, target: float, cost: Cost, constraints: Constraints | None, frozen: Frozen
+        self,
+        rows: Floats,
+        *,
+        target: float,
+        cost: Cost,
+        constraints: Constraints | None,
+        frozen: Frozen,
+        margin: Floats | None = None,
     ) -> Recourse:
-        """Answers by geometry for a linear logit, by search for anything else."""
+        """Answers by geometry for a linear logit, (n,) margins beyond the target; by search for anything else."""
         if self.weights is not None:
+            bias = self.bias if margin is None else self.bias - margin
             return linear_recourse(
-                self.weights, self.bias, rows, target=target, cost=cost, constraints=constraints, frozen=frozen
+                self.weights, bias, rows, target=target, cost=cost, constraints=constraints, frozen=frozen
             )
         return network_recourse(
             self.network,
@@ -70,6 +80,14 @@ class PrivateModel:
             frozen=frozen,
             options=self.search,
         )
+
+    def scores(self, rows: Floats) -> Floats:
+        """(n,) score of the favourable outcome."""
+        if self.weights is not None:
+            return np.asarray(rows @ self.weights + self.bias)
+        score = NetworkScore(self.network, favourable=self.column, batch_size=self.search.batch_size)
+        with evaluation_mode(self.network):
+            return np.asarray(score.values(torch.from_numpy(rows).to(score.home)).cpu().numpy(), dtype=np.float64)
 
 
 def private_model(
@@ -192,6 +210,9 @@ class PrivateModelRecourse(DiverseAnswers):
         delta: of the training; in [1e-12, 1), smaller than one over the number of records. 0 where the mechanism offers
             pure epsilon.
         favourable: the label that is wanted; None: the second of `classes`, of which there are two.
+        shift: by how much the weights and the intercept may move, all together, in the columns that training sees, when
+            the model is trained anew: answers stay valid under every such shift, see `safexplain.recourse.robustness`.
+            For linear models with two classes. `measured_shift` says how much to ask for.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -201,9 +222,11 @@ class PrivateModelRecourse(DiverseAnswers):
 
     delta: float = 1e-5
     favourable: Any = None
+    shift: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("shift", self.shift, minimum=0)
         if check_number("delta", self.delta) != 0:
             check_delta(self.delta)
 
@@ -221,7 +244,7 @@ class PrivateModelRecourse(DiverseAnswers):
         """
         wanted = wanted_label(list(self.classes), self.favourable)
         trained = self._trainer().fit(*self._training(X, y))
-        model = on_table(private_model(trained, None, wanted), self.preprocessing)
+        model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
         self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
         return self
 
@@ -285,9 +308,93 @@ class PrivateModelRecourse(DiverseAnswers):
         return found.model
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
+        return lambda frozen: self._answers(rows, frozen, float(self.shift))
+
+    def _answers(self, rows: Floats, frozen: Frozen, shift: float) -> Recourse:
+        """Answers that withstand a shift of the weights."""
         model: PrivateModel = self._get("model")
-        return lambda frozen: model.solve(
-            rows, target=self.target, cost=self.column_cost, constraints=self.column_constraints, frozen=frozen
+
+        def solve(at: NDArray[np.intp], margin: Floats | None) -> Recourse:
+            return model.solve(
+                rows[at],
+                target=self.target,
+                cost=self.column_cost,
+                constraints=self.column_constraints,
+                frozen=None if frozen is None else frozen[at],
+                margin=margin,
+            )
+
+        if not shift:
+            return solve(np.arange(len(rows)), None)
+        return withstanding(solve, model.scores, self._lengths, rows, shift, float(self.target))
+
+    def _lengths(self, rows: Floats) -> Floats:
+        return lengths(self._scaled(rows))
+
+    def _checked(self, model: PrivateModel) -> PrivateModel:
+        """The model, if it can answer as it was asked to."""
+        if self.shift and model.weights is None:
+            raise ConfigurationError(
+                "shift: answers withstand a shift of the weights of a linear model with two classes; for a network, or"
+                " more classes, ask for a margin on the score: target="
+            )
+        return model
+
+    def _linear_model(self, method: str) -> PrivateModel:
+        _ = self.features
+        model: PrivateModel = self._get("model")
+        if model.weights is None:
+            raise ConfigurationError(f"{method}: for linear models with two classes, and this one is not")
+        return model
+
+    def shift_tolerated(self, answer: Recourse) -> Floats:
+        """(n,) how far the weights may move before an answer of this mechanism may stop being valid; 0 where none is.
+
+        The distance is that of `shift`: Euclidean, of weights and intercept together, in the columns that training
+        sees. It is exact: shifts that are shorter turn no decision, and one that is longer does.
+
+        Raises:
+            ConfigurationError: `fit` has not been called, or the model is not linear with two classes.
+            InputError: an answer of other columns.
+        """
+        model, width = self._linear_model("shift_tolerated"), self.features
+        if answer.counterfactual.shape[1] != width:
+            raise InputError(f"answer: expected {width} columns, got {answer.counterfactual.shape[1]}")
+        found = tolerated(model.scores(answer.counterfactual), self._lengths(answer.counterfactual), float(self.target))
+        return np.where(answer.valid, found, 0.0)
+
+    def measured_shift(self, retrained: PrivateModelRecourse, x: ArrayLike, *, share: float = 0.95) -> float:
+        """The shift to ask for, so that answers stay valid under the next training: measured on two trainings.
+
+        Train twice on samples of PUBLIC data with the epsilon, the number of records and the parameters that you train
+        with, or take two private models that were released: what is computed from these costs nothing more. It is a
+        measurement of one pair of trainings; take the largest of several.
+
+        Args:
+            retrained: a mechanism with the same columns, whose model must accept the answers of this one.
+            x: queries, of which those that are turned down count; public, or of people about whom answers may tell.
+            share: of the answers that are to stay valid.
+
+        Returns:
+            A shift for which at least this share stays valid, and about the smallest one.
+
+        Raises:
+            InputError: nobody is turned down, or too few have an answer that would stay valid.
+            ConfigurationError: not fitted, not linear, other columns, or a share out of range.
+        """
+        model = self._linear_model("measured_shift")
+        if not isinstance(retrained, PrivateModelRecourse) or retrained.preprocessing != self.preprocessing:
+            raise ConfigurationError("retrained: expected a mechanism with a private model and the same preprocessing")
+        if retrained.features != self.features:
+            raise ConfigurationError(f"retrained: it has {retrained.features} columns, and this one {self.features}")
+        other, rows = retrained._linear_model("measured_shift"), self.rows(x)
+        held = self._held(rows)
+        gap = float(np.median(np.abs(self.target - model.scores(rows)) / self._lengths(rows)))
+        return measured_shift(
+            lambda shift: self._answers(rows, held, shift),
+            lambda found: other.scores(found) >= retrained.target,
+            (gap or 1.0) / 64,
+            share,
         )
 
     def _trainer(self, **options: Any) -> DPLogisticRegression:
@@ -370,7 +477,7 @@ class DPModelRecourse(PrivateModelRecourse):
         if len(found.labels) == 2:
             object.__setattr__(self, "classes", found.labels)
         width = found.width if self.preprocessing is None else len(self.preprocessing.columns)
-        self._set(model=found, width=width, columns=columns)
+        self._set(model=self._checked(found), width=width, columns=columns)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """See `PrivateModelRecourse.fit`."""

@@ -1,0 +1,169 @@
+"""Answers withstand every shift of the weights up to the stated one, and the tolerated shift is exact."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.datasets import load_breast_cancer
+from torch import nn
+
+from safexplain.dp import DPLogisticRegression
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
+from tests.helpers.evidence import DATA, needs
+
+
+def people(n=2000, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    return rng.normal(size=(n, d)) + 0.8 * (2 * y - 1)[:, None] * np.linspace(0.2, 1, d), y
+
+
+def fitted(seed=0, **options):
+    x, y = people(seed=seed)
+    return DPModelRecourse(epsilon=2.0, norm_bound=6.0, random_state=seed, **options).fit(x, y)
+
+
+def weights_of(mechanism):
+    return np.append(mechanism.private.coef_[0], mechanism.private.intercept_[0])
+
+
+def lifted(rows):
+    return np.c_[rows, np.ones(len(rows))]
+
+
+@pytest.mark.parametrize("cost", [L1(), L2()])
+@pytest.mark.parametrize(
+    "constraints",
+    [None, Constraints(6, lower=-5, upper=5, immutable=(0,)), Constraints(6, lower=-9, upper=9, integer=(2, 5))],
+)
+def test_answers_stay_valid_under_every_shift_up_to_the_stated_one(cost, constraints):
+    shift, queries = 0.2, people(seed=1)[0][:300]
+    mechanism = fitted(shift=shift, cost=cost, constraints=constraints)
+    if constraints is not None:
+        queries = np.clip(np.where(constraints.whole, np.rint(queries), queries), constraints.low, constraints.high)
+    answer = mechanism.explain(queries, infeasible="mark")
+    changed = answer.valid & ~answer.favourable
+    assert changed.sum() > 100
+    z = lifted(answer.counterfactual[changed])
+    worst = -shift * z / np.linalg.norm(z, axis=1, keepdims=True)
+    assert ((weights_of(mechanism) + worst) * z).sum(axis=1).min() >= -1e-9
+    for move in np.random.default_rng(0).normal(size=(50, 7)):
+        assert (z @ (weights_of(mechanism) + shift * move / np.linalg.norm(move))).min() >= -1e-9
+    if constraints is not None:
+        assert constraints.satisfied(answer.x, answer.counterfactual).all()
+    plain = fitted(cost=cost, constraints=constraints).explain(queries, infeasible="mark")
+    assert (answer.distance[changed] >= plain.distance[changed] - 1e-12).all()
+    np.testing.assert_array_equal(answer.favourable, plain.favourable)
+
+
+def test_the_tolerated_shift_is_exact():
+    mechanism = fitted()
+    answer = mechanism.explain(people(seed=1)[0][:100])
+    radius = mechanism.shift_tolerated(answer)
+    z = lifted(answer.counterfactual)
+    against = -z / np.linalg.norm(z, axis=1, keepdims=True)
+    for factor, stays in ((1 - 1e-9, True), (1 + 1e-9, False)):
+        moved = weights_of(mechanism) + factor * radius[:, None] * against
+        clear = radius > 1e-6  # not what lies on the boundary, up to rounding
+        assert (((moved * z).sum(axis=1) >= 0) == stays)[clear].all()
+    assert clear.any()
+    assert (
+        mechanism.shift_tolerated(fitted(shift=0.1).explain(people(seed=1)[0][:100]))[~answer.favourable] >= 0.1
+    ).all()
+
+
+def test_weights_are_those_of_the_scaled_columns():
+    data = load_breast_cancer(as_frame=True)
+    frame = data.data.iloc[:, :8]
+    ranges = Preprocessing(numeric={name: (0.0, float(1.2 * frame[name].max())) for name in frame.columns})
+    mechanism = DPModelRecourse(epsilon=4.0, preprocessing=ranges, shift=0.1, random_state=0).fit(frame, data.target)
+    answer = mechanism.explain(frame, infeasible="mark")
+    changed = answer.valid & ~answer.favourable
+    z = lifted(ranges.scaled(answer.counterfactual[changed]))
+    assert changed.any()
+    assert (z @ weights_of(mechanism) - 0.1 * np.linalg.norm(z, axis=1)).min() >= -1e-9
+    assert mechanism.shift_tolerated(answer)[changed] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_answers_cost_hardly_more_than_the_cheapest_that_withstand_the_shift():
+    """The oracle solves the whole cone program; the fast way keeps the direction of the cheapest plain answer."""
+    mechanism, shift = fitted(shift=0.2), 0.2
+    w = weights_of(mechanism)
+    queries = people(seed=1)[0][:60]
+    answer = mechanism.explain(queries)
+    ratios = []
+    for i in np.flatnonzero(~answer.favourable):
+        cone = {
+            "type": "ineq",
+            "fun": lambda z: w[:-1] @ z + w[-1] - shift * np.sqrt(1 + z @ z),
+            "jac": lambda z: w[:-1] - shift * z / np.sqrt(1 + z @ z),
+        }
+        best = minimize(
+            lambda z, x=queries[i]: (z - x) @ (z - x), answer.counterfactual[i],
+            jac=lambda z, x=queries[i]: 2 * (z - x), constraints=[cone], method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 200},
+        )  # fmt: skip
+        assert cone["fun"](best.x) > -1e-7
+        ratios.append(answer.distance[i] / np.sqrt(best.fun))
+    assert len(ratios) > 20
+    assert min(ratios) > 1 - 1e-4
+    assert np.mean(ratios) < 1.01
+
+
+def test_a_shift_longer_than_the_weights_leaves_no_answer_and_no_error():
+    mechanism = fitted(shift=50.0)
+    answer = mechanism.explain(people(seed=1)[0][:50], infeasible="mark")
+    assert not answer.valid[~answer.favourable].any()
+    np.testing.assert_array_equal(answer.counterfactual, answer.x)
+    assert not answer.proven[~answer.favourable].any()
+
+
+def test_a_shift_is_measured_on_two_trainings():
+    first, second = fitted(seed=2, cost=L1()), fitted(seed=3, cost=L1())
+    queries = people(seed=4)[0]
+    shift = first.measured_shift(second, queries, share=0.9)
+    assert shift > 0
+    for asked, enough in ((shift, True), (shift / 4, False)):
+        found = fitted(seed=2, cost=L1(), shift=asked).explain(queries)
+        moved = found.counterfactual[~found.favourable]
+        assert ((second.private.decision_function(moved) >= 0).mean() >= 0.9) == enough
+    assert first.measured_shift(first, queries) == 0.0
+
+
+def test_what_is_not_linear_is_refused_by_name():
+    x, y = people()
+    several = DPLogisticRegression(2.0, norm_bound=6.0, classes=[0, 1, 2], random_state=0).fit(x, y)
+    with pytest.raises(ConfigurationError, match=r"shift: .*linear model with two classes.*target="):
+        DPModelRecourse(several, favourable=1, shift=0.1)
+    plain = DPModelRecourse(several, favourable=1)
+    with pytest.raises(ConfigurationError, match="shift_tolerated"):
+        plain.shift_tolerated(plain.explain(x[:2], infeasible="mark"))
+    with pytest.raises(ConfigurationError, match="shift must be at least 0"):
+        DPModelRecourse(shift=-1.0)
+    with pytest.raises(ConfigurationError, match="retrained"):
+        fitted().measured_shift(nn.Linear(2, 2), x)
+    with pytest.raises(InputError, match="expected 6 columns"):
+        fitted().shift_tolerated(DPModelRecourse(norm_bound=1.0).fit(x[:, :2], y).explain(x[:3, :2]))
+    assert torch.is_grad_enabled()
+
+
+@needs("heloc.npz")
+def test_on_heloc_answers_outlive_a_retraining():
+    """Two private trainings on disjoint halves: without a shift many answers fail the second model, with one few."""
+    file = np.load(DATA / "heloc.npz")
+    x, y = file["x"].astype(float), file["y"]
+    x = 2 * (x - x.min(axis=0)) / np.ptp(x, axis=0) - 1  # public ranges would do as well; here only to have some
+    order = np.random.default_rng(0).permutation(len(x))
+    halves, asked = (order[:3500], order[3500:7000]), order[7000:8000]
+    options = {"epsilon": 1.0, "norm_bound": 4.0, "cost": L1(), "constraints": Constraints(23, lower=-1, upper=1)}
+    one, two = (DPModelRecourse(**options, random_state=i).fit(x[h], y[h]) for i, h in enumerate(halves))
+    kept = {}
+    for shift in (0.0, 0.2):
+        again = DPModelRecourse(one.private, **(options | {"shift": shift}))
+        found = again.explain(x[asked], infeasible="mark")
+        changed = found.valid & ~found.favourable
+        assert changed.sum() > 0.95 * (~found.favourable).sum()
+        kept[shift] = (two.private.decision_function(found.counterfactual[changed]) >= 0).mean()
+    assert kept[0.0] < 0.9
+    assert kept[0.2] > kept[0.0] + 0.1
