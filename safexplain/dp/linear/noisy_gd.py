@@ -8,6 +8,9 @@ full-batch steps for `safexplain._privacy_loss`, whatever the data. What the rec
 - their number n. It only limits the step. Where it is public (substitution, zeroing out) it is used as it is. Under
   add/remove it is one more release: a sum of ones, which one record changes by 1, with noise `noise_multiplier`.
 - the classes that occur: not used, `classes` is the length of a public list.
+- their mean, where the descent is `centred`: one more release, the sum of the features, each of norm at most 1, which
+  one record changes by as much as a gradient clipped to 1, with noise of standard deviation `noise_multiplier`. What is
+  descended on then are the rows minus that noised mean: functions of one record and of what was released.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from safexplain._validate import check_number, whole_number
 LARGEST_STEP = 64.0
 """Learning rate on the mean gradient. Longer steps would make weights swing without end where there is little noise;
 up to here clipping and the mean of the iterates absorb it."""
+
+GAIN = 3.0
+"""What rows minus their mean are multiplied by: they are shorter than rows of norm 1, and their gradients are clipped
+all the same."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,9 @@ class NoisyGradientDescent:
             linear, which loses little accuracy and makes probabilities somewhat too sure.
         logit_noise: see above.
         private_count: whether n is hidden (add/remove) and therefore noised.
+        centred: whether to descend on rows minus their noised mean, for the price of a step. What rows have in common
+            then costs no length, and weights need not make up for it: better where features vary little within their
+            ranges. Needs a constant column.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -52,6 +62,7 @@ class NoisyGradientDescent:
     max_grad_norm: float = 0.3
     logit_noise: float = 1.0
     private_count: bool = False
+    centred: bool = False
 
     def __post_init__(self) -> None:
         whole_number("steps", self.steps, 1)
@@ -61,7 +72,7 @@ class NoisyGradientDescent:
     @property
     def releases(self) -> int:
         """Number of releases of the Gaussian mechanism with this noise multiplier."""
-        return self.steps + self.private_count
+        return self.steps + self.private_count + self.centred
 
     def step_size(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
         """Learning rate on the sum of gradients; n only enters where `LARGEST_STEP` is reached."""
@@ -96,7 +107,12 @@ def noisy_gradient_descent(
     if descent.private_count:
         records = np.maximum(records + sigma * float_safe_normal(rng, (runs,)), 1.0)
     step = descent.step_size(records)[:, None, None]
-    weights = np.zeros((runs, classes, features.shape[1]))
+    centre = np.zeros((runs, features.shape[1]))
+    if descent.centred:
+        constant = features[:1, -1]
+        centre[:, :-1] = _noised_mean(features[:, :-1], records, sigma, rng)
+        features = (features - centre[:, None]) * np.append(np.full(features.shape[1] - 1, GAIN), 1.0)
+    weights = np.zeros((runs, classes, features.shape[-1]))
     total = np.zeros_like(weights)
     first = descent.steps // 2
     for t in range(descent.steps):
@@ -104,7 +120,21 @@ def noisy_gradient_descent(
         weights = weights - step * (gradient + sigma * bound * float_safe_normal(rng, weights.shape))
         if t >= first:
             total += weights
-    return total / (descent.steps - first), records
+    found = total / (descent.steps - first)
+    if descent.centred:  # back to rows as they came: the constant column takes what the mean adds
+        found[:, :, :-1] *= GAIN
+        found[:, :, -1] -= np.einsum("rkp,rp->rk", found, centre) / constant
+    return found, records
+
+
+def _noised_mean(
+    rows: NDArray[np.float64], records: NDArray[np.float64], sigma: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """(runs, p) the sum of (n, p) rows of norm at most 1 with noise, over n; nearer to 0 the more of it is noise."""
+    noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
+    counts = records[:, None]
+    mean: NDArray[np.float64] = noised * counts / (counts**2 + rows.shape[1] * sigma**2)
+    return mean
 
 
 def clipped_gradient_sum(
@@ -113,11 +143,12 @@ def clipped_gradient_sum(
     """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound` over all classes.
 
     A record's gradient is the outer product of (probabilities - one-hot label) and its features, so that its norm is
-    the product of theirs. Features (n, p), labels (n,) and weights (runs, classes, p) give sums like the weights.
+    the product of theirs. Features (n, p) or (runs, n, p), labels (n,) and weights (runs, classes, p) give sums like
+    the weights.
     """
     residuals = softmax(features @ weights.transpose(0, 2, 1), axis=2)  # (runs, n, classes)
     residuals[:, np.arange(len(labels)), labels] -= 1
-    norms = np.linalg.norm(residuals, axis=2) * np.linalg.norm(features, axis=1)
+    norms = np.linalg.norm(residuals, axis=2) * np.linalg.norm(features, axis=-1)
     residuals *= (bound / np.maximum(norms, bound))[:, :, None]
     out: NDArray[np.float64] = residuals.transpose(0, 2, 1) @ features
     return out

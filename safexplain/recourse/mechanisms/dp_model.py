@@ -485,6 +485,11 @@ class DPModelRecourse(PrivateModelRecourse):
             raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")
         return super().fit(X, y)
 
+    def _trainer(self, **options: Any) -> DPLogisticRegression:
+        """Public ranges are wide against what people differ by: the model learns from rows minus their noised mean."""
+        centre = self.preprocessing is not None and self.intercept_scaling > 0
+        return super()._trainer(centre=centre, **options)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _PerturbedRecourse(PrivateModelRecourse):

@@ -73,6 +73,45 @@ def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatc
     np.testing.assert_allclose(centred, exact.coef_ - exact.coef_.mean(axis=0), atol=1e-3)
 
 
+def test_centred_it_converges_to_the_same_regression(monkeypatch):
+    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 1.0)
+    features, labels, _ = problem(n=400, p=3, k=3)
+    rows = np.column_stack([0.1 * features + 0.5, np.full(400, 0.3)])  # far from 0 against how much they vary
+    descent = NoisyGradientDescent(1e-9, steps=20_000, max_grad_norm=2.0, centred=True)
+    weights, _ = noisy_gradient_descent(rows, labels, 3, descent, np.random.default_rng(0))
+    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(rows[:, :3], labels)
+    centred = weights[0] - weights[0].mean(axis=0)
+    np.testing.assert_allclose(centred[:, :3], exact.coef_ - exact.coef_.mean(axis=0), atol=0.02)
+    np.testing.assert_allclose(0.3 * centred[:, 3], exact.intercept_ - exact.intercept_.mean(), atol=0.02)
+
+
+def test_the_mean_is_one_more_release_with_the_noise_of_a_gradient_clipped_to_1():
+    features, sigma = problem(n=500)[0], 20.0
+    assert NoisyGradientDescent(sigma, steps=7, centred=True).releases == 8
+    drawn = noisy_gd._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
+    noised = drawn * (500**2 + 4 * sigma**2) / 500
+    assert kstest(((noised - features.sum(axis=0)) / sigma).ravel(), "norm").pvalue > 0.01
+    assert (
+        np.linalg.norm(features, axis=1).max() <= 1 + 1e-12
+    )  # so that a record moves the sum by 1, a substitution by 2
+
+
+def test_gradients_of_centred_rows_are_clipped_to_the_same_bound():
+    features, labels, weights = problem()
+    far = 3 * np.stack([features - 0.5, features + 0.2])  # (runs, n, p), each run about a mean of its own
+    whole = clipped_gradient_sum(far, labels, weights, 0.3)
+    without = clipped_gradient_sum(far[:, 1:], labels[1:], weights, 0.3)
+    assert (np.linalg.norm((whole - without).reshape(2, -1), axis=1) <= 0.3 * (1 + 1e-9)).all()
+    for run in range(2):
+        np.testing.assert_allclose(whole[run], slow_sum(far[run], labels, weights[run], 0.3)[0], atol=1e-13)
+
+
+def test_few_records_have_no_mean_of_their_own():
+    rows = np.ones((3, 4)) / 2
+    drawn = noisy_gd._noised_mean(rows, np.full(1000, 3.0), 80.0, np.random.default_rng(0))
+    assert np.abs(drawn).max() < 0.1
+
+
 def test_noise_has_the_stated_size_on_every_weight():
     """One record of zeros has no gradient: what comes out is the noise, averaged over the second half."""
     steps, nu = 100, 2.0
