@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "explain": ("faithfulness", "hardening", "native_maps", "outputs", "verdict"),
     "captum": ("explain",),
     "dp": ("verdict",),
-    "ledger": (),
+    "ledger": ("verdict",),
     "recourse": ("dp", "ledger", "verdict"),
     "audit": ("faithfulness", "native_maps", "outputs", "verdict", "dp", "recourse"),
     "tune": ("audit", "explain", "faithfulness", "hardening", "outputs", "verdict"),

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal, cast, get_args
 import typer
 from rich.console import Console
 
+from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain.cli.console import Json, result_table
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger import Account, Ledger
 from safexplain.ledger.inspection import charge_as_json
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 __all__ = ["ledger_app"]
 
@@ -43,11 +45,13 @@ def show_command(
     with _opened(ledger) as opened:
         accounts = [opened.account(principal)] if principal is not None else list(opened.accounts())
         charges = deque(opened.charges(principal) if principal is not None else (), maxlen=last)
+        trainings = opened.trainings()
         unknown = principal is not None and not _known(opened, principal)
         total = opened.total()
         checked = opened.verify() if verify else None
     if json_:
         content: dict[str, Any] = {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
+        content["trainings"] = [{**charge_as_json(c), "statement": s.to_dict()} for c, s in trainings]
         if principal is not None:
             content["charges"] = [charge_as_json(c) for c in charges]
         if checked is not None:
@@ -64,6 +68,10 @@ def show_command(
         for account in shown:
             table.add_row(*_cells(account))
         console.print(table)
+    for charge, statement in trainings:
+        about = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
+        about += f"; weights {statement.weights[:16]}...; counts in every account of its period and in the total"
+        console.print(f"Training: {about}", highlight=False, markup=False, soft_wrap=True)
     if counts:
         table = result_table("Distinct questions", names, ("asked", "remaining", "limit"))
         for account in shown:
@@ -117,6 +125,30 @@ def grant_command(
     if epsilon is not None:
         left = f"{account.remaining:.4g} of epsilon {account.epsilon:g} (delta {account.delta:g})"
         typer.echo(f"{principal or 'all together'}: {left} remain.")
+    return 0
+
+
+@ledger_app.command("training")
+def training_command(
+    ledger: Url,
+    statement: Annotated[Path, typer.Argument(help="JSON file of a privacy statement, with the digest of weights.")],
+    adjacency: Annotated[
+        str | None, typer.Option(help="What neighbouring data sets differ in.  [default: as for the ledger]")
+    ] = None,
+    json_: Json = False,
+) -> int:
+    """Charge a training that was made elsewhere, once, to everybody."""
+    if adjacency is not None:
+        check_adjacency(adjacency)
+    content = PrivacyStatement.load(statement)
+    with _opened(ledger) as opened:
+        charge = opened.charge_training(content, adjacency=cast("Adjacency | None", adjacency))
+        total = opened.total()
+    if json_:
+        typer.echo(json.dumps({"charge": charge_as_json(charge), "total": _plain(total)}, allow_nan=False))
+        return 0
+    limit = f" of {total.epsilon:g}" if math.isfinite(total.epsilon) else ""
+    typer.echo(f"{charge.release} counts in every account. All together: {total.spent:.4g}{limit} spent.")
     return 0
 
 

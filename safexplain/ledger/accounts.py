@@ -4,23 +4,27 @@
 of one principal in its current period. `Balances` are those of a principal and of all principals together, read and
 locked inside a transaction; entries are charged to both, and both are written back. Nothing here knows which database
 it is.
+
+A training is told to everybody: its charge is one of the total, principal "", and counts in every account of the period
+that it was made in. Accounts that are there then get it in that moment (`safexplain.ledger.trainings`); an account that
+is opened later, or begins a new period, begins with the trainings of that period.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
-from safexplain._privacy_loss import check_adjacency
+from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
-from safexplain.ledger.composition import Budget, Composition, epsilon_alone
+from safexplain.ledger.composition import Budget, Composition, budgeted, charged, epsilon_alone
 from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
-from safexplain.ledger.releases import Gaussian, Release, to_json
+from safexplain.ledger.releases import Gaussian, Release, Training, from_json, to_json
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import VERSION, Execute, check_version, identity_of, migrate, name_ledger
 
@@ -180,18 +184,57 @@ class Balance:
         return (*head, *sums, " ".join(map(str, s.loss)), s.unbounded, s.charges, *granted, *asked)
 
 
-def _agree_on_neighbours(execute: Execute, adjacency: str) -> None:
-    """Inside a transaction: the first release that names its neighbours names those of the ledger."""
+def agree_on_neighbours(execute: Execute, adjacency: str, *, stated: bool = False) -> None:
+    """Inside a transaction: one adjacency a ledger. The first that is named is kept, and another one refused.
+
+    Releases that name none are the ledger's. Where there are such before anything is named, they count as about
+    `UNNAMED`, as everything in this package is unless it says otherwise.
+
+    Args:
+        execute: runs SQL.
+        adjacency: of a release; "" for one that names none.
+        stated: whether it is said of the ledger, whatever its releases leave open.
+
+    Raises:
+        ConfigurationError: the ledger, or one of its releases, is about other neighbours.
+    """
+    if not adjacency:
+        return
+    check_adjacency(adjacency)
     rows = execute("SELECT value FROM ledger_settings WHERE name = 'adjacency'", ())
-    stored = json.loads(rows[0][0]) if rows else None
+    stored, fix = json.loads(rows[0][0]) if rows else None, ""
     if stored is None:
-        execute("DELETE FROM ledger_settings WHERE name = 'adjacency'", ())
-        execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (json.dumps(adjacency),))
-    elif stored != adjacency:
+        stored = _spoken_of(execute, adjacency, stated)
+        if stored == adjacency:
+            execute("DELETE FROM ledger_settings WHERE name = 'adjacency'", ())
+            execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (json.dumps(adjacency),))
+        elif not stated:
+            fix = (
+                f"; earlier releases named none, which counts as {stored}: if they were about {adjacency} too, open"
+                f' the ledger once with adjacency="{adjacency}"'
+            )
+    if stored != adjacency:
         raise ConfigurationError(
-            f"the release is about neighbours under {adjacency}, this ledger about {stored}: sums of both would mean"
-            " nothing. Compute its curve under the ledger's, or keep two ledgers"
+            f"adjacency: the release is about neighbours under {adjacency}, this ledger about {stored}: sums of both"
+            f" would mean nothing. State the release under {stored}, or keep two ledgers{fix}"
         )
+
+
+UNNAMED: Adjacency = "substitute"
+"""What releases are about that were recorded before any of the ledger named its neighbours."""
+
+
+def _spoken_of(execute: Execute, adjacency: str, stated: bool) -> str:
+    """What the records of a ledger are about that has not settled it; as is said, if they do not contradict it."""
+
+    def recorded(condition: str, name: str) -> bool:
+        sql = f"SELECT 1 FROM ledger_charges WHERE parameters {condition} ? LIMIT 1"
+        return bool(execute(sql, (f'%"adjacency": "{name}"%',)))
+
+    for other in get_args(Adjacency):
+        if other != adjacency and recorded("LIKE", other):
+            return str(other)
+    return UNNAMED if not stated and recorded("NOT LIKE", adjacency) else adjacency
 
 
 def save_balances(execute: Execute, *balances: Balance) -> None:
@@ -202,7 +245,7 @@ def save_balances(execute: Execute, *balances: Balance) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A release to charge; fields as in Charge, parameters as JSON."""
+    """A release to charge; fields as in Charge, parameters as JSON; adjacency: "" for the ledger's."""
 
     release: Release
     mechanism: str = ""
@@ -210,6 +253,33 @@ class Entry:
     question: str | None = None
     digest: str | None = None
     repeated: bool = False
+    adjacency: str = ""
+
+    @property
+    def neighbours(self) -> str:
+        """What it is about; "" for the ledger's.
+
+        Raises:
+            ConfigurationError: the release says something else than the entry.
+        """
+        own = getattr(self.release, "adjacency", "")
+        if own and self.adjacency and own != self.adjacency:
+            raise ConfigurationError(f"adjacency: the release is about {own}, not {self.adjacency}; leave it out")
+        return own or self.adjacency
+
+
+def told(execute: Execute, since: int) -> list[Release]:
+    """Trainings that everybody was told of from a time on, in their order."""
+    rows = execute("SELECT release FROM ledger_charges WHERE principal = ? AND time >= ? ORDER BY id", (TOTAL, since))
+    return [from_json(text) for (text,) in rows]
+
+
+def accumulated(releases: Sequence[Release], budget: Budget) -> Composition:
+    """The sums of an account that begins with these."""
+    sums = NOTHING
+    for release in releases:
+        sums = sums.add(release, budget)
+    return sums
 
 
 @dataclass(frozen=True)
@@ -228,11 +298,19 @@ class Balances:
     def open(cls, execute: Execute, settings: Settings, principal: str, now: int) -> Balances:
         """Read both accounts, at `now` microseconds since 1970."""
         rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?)", (TOTAL, principal))
-        return cls.of(settings, {row[0]: Balance.of(row) for row in rows}, principal, now)
+        found = {row[0]: Balance.of(row) for row in rows}
+        return cls.of(settings, found, principal, now, lambda since: told(execute, since))
 
     @classmethod
-    def of(cls, settings: Settings, found: Mapping[str, Balance], principal: str, now: int) -> Balances:
-        """From accounts that were read.
+    def of(
+        cls,
+        settings: Settings,
+        found: Mapping[str, Balance],
+        principal: str,
+        now: int,
+        trainings: Callable[[int], Sequence[Release]],
+    ) -> Balances:
+        """From accounts that were read, and the trainings since a time, which are asked for where one begins.
 
         Raises:
             LedgerError: there is none of the total.
@@ -241,8 +319,9 @@ class Balances:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
         mine, begun = found.get(principal, Balance(principal)), begins(settings.period or "", time)
-        if principal != TOTAL and mine.period != begun:
-            mine = replace(mine, period=begun, sums=NOTHING)
+        if principal != TOTAL and (mine.period != begun or principal not in found):
+            sums = accumulated(trainings(begun), mine.granted or settings.each) if settings.epsilon else NOTHING
+            mine = replace(mine, period=begun, sums=sums)
         return cls(settings, time, found[TOTAL], mine)
 
     @property
@@ -254,6 +333,12 @@ class Balances:
     def total_budget(self) -> Budget:
         """Of all together."""
         return self.total.granted or self.settings.total
+
+    @property
+    def opening(self) -> Budget:
+        """By which the total chooses its rule; finite."""
+        limit = self.total_budget
+        return limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
 
     def charged(self, entries: list[Entry]) -> Balances:
         """The balances after some releases.
@@ -268,36 +353,50 @@ class Balances:
                 " this principal one with `safexplain ledger grant`"
             )
         mine, total = self.mine.sums, self.total.sums
-        limit = self.total_budget
-        opening = limit if math.isfinite(limit.epsilon) else Budget(self.settings.each.epsilon, limit.delta)
+        limit, opening = self.total_budget, self.opening
         for entry in entries:
             if isinstance(entry.release, Gaussian | Concentrated | Renyi) and not (
                 self.budget.delta and (limit.delta or limit is not opening)
             ):
                 what = "a Gaussian release" if isinstance(entry.release, Gaussian) else "a Renyi curve"
                 raise ConfigurationError(f"{what} needs a budget with delta above 0, as Ledger(..., delta=1e-6)")
-            mine = self._checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
+            mine = self.checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
-                total = self._checked(total.add(entry.release, opening), total, limit, entry, None)
+                total = self.checked(total.add(entry.release, opening), total, limit, entry, TOTAL)
         return replace(
             self,
             total=replace(self.total, time=self.time, sums=total),
             mine=replace(self.mine, time=self.time, sums=mine),
         )
 
-    def _checked(
+    def checked(
         self, after: Composition, before: Composition, budget: Budget, entry: Entry, principal: str | None
     ) -> Composition:
+        """The sums after an entry; those of all together for the principal "", of whoever begins for None.
+
+        Raises:
+            BudgetExhausted: they are not within the budget.
+        """
         if after.within(budget):
             return after
         asked, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
-        renewal = None if principal is None else renews(self.settings.period or "", self.time)
-        whose = "all principals together" if principal is None else f"principal {principal!r}"
+        renewal = None if principal == TOTAL else renews(self.settings.period or "", self.time)
+        whose = {TOTAL: "all principals together", None: "whoever asks for the first time"}
+        what, hint = f"a release of epsilon {asked:.6g}", ""
+        if isinstance(entry.release, Training):
+            what = f"the training ({entry.mechanism or 'of a model'}) of epsilon {asked:.6g} at delta"
+            what += f" {entry.release.delta:g}"
+            hint = ". A model is told to everybody, so its training counts in every account and in the total"
+            if before.rule in ("", "basic") and budgeted(budget.delta) < before.delta + charged(entry.release.delta):
+                hint += (
+                    f"; deltas of trainings add up to more than this budget's {budget.delta:g}: a ledger that is made"
+                    " with a larger delta= has room for it"
+                )
         when = f"; the budget renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else ""
         raise BudgetExhausted(
-            f"{whose}: a release of epsilon {asked:.6g} does not fit, {spent:.6g} of {budget.epsilon:g} being spent at"
-            f" delta {budget.delta:g}; nothing was charged{when}",
-            principal=principal, requested=asked, spent=spent, budget=budget.epsilon, renews=renewal,
+            f"{whose.get(principal, f'principal {principal!r}')}: {what} does not fit, {spent:.6g} of"
+            f" {budget.epsilon:g} being spent at delta {budget.delta:g}; nothing was charged{when}{hint}",
+            principal=principal or None, requested=asked, spent=spent, budget=budget.epsilon, renews=renewal,
         )  # fmt: skip
 
     def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
@@ -306,9 +405,8 @@ class Balances:
         Raises:
             ConfigurationError: a release speaks of other neighbours than the ledger.
         """
-        for entry in entries:
-            if adjacency := getattr(entry.release, "adjacency", ""):
-                _agree_on_neighbours(execute, adjacency)
+        for neighbours in {entry.neighbours for entry in entries}:
+            agree_on_neighbours(execute, neighbours)
         self.save(execute)
         who = self.mine.principal
         return [
@@ -355,16 +453,18 @@ class Balances:
         """Write both accounts back."""
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
-    def account(self, questions: int) -> Account:
-        """How the principal stands, with this many questions in this period; of all together where these were opened
-        for the total."""
+    def account(self, questions: int, trainings: Sequence[Release] = ()) -> Account:
+        """How the principal stands, with this many questions in this period, and these trainings; of all together where
+        these were opened for the total."""
         whole = self.mine.principal == TOTAL
         balance, budget = (self.total, self.total_budget) if whole else (self.mine, self.budget)
+        alone = accumulated(trainings, self.opening if whole else budget)
         spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
         return Account(
             balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
             budget.delta, balance.sums.charges, period, renews(period, self.time), balance.sums.rule,
             balance.questions if whole else questions, None if whole else self.most_questions,
+            alone.charges, alone.spent(budget),
         )  # fmt: skip
 
 
@@ -395,5 +495,10 @@ def prepare(storage: Storage, given: Settings) -> Settings:
                 save_balances(execute, Balance(TOTAL))
     storage.ledger = identity_of(storage.read)
     stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
+    if given.adjacency and stored.adjacency is None:
+        with storage.transaction() as execute:
+            storage.lock(execute)
+            agree_on_neighbours(execute, given.adjacency, stated=True)
+        stored = Settings.load(storage.read("SELECT name, value FROM ledger_settings"))
     given.agree(stored)
     return stored

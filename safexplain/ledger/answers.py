@@ -29,13 +29,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, by their digests, all to be answered or none; one release for each."""
+    """Questions of one principal, by their digests, all to be answered or none; one release for each.
+
+    `adjacency` is what the releases are about, "" where the ledger's is meant.
+    """
 
     principal: str
     questions: tuple[str, ...]
     releases: tuple[Release, ...]
     mechanism: str
     parameters: str
+    adjacency: str = ""
 
     @classmethod
     def of(
@@ -45,6 +49,7 @@ class Batch:
         release: Release | Sequence[Release],
         mechanism: str,
         parameters: str,
+        adjacency: str = "",
     ) -> Batch:
         """Check and digest what was asked.
 
@@ -62,7 +67,7 @@ class Batch:
             raise ConfigurationError(
                 f"release: expected one, or {len(digests)} as there are questions, got {len(releases)}"
             )
-        return cls(principal, digests, releases, mechanism, parameters)
+        return cls(principal, digests, releases, mechanism, parameters, adjacency)
 
     @property
     def distinct(self) -> dict[str, int]:
@@ -97,7 +102,8 @@ class Batch:
                 text = stored.text if stored else (made or {}).get(q, "")
                 release = stored.release if stored else self.releases[i]
                 digest = sha256(text)
-                entries.append(Entry(release, self.mechanism, self.parameters, q, digest, stored is not None))
+                repeated = stored is not None
+                entries.append(Entry(release, self.mechanism, self.parameters, q, digest, repeated, self.adjacency))
         return entries
 
     def made(self, compute: Callable[[list[int]], Sequence[Any]], found: Mapping[str, Stored]) -> dict[str, str]:

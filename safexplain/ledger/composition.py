@@ -15,6 +15,14 @@ Trainings and other releases that are known by their Renyi divergences (`safexpl
 the renyi rule, to which an account changes when one comes. Under the gaussian rule, or where no delta is left for a
 change, they count as the (epsilon, delta) that they imply at a delta of their own.
 
+A model's training is known by an (epsilon, delta), mostly by a Renyi curve too, and by a mu where all batches are full.
+Under the basic rule it counts as (epsilon, delta); under the renyi rule by its curve, under the gaussian rule by mu,
+where it has them. An account under the basic rule stays there if the training fits, unless by curves more than four
+times as many such trainings would fit as their epsilons add up to, so that hardly any answers could lose by it; then,
+and where the training does not fit otherwise, the account changes to the renyi rule. So (1, 1e-5) counts as just that
+in a budget of (2, 1e-5), and leaves room for four answers of 1/4; one of (8, 1e-5) holds 32 such trainings by their
+curves. It is a choice by parameters alone, as every change of rule is, so that the proof holds.
+
 **gaussian**: sum of deltas <= D / 4 and sum of mu^2 <= m^2, m-GDP being what implies (E, 3 D / 4); pure answers count
 with the mu that they satisfy.
 
@@ -98,7 +106,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri_exp
 
 from safexplain.ledger.curves import Concentrated, Renyi
-from safexplain.ledger.releases import Approximate, Gaussian, Laplace, Pure, Release
+from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Gaussian, Laplace, Pure, Release, Training
 
 AMOUNT = 10**30
 LOSS = 10**18
@@ -161,9 +169,16 @@ def renyi(release: Release, order: Any) -> Any:
         return order * (release.mu * release.mu) / 2
     if isinstance(release, Concentrated | Renyi):
         return release.divergence(order)
+    if isinstance(release, Training) and (curve := release.curve):
+        return curve.divergence(order)
     if isinstance(release, Laplace):
         return np.minimum(_pure(release.epsilon, order), _laplace(release.continuous_epsilon, order))
     return _pure(release.epsilon, order)
+
+
+def _has_curve(release: Release) -> bool:
+    """Whether the renyi rule counts it by divergences that come with it, and not by its epsilon."""
+    return isinstance(release, Concentrated | Renyi) or (isinstance(release, Training) and release.curve is not None)
 
 
 def _pure(epsilon: float, order: Any) -> Any:
@@ -183,8 +198,8 @@ def gaussian(release: Release) -> float:
 
     Where the quantile would cancel, its tangent at 0, sqrt(pi / 2) epsilon, stands in: mu is concave in epsilon.
     """
-    if isinstance(release, Gaussian):
-        return release.mu
+    if isinstance(release, Gaussian) or (isinstance(release, Training) and release.mu is not None):
+        return float(release.mu or 0.0)
     epsilon = implied(release)[0]
     if epsilon < _SMALLEST_QUANTILE:
         return epsilon * math.sqrt(math.pi / 2)
@@ -192,11 +207,11 @@ def gaussian(release: Release) -> float:
 
 
 @lru_cache(maxsize=4096)
-def implied(release: Pure | Approximate | Laplace | Concentrated | Renyi) -> tuple[float, float]:
+def implied(release: Pure | Approximate | Laplace | Concentrated | Renyi | Training) -> tuple[float, float]:
     """The (epsilon, delta) that a release counts as where epsilons are added up."""
     if isinstance(release, Concentrated | Renyi):
         return release.epsilon_at(release.delta), release.delta
-    return release.epsilon, release.delta if isinstance(release, Approximate) else 0.0
+    return release.epsilon, release.delta if isinstance(release, Approximate | Training) else 0.0
 
 
 def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:
@@ -224,7 +239,10 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
     best = int(np.argmax(copies))
-    added = 0 if isinstance(release, Gaussian | Concentrated | Renyi) else epsilon / release.epsilon
+    if isinstance(release, Gaussian | Concentrated | Renyi) or _has_curve(release):
+        added = 0.0
+    else:
+        added = epsilon / release.epsilon
     return float(ORDERS[best]) if math.floor(copies[best]) > math.floor(added * (1 + 1e-12)) else 0.0
 
 
@@ -288,13 +306,18 @@ def losses_allowed(rule: str, order: float, epsilon: float, delta: float) -> tup
 
 def called_for(release: Release, epsilon: float, delta: float) -> tuple[str, float]:
     """The rule, and its order, that this release calls for where so much is left."""
-    if delta <= 0 or isinstance(release, Approximate):
+    if delta <= 0 or isinstance(release, Approximate) or (isinstance(release, Training) and not release.epsilon):
+        return "basic", 0.0
+    if isinstance(release, Training) and release.delta and release.curve is None:
         return "basic", 0.0
     if isinstance(release, Gaussian):
         return "gaussian", 0.0
     order = best_order(release, epsilon, delta * MAIN) if epsilon > 0 else 0.0
     return ("renyi", order) if order else ("basic", 0.0)
 
+
+WORTH = 4
+"""How many times as many trainings must fit by curves as by epsilons, for an account to leave the basic rule for it."""
 
 FAILURES = 4
 """One part in so many of delta is for failures of approximate releases, unless the rule is basic."""
@@ -345,11 +368,15 @@ class Composition:
             return self.add_under_rule(release)
         epsilon, delta = budgeted(budget.epsilon) - self.epsilon, budgeted(budget.delta) - self.delta
         rule, order = called_for(release, amount(epsilon), amount(delta))
-        curve = isinstance(release, Concentrated | Renyi)
-        if not self.unbounded and (rule == "gaussian" or (rule == "renyi" and (curve or not self.delta))):
-            changed = Composition(rule, order, self.epsilon, self.delta, charges=self.charges)
-            return changed.add_under_rule(release)
-        return replace(self, rule="basic").add_under_rule(release)
+        stays = replace(self, rule="basic").add_under_rule(release)
+        if self.unbounded or rule == "basic" or (self.delta and not _has_curve(release) and rule == "renyi"):
+            return stays
+        changed = Composition(rule, order, self.epsilon, self.delta, charges=self.charges).add_under_rule(release)
+        if isinstance(release, Training) and stays.within(budget):
+            left = float(renyi_allowed(order, amount(epsilon), amount(delta) * MAIN))
+            many = left / float(renyi(release, order)) > WORTH * amount(epsilon) / max(release.epsilon, NEGLIGIBLE)
+            return changed if many and changed.within(budget) else stays
+        return changed
 
     def add_under_rule(self, release: Release, times: int = 1) -> Composition:
         """`add` without a change of rule, of several equal releases."""
@@ -403,7 +430,8 @@ class Composition:
 def _alone(rule: str, order: float, release: Release) -> Composition:
     """The sums of one release."""
     loss = losses(rule, order, release)
-    if isinstance(release, Gaussian) or (rule == "renyi" and isinstance(release, Concentrated | Renyi)):
+    by_mu = rule == "gaussian" and isinstance(release, Training) and release.mu is not None
+    if isinstance(release, Gaussian) or by_mu or (rule == "renyi" and _has_curve(release)):
         return Composition(loss=loss, unbounded=1)
     epsilon, delta = implied(release)
     return Composition(epsilon=charged(epsilon), delta=charged(delta), loss=loss)

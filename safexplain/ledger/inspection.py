@@ -19,10 +19,10 @@ from typing import IO, Any
 from safexplain._digest import sha256
 from safexplain._files import whole_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance, Settings
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.questions import wrong_questions
-from safexplain.ledger.records import Charge
+from safexplain.ledger.records import Charge, begins
 from safexplain.ledger.releases import from_json, to_json
 from safexplain.ledger.storage.schema import Execute
 
@@ -120,11 +120,16 @@ def _tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tal
     tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = last = 0
-    query = "SELECT id, principal, period, release, repeated FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
+    calendar = Settings.load(execute("SELECT name, value FROM ledger_settings", ())).period or ""
+    query = "SELECT id, principal, period, release, repeated, time FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
     while page := execute(query, (last, PAGE)):
         count, last = count + len(page), page[-1][0]
-        for _, principal, period, release, repeated in page:
-            if principal not in stored:
+        for _, principal, period, release, repeated, time in page:
+            if principal == TOTAL:  # a training, which everybody is told of
+                begun = begins(calendar, time)
+                for name in (name for name, balance in stored.items() if name and balance.period == begun):
+                    tallies[name].count(release)
+            elif principal not in stored:
                 strays[principal] = None
             elif stored[principal].period == period:
                 tallies[principal].count(release)

@@ -7,11 +7,12 @@ from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, prepare, told
 from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
 from safexplain.ledger.inspection import replacing, verify, write_charges
@@ -20,6 +21,8 @@ from safexplain.ledger.records import Account, Answer, Charge, Grant, begins, ch
 from safexplain.ledger.releases import Release, as_release
 from safexplain.ledger.storage import Storage
 from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.trainings import charge_everybody, recorded, statements, training_of
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 class Ledger:
@@ -42,8 +45,10 @@ class Ledger:
         questions: distinct ones that each principal may `ask` in a period; infinite: they are counted, and whoever asks
             brings the limit. None: as stored, no limit if never given. A ledger may have a budget of epsilon, of
             questions, or both.
-        adjacency: what neighbouring data sets differ in, "substitute" or "add_remove", for all releases. None: as
-            stored; if never given, the first release that names its neighbours settles it, and others are refused.
+        adjacency: what neighbouring data sets differ in, "substitute", "add_remove" or "zero_out", for all releases.
+            None: as stored; if never given, the first release that names its neighbours settles it, and others are
+            refused. Releases that name none are about the ledger's; those before any was named count as about
+            "substitute", unless a later opening says what they were.
         timeout: seconds to wait for others who write.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -79,7 +84,11 @@ class Ledger:
         self._arguments: dict[str, Any] = {"url": url, "timeout": timeout, "clock": clock}
         self._storage = open_storage(url, timeout, clock)
         self._settings = prepare(self._storage, given)
+        self._forget()
+
+    def _forget(self) -> None:
         self._durable: dict[str, int] = {}  # principal -> number of a question that is known to be on the disk
+        self._trainings: set[str] = set()  # weights whose training is
 
     def spent(self, principal: str) -> float:
         """Epsilon that a principal has spent in the current period, at the delta of its budget."""
@@ -88,19 +97,26 @@ class Ledger:
     def account(self, principal: str) -> Account:
         """How a principal stands."""
         balances = self._balances(self._storage.read, named(principal))
-        return balances.account(count(self._storage.read, balances, self._settings.period or ""))
+        questions = count(self._storage.read, balances, self._settings.period or "")
+        return balances.account(questions, told(self._storage.read, balances.mine.period))
 
     def total(self) -> Account:
         """How all principals together stand, for ever; epsilon is infinite where there is no limit."""
-        return self._balances(self._storage.read, TOTAL).account(0)
+        return self._balances(self._storage.read, TOTAL).account(0, told(self._storage.read, 0))
 
     def accounts(self) -> list[Account]:
         """Every principal that ever asked, was charged or was granted a budget, by name."""
         rows = self._storage.read(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal")
         found, now = {row[0]: Balance.of(row) for row in rows}, self._storage.now()
-        standing = [Balances.of(self._settings, found, name, now) for name in found if name != TOTAL]
-        asked = counts(self._storage.read, begins(self._settings.period or "", standing[0].time)) if standing else {}
-        return [balances.account(asked.get(balances.mine.principal, 0)) for balances in standing]
+        if TOTAL not in found or len(found) == 1:
+            return []
+        begun = begins(self._settings.period or "", max(now, found[TOTAL].time))
+        trainings, asked = told(self._storage.read, begun), counts(self._storage.read, begun)
+        return [
+            Balances.of(self._settings, found, name, now, lambda _: trainings).account(asked.get(name, 0), trainings)
+            for name in found
+            if name != TOTAL
+        ]
 
     def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
         """Recorded releases, oldest first.
@@ -163,6 +179,7 @@ class Ledger:
         mu: float | None = None,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
+        adjacency: Adjacency | None = None,
     ) -> Charge:
         """Record a release, if it fits; charge before the answer leaves, or use `answer`.
 
@@ -174,6 +191,7 @@ class Ledger:
             mu: of a Gaussian answer.
             mechanism: what makes the answer, to be recorded.
             parameters: of the mechanism, to be recorded; JSON types.
+            adjacency: what neighbouring data sets differ in, for this release; None: as for the ledger.
 
         Returns:
             The charge as recorded; it is durable.
@@ -184,11 +202,60 @@ class Ledger:
                 the ledger's.
             LedgerError: the database cannot be written.
         """
-        entry = Entry(as_release(release, epsilon, delta, mu), *described(mechanism, parameters))
+        what = as_release(release, epsilon, delta, mu)
+        entry = Entry(what, *described(mechanism, parameters), adjacency=_neighbours(adjacency))
         name = named(principal)
         with self._storage.transaction() as execute:
             balances = self._locked_balances(execute, name).charged([entry])
             return balances.record(execute, [entry])[0]
+
+    def charge_training(self, statement: PrivacyStatement, *, adjacency: Adjacency | None = None) -> Charge:
+        """Record that a model was trained on the records of this ledger, once: the same weights are not charged again.
+
+        A model is told to everybody, so that its training counts in the total and in every account of this period, of
+        those who first ask later too; it must fit into all of them (`safexplain.ledger.trainings`). Charge it before
+        anything of the model leaves. `MeteredRecourse` does it by itself. Others wait while it goes through the
+        accounts, some 5 seconds for 100,000.
+
+        Args:
+            statement: of the training, with the digest of its weights: `model.privacy_`.
+            adjacency: under which it counts; None: the ledger's.
+
+        Returns:
+            Its charge, of the principal "", now or when it was first charged; it is durable.
+
+        Raises:
+            BudgetExhausted: it does not fit into the total, into the account of the principal that the error names, or
+                into that of whoever asks for the first time; nothing was recorded.
+            RefusedError: a statement about no weights, about persons, without a finite epsilon, other than the one by
+                which these weights were charged, or under add/remove one that tells the number of records.
+            ConfigurationError: neighbours other than the ledger's, or none were ever named; a ledger that counts
+                questions only.
+            LedgerError: the database cannot be written.
+        """
+        about = _neighbours(adjacency) or self.adjacency
+        if not about:
+            raise ConfigurationError(
+                "adjacency: neither this ledger nor anything in it says what neighbouring data sets differ in, and the"
+                ' epsilon of a training depends on it: pass adjacency="substitute", or whatever it is'
+            )
+        training = training_of(statement, cast("Adjacency", about))
+        if charge := recorded(self._storage.read, statement):
+            self._agreed(charge, about)
+            if statement.weights not in self._trainings:
+                self._storage.sync()  # another process may have committed it a moment ago
+        else:
+            with self._storage.transaction() as execute:
+                balances = self._locked_balances(execute, TOTAL)
+                found = recorded(execute, statement)
+                charge = found or charge_everybody(execute, balances, statement, training)
+            self._agreed(charge, about)
+        self._trainings.add(statement.weights)
+        return charge
+
+    def trainings(self) -> list[tuple[Charge, PrivacyStatement]]:
+        """Every training that was charged, and its statement, oldest first."""
+        return statements(self._storage.read)
 
     def answer(
         self,
@@ -199,6 +266,7 @@ class Ledger:
         *,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
+        adjacency: Adjacency | None = None,
     ) -> Answer:
         """Answer a question once; the same question again gets the stored answer.
 
@@ -215,6 +283,7 @@ class Ledger:
             release: what the answer can reveal; a stored answer is charged as it was made.
             mechanism: to be recorded.
             parameters: to be recorded; JSON types.
+            adjacency: as in `charge`.
 
         Raises:
             BudgetExhausted: it does not fit; nothing was recorded, and `compute` was not called unless somebody else
@@ -223,8 +292,9 @@ class Ledger:
             LedgerError: the database cannot be written.
         """
         return self.answer_many(
-            principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters
-        )[0]
+            principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters,
+            adjacency=adjacency,
+        )[0]  # fmt: skip
 
     def answer_many(
         self,
@@ -235,6 +305,7 @@ class Ledger:
         *,
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
+        adjacency: Adjacency | None = None,
     ) -> tuple[Answer, ...]:
         """`answer` for several questions at once, all or nothing.
 
@@ -246,7 +317,8 @@ class Ledger:
             InputError: the answers are not JSON, or not as many as asked for.
             LedgerError: the database cannot be written.
         """
-        batch = Batch.of(named(principal), questions, release, *described(mechanism, parameters))
+        about = _neighbours(adjacency)
+        batch = Batch.of(named(principal), questions, release, *described(mechanism, parameters), about)
         found = batch.look_up(self._storage.read)
         if not batch.is_free(found):
             self._balances(self._storage.read, principal).charged(batch.entries(found))
@@ -325,6 +397,11 @@ class Ledger:
         return seen(self._storage.read, named(principal), text("space", space), after)
 
     @property
+    def adjacency(self) -> str | None:
+        """What neighbouring data sets differ in, for all releases; None: nothing has said so yet."""
+        return Settings.load(self._storage.read("SELECT name, value FROM ledger_settings")).adjacency
+
+    @property
     def lasting(self) -> bool:
         """Whether it outlives the process: all but those in memory do."""
         return self._storage.lasting
@@ -396,6 +473,13 @@ class Ledger:
         """Let go of the connection; the next use opens another."""
         self._storage.close()
 
+    def _agreed(self, charge: Charge, about: str) -> None:
+        if self.adjacency != about:
+            raise ConfigurationError(
+                f"adjacency: this training was charged under {self.adjacency}, which is what the ledger is about, not"
+                f" {about}"
+            )
+
     def _balances(self, execute: Execute, principal: str) -> Balances:
         return Balances.open(execute, self._settings, principal, self._storage.now())
 
@@ -421,12 +505,20 @@ class Ledger:
         self._arguments, self._settings = state["arguments"], state["settings"]
         self._storage = open_storage(**self._arguments)
         self._storage.ledger = state["ledger"]
-        self._durable = {}
+        self._forget()
 
     def __repr__(self) -> str:
         each, questions = self._settings.each, self._settings.questions
         budget = "" if self._settings.epsilon is None else f", epsilon={each.epsilon:g}, delta={each.delta:g}"
         return f"Ledger({self._storage.name!r}{budget}{'' if questions is None else f', questions={questions:g}'})"
+
+
+def _neighbours(adjacency: Adjacency | None) -> str:
+    """As entries have them; raises ConfigurationError for a word that is no adjacency."""
+    if adjacency is None:
+        return ""
+    check_adjacency(adjacency)
+    return adjacency
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:

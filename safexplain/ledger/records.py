@@ -68,6 +68,8 @@ class Account:
         rule: which sums decide, see `safexplain.ledger.composition`; "" before the first release.
         questions: distinct ones that were counted in this period.
         most_questions: of a period; None: no limit.
+        trainings: how many of the releases were trainings, which everybody is told of.
+        training_epsilon: what these alone come to, of what is spent.
     """
 
     principal: str
@@ -81,6 +83,8 @@ class Account:
     rule: str = ""
     questions: int = 0
     most_questions: int | None = None
+    trainings: int = 0
+    training_epsilon: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Charge:
 
     Args:
         id: number in the ledger.
-        principal: who was told.
+        principal: who was told; "" for a training, of which everybody is.
         release: what it can reveal.
         mechanism: what made the answer.
         parameters: of the mechanism.

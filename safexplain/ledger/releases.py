@@ -1,5 +1,5 @@
-"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases, and
-Renyi curves (`curves`).
+"""What one answer reveals, as a bound that the ledger can add up: pure, approximate, Gaussian and Laplace releases,
+Renyi curves (`curves`), and trainings.
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
 the answer can be. All releases of a ledger must speak of the same neighbours (`substitute`, say, throughout).
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from safexplain._privacy_loss import check_adjacency
 from safexplain._validate import check_whole, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
 from safexplain.ledger.curves import Concentrated, Renyi
@@ -107,8 +108,60 @@ class Laplace:
         return self.epsilon + one_step * one_step / 4
 
 
-Release = Pure | Approximate | Gaussian | Laplace | Concentrated | Renyi
-KINDS: dict[str, type[Release]] = {c.kind: c for c in (Pure, Approximate, Gaussian, Laplace, Concentrated, Renyi)}
+@dataclass(frozen=True)
+class Training:
+    """A model that was trained with differential privacy: what is known of it in up to three ways, of which each
+    account takes what costs it least (`safexplain.ledger.composition`).
+
+    Args:
+        epsilon: at least 0; at `delta`, as the statement of the training says.
+        delta: in [0, 1).
+        mu: of a training that is mu-GDP, such as steps of full batches with Gaussian noise; None: not known to be.
+        orders: of Renyi divergences, as in `Renyi`; empty where none are known.
+        divergences: one for each order.
+        adjacency: what its neighbours are; "" for the ledger's.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    mu: float | None = None
+    orders: tuple[float, ...] = ()
+    divergences: tuple[float, ...] = ()
+    adjacency: str = ""
+    kind: ClassVar[str] = "training"
+
+    def __post_init__(self) -> None:
+        keep_number(self, "epsilon", minimum=0)
+        keep_number(self, "delta", minimum=0, below=1)
+        if self.mu is not None:
+            keep_number(self, "mu", minimum=NEGLIGIBLE)
+        if self.adjacency:
+            check_adjacency(self.adjacency)
+        for name in ("orders", "divergences"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.orders or self.divergences:
+            _ = self.curve
+
+    @property
+    def curve(self) -> Concentrated | Renyi | None:
+        """Its Renyi divergences; None where only epsilon and delta are known."""
+        if self.mu is not None:
+            return Concentrated(self.mu * self.mu / 2)
+        return _curve(self.orders, self.divergences) if self.orders or self.divergences else None
+
+    def __str__(self) -> str:
+        return f"Training(epsilon={self.epsilon:.6g}, delta={self.delta:g})"
+
+
+@lru_cache(maxsize=256)
+def _curve(orders: tuple[float, ...], divergences: tuple[float, ...]) -> Renyi:
+    return Renyi(orders, divergences)
+
+
+Release = Pure | Approximate | Gaussian | Laplace | Concentrated | Renyi | Training
+KINDS: dict[str, type[Release]] = {
+    c.kind: c for c in (Pure, Approximate, Gaussian, Laplace, Concentrated, Renyi, Training)
+}
 
 
 def as_release(
@@ -127,7 +180,7 @@ def as_release(
         if not isinstance(release, Release):
             raise ConfigurationTypeError(
                 "release: expected Pure, Approximate, Gaussian, Laplace, Concentrated or Renyi, got"
-                f" {type(release).__name__}"
+                f" {type(release).__name__}; a PrivacyStatement is charged by `charge_training`"
             )
         return release
     if mu is not None:
@@ -139,7 +192,7 @@ def as_release(
 @lru_cache(maxsize=4096)
 def to_json(release: Release) -> str:
     """As it is recorded."""
-    values = {name: value for name, value in asdict(release).items() if value not in (None, "")}
+    values = {name: value for name, value in asdict(release).items() if value not in (None, "", ())}
     return json.dumps({"kind": release.kind, **values})
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from safexplain.cli import _run
 from safexplain.ledger import BudgetExhausted, Ledger
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 @pytest.fixture
@@ -148,3 +149,25 @@ def test_questions_are_shown_and_granted(tmp_path, capfd):
     assert "Nothing was ever charged or granted" in capfd.readouterr().out
     for wrong in (["--everybody", "--epsilon", "1"], ["--total", "--questions", "3"], ["ann", "--everybody"], ["ann"]):
         assert run("grant", path, *wrong) != 0
+
+
+def test_a_training_is_charged_from_its_statement_once_and_shown_in_a_line_of_its_own(tmp_path, capfd):
+    database, file = f"sqlite:///{tmp_path / 'b.db'}", tmp_path / "statement.json"
+    Ledger(database, epsilon=1.0, total_epsilon=2.0).charge("ann", epsilon=0.25)
+    PrivacyStatement("output perturbation", 500, 0.0, pure_epsilon=0.5, weights="a" * 64).save(file)
+    assert run("training", database, file) == 2
+    assert "pass adjacency=" in capfd.readouterr().err
+    for _ in range(2):
+        assert run("training", database, file, "--adjacency", "substitute") == 0
+        assert "All together: 0.75 of 2 spent" in capfd.readouterr().out
+    assert run("training", database, file, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["charge"]["kind"] == "training"
+    assert run("show", database, "--verify") == 0
+    printed = capfd.readouterr().out
+    assert "Training(epsilon=0.5, delta=0)  output perturbation; weights aaaaaaaaaaaaaaaa..." in printed
+    assert "2 records add up" in printed
+    assert run("show", database, "--json") == 0
+    content = json.loads(capfd.readouterr().out)
+    assert [t["statement"]["weights"] for t in content["trainings"]] == ["a" * 64]
+    assert (content["total"]["trainings"], content["total"]["training_epsilon"]) == (1, 0.5)
+    assert run("training", database, file, "--adjacency", "both") == 2

@@ -233,7 +233,7 @@ def test_a_ledger_from_before_takes_curves_once_it_is_opened(tmp_path):
         old = Ledger(f"sqlite:///{file}", epsilon=9.0, delta=1e-5)
         old.charge("team", epsilon=0.1)
         old.close()
-    with Ledger(f"sqlite:///{file}") as ledger:
+    with Ledger(f"sqlite:///{file}", adjacency="add_remove") as ledger:
         ledger.charge("team", CURVE)
         assert ledger.verify() == 2
 

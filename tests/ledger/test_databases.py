@@ -11,6 +11,7 @@ from safexplain.errors import ConfigurationError, InputError, LedgerError, Missi
 from safexplain.ledger import Ledger, Pure
 from safexplain.ledger.storage.schema import MIGRATIONS, VERSION, migrate
 from safexplain.ledger.storage.sqlite import SqliteStorage
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 @pytest.fixture
@@ -170,6 +171,9 @@ def test_postgres_without_psycopg_names_the_extra(monkeypatch):
         Ledger("postgresql://localhost/x", epsilon=1.0)
 
 
+TRAINED = PrivacyStatement("output perturbation", 500, 0.0, pure_epsilon=0.125, weights="a" * 64)
+
+
 def of_version(path, version):
     """A ledger as an older safexplain left it."""
     storage = SqliteStorage(path, 5.0)
@@ -192,14 +196,17 @@ def of_version(path, version):
     storage.close()
 
 
-def test_a_ledger_of_version_1_is_brought_up_to_date(path, sqlite_url):
-    of_version(path, 1)
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_ledger_of_an_older_version_is_brought_up_to_date(path, sqlite_url, version):
+    of_version(path, version)
     with Ledger(sqlite_url) as ledger:
-        assert ledger._storage.version() == VERSION > 1
+        assert ledger._storage.version() == VERSION == 6
         assert ledger.spent("ann") == 0.25
         assert next(ledger.charges()).mechanism == "old"
         ledger.answer("ann", "why?", lambda: 1, Pure(0.5))
-        assert ledger.verify() == 2
+        ledger.charge_training(TRAINED, adjacency="substitute")
+        assert (ledger.spent("ann"), ledger.spent("bob")) == (0.875, 0.125)
+        assert ledger.verify() == 3
 
 
 def test_a_migration_that_fails_changes_nothing(path, sqlite_url, monkeypatch):

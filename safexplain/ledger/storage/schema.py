@@ -2,7 +2,8 @@
 
 Sums are whole numbers kept as text, as they may have more than 64 bits; `loss` has one for each condition. Times are
 microseconds since 1970, UTC. The account "" is that of all principals together; its time is the last that the ledger
-saw. Questions are numbered by principal; `first` is the number of the one that a question is another look at.
+saw, and its charges are trainings. Questions are numbered by principal; `first` is the number of the one that a
+question is another look at.
 
 A ledger has a random name in its database, so that another one in its place is not taken for it.
 """
@@ -50,6 +51,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE ledger_grants ADD COLUMN questions BIGINT",
     ),
     (),  # charges may be Renyi curves, which an older safexplain could not read
+    (),  # charges may be trainings, which count in every account: an older safexplain would leave them out
 )
 """Steps never change once released; a new one is added behind them. `repeated`: not counted again in the total."""
 

@@ -1,0 +1,398 @@
+"""Trainings: each counts once, in the total and in every account, whoever asks when; or it is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from safexplain._privacy_loss import Steps
+from safexplain._selection import RepeatAndSelect
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
+from safexplain.ledger import Approximate, BudgetExhausted, Gaussian, Laplace, Ledger, Pure, Renyi
+from safexplain.ledger.composition import Budget, Composition, gaussian_epsilon, renyi
+from safexplain.ledger.curves import ORDERS
+from safexplain.ledger.releases import Training, from_json, to_json
+from safexplain.ledger.trainings import training_of
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+FORK = multiprocessing.get_context("fork")
+SUBSTITUTE = {"adjacency": "substitute"}
+
+
+def full(weights="a" * 64, noise=74.63, steps=100, **options):
+    """Of full batches; epsilon .9997 under substitution."""
+    phases = (Steps(noise, 1.0, steps, "full-batch"),)
+    return PrivacyStatement("gradient descent", 2000, 1e-5, phases=phases, weights=weights, **options)
+
+
+def sampled(weights="b" * 64, noise=4.0, **options):
+    """Of Poisson batches; epsilon about .5."""
+    phases = (Steps(noise, 0.02, 200),)
+    return PrivacyStatement("DP-SGD", 2000, 1e-5, phases=phases, weights=weights, **options)
+
+
+def pure(epsilon=0.5, weights="c" * 64, **options):
+    return PrivacyStatement("output", 2000, 0.0, pure_epsilon=epsilon, weights=weights, **options)
+
+
+def named(count):
+    return [f"{i:064x}" for i in range(count)]
+
+
+# ------------------------------------------------------------------------------------------------ who it counts to
+
+
+def test_a_training_counts_in_the_total_and_in_every_account_also_of_who_asks_later(make):
+    ledger = make(epsilon=2.0, delta=1e-5, total_epsilon=3.0, total_delta=1e-5, adjacency="substitute")
+    ledger.charge("ann", epsilon=0.25)
+    charge = ledger.charge_training(full())
+    epsilon = full().epsilons.substitute
+    assert (charge.principal, charge.release.epsilon, charge.parameters) == ("", epsilon, {"weights": "a" * 64})
+    assert ledger.spent("ann") == pytest.approx(0.25 + epsilon)
+    assert ledger.total().spent == pytest.approx(0.25 + epsilon)
+    assert ledger.spent("bob") == pytest.approx(epsilon), "who never asked is told of it too"
+    ledger.charge("bob", epsilon=0.5)
+    assert ledger.spent("bob") == pytest.approx(0.5 + epsilon)
+    assert ledger.total().spent == pytest.approx(0.75 + epsilon)
+    for account in (*ledger.accounts(), ledger.total()):
+        assert (account.trainings, account.training_epsilon) == (1, pytest.approx(epsilon))
+    assert [a.charges for a in ledger.accounts()] == [2, 2]
+    with pytest.raises(BudgetExhausted, match="'bob'"):
+        ledger.charge("bob", epsilon=1.0 - 0.45)
+    assert ledger.verify() == 3
+    assert ledger.trainings() == [(charge, full())]
+
+
+def test_the_same_weights_are_charged_once_and_others_again(make):
+    ledger = make(epsilon=3.0, delta=1e-5)
+    first = ledger.charge_training(full(), **SUBSTITUTE)
+    assert ledger.charge_training(full(), **SUBSTITUTE) == first
+    assert make().charge_training(full()) == first, "also by another process, which takes the ledger's neighbours"
+    assert ledger.total().trainings == 1
+    ledger.charge_training(pure())
+    assert ledger.total().trainings == 2
+    assert ledger.spent("ann") == pytest.approx(1.5, abs=1e-3)
+    assert ledger.verify() == 2
+
+
+def test_weights_that_were_charged_by_another_statement_are_refused(make):
+    ledger = make(epsilon=3.0, delta=1e-5, adjacency="substitute")
+    ledger.charge_training(full())
+    with pytest.raises(RefusedError, match=r"aaaa\.\.\. were charged by another statement"):
+        ledger.charge_training(full(noise=150.0))
+    assert ledger.total().trainings == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "whose", "principal"),
+    [
+        ({"epsilon": 2.0, "delta": 1e-5, "total_epsilon": 1.2}, "all principals together: the training", None),
+        ({"epsilon": 1.2, "delta": 1e-5}, "principal 'ann': the training", "ann"),
+        ({"epsilon": 0.9, "delta": 1e-5}, "whoever asks for the first time: the training", None),
+        ({"epsilon": 1.1, "delta": 1e-6}, "deltas of trainings add up to more", None),
+        ({"epsilon": 2.0}, "deltas of trainings add up to more", None),
+    ],
+)
+def test_a_training_that_does_not_fit_somewhere_is_refused_and_leaves_no_trace(make, options, whose, principal):
+    ledger = make(adjacency="substitute", **options)
+    ledger.charge("ann", epsilon=0.25)
+    ledger.charge("bob", epsilon=0.125)
+    before = [*ledger.accounts(), ledger.total()]
+    with pytest.raises(BudgetExhausted, match=whose) as refused:
+        ledger.charge_training(full())
+    assert refused.value.principal == principal
+    assert refused.value.requested == pytest.approx(1.0, abs=1e-3)
+    assert "told to everybody" in str(refused.value)
+    assert [*ledger.accounts(), ledger.total()] == before
+    assert ledger.trainings() == []
+    assert ledger.verify() == 2
+
+
+def test_a_grant_makes_room_for_a_training_and_a_small_one_leaves_none(make):
+    ledger = make(epsilon=1.0, delta=1e-5, adjacency="substitute")
+    ledger.charge("ann", epsilon=0.25)
+    with pytest.raises(BudgetExhausted, match="'ann'"):
+        ledger.charge_training(full())
+    ledger.grant("ann", 2.0)
+    ledger.charge_training(full())
+    assert ledger.account("ann").remaining == pytest.approx(0.75, abs=1e-3)
+    ledger.grant("bob", 0.5)
+    assert ledger.account("bob").remaining == 0.0
+    with pytest.raises(BudgetExhausted):
+        ledger.charge("bob", epsilon=0.01)
+    assert ledger.verify() == 2
+
+
+def test_a_training_counts_in_the_period_that_it_was_made_in_and_in_the_total_for_ever(make, clock):
+    ledger = make(epsilon=1.5, delta=1e-5, period="month", total_epsilon=3.6, adjacency="substitute")
+    ledger.charge("ann", epsilon=0.25)
+    clock.at += timedelta(days=31)
+    ledger.charge("bob", epsilon=0.25)
+    ledger.charge_training(full())
+    assert [round(ledger.spent(name), 3) for name in ("ann", "bob", "new")] == [1.0, 1.25, 1.0]
+    ledger.charge("ann", epsilon=0.5)
+    assert ledger.verify() == 4
+    clock.at += timedelta(days=31)
+    assert [ledger.spent(name) for name in ("ann", "bob", "new")] == [0.0, 0.0, 0.0]
+    ledger.charge("ann", epsilon=1.5)
+    assert (ledger.account("ann").trainings, ledger.total().trainings) == (0, 1)
+    assert ledger.total().spent == pytest.approx(3.5, abs=1e-3)
+    assert ledger.verify() == 5
+
+
+def test_who_was_only_granted_something_in_another_period_must_have_room_too(make, clock):
+    ledger = make(epsilon=2.0, delta=1e-5, period="day", adjacency="substitute")
+    ledger.grant("ann", 0.5)
+    clock.at += timedelta(days=2)
+    with pytest.raises(BudgetExhausted, match="'ann'") as refused:
+        ledger.charge_training(full())
+    assert refused.value.renews is not None
+
+
+def test_a_ledger_of_questions_holds_no_training(make):
+    with pytest.raises(ConfigurationError, match="counts questions"):
+        make(questions=5).charge_training(full(), **SUBSTITUTE)
+
+
+def test_accounts_agree_with_their_records_whatever_is_charged_granted_and_asked_when(make, clock):
+    """Every sum is what replaying all records in their order gives; `verify` is the slow way."""
+    rng, weights = random.Random(5), iter(named(40))
+    ledger = make(epsilon=9.0, delta=1e-4, period="day", adjacency="substitute", questions=1000)
+    for i in range(120):
+        who = rng.choice("abcdef")
+        match rng.randrange(8):
+            case 0 | 1 | 2:
+                releases = (Pure(0.05), Laplace(0.02), Approximate(0.05, 1e-7), Gaussian(0.05))
+                ledger.charge(who, rng.choice(releases[: 4 if i % 50 > 25 else 3]))
+            case 3:
+                statement = rng.choice([full, sampled, pure])(weights=next(weights))
+                ledger.charge_training(replace(statement, **({"pure_epsilon": 0.1} if statement.pure_epsilon else {})))
+            case 4:
+                ledger.grant(who, rng.choice([9.0, 12.0]))
+            case 5:
+                ledger.ask(who, [bytes([i])])
+            case 6:
+                ledger.answer(who, str(rng.randrange(9)), lambda: 1, Pure(0.1))
+            case 7:
+                clock.at += timedelta(hours=8)
+        if i % 10 == 0:
+            ledger.verify()
+    assert ledger.total().trainings > 8
+    assert ledger.verify() == len(list(ledger.charges()))
+
+
+def test_more_accounts_than_one_statement_holds(sqlite_url, monkeypatch):
+    monkeypatch.setattr("safexplain.ledger.trainings.PAGE", 3)
+    with Ledger(sqlite_url, epsilon=2.0, delta=1e-5, adjacency="substitute") as ledger:
+        for i in range(10):
+            ledger.charge(f"p{i}", epsilon=0.25)
+        ledger.charge_training(full())
+        assert {round(a.spent, 3) for a in ledger.accounts()} == {1.25}
+        assert ledger.verify() == 11
+
+
+# -------------------------------------------------------------------------------------------------------- at once
+
+
+def charge_all(url, begin, weights, pipe):
+    ledger, refused = Ledger(url), 0
+    begin.wait()
+    for name in weights:
+        try:
+            ledger.charge_training(pure(0.25, name))
+            ledger.charge(f"p{name[-1]}", epsilon=0.01)
+        except BudgetExhausted:
+            refused += 1
+    pipe.send(refused)
+
+
+def test_processes_that_charge_the_same_trainings_charge_each_once(url):
+    Ledger(url, epsilon=1.3, delta=1e-5, total_epsilon=9.0, adjacency="substitute").close()
+    begin, pipes, processes = FORK.Barrier(4), [], []
+    for i in range(3):
+        here, there = FORK.Pipe(duplex=False)
+        order = random.Random(i).sample(named(5), 5)
+        processes.append(FORK.Process(target=charge_all, args=(url, begin, order, there), daemon=True))
+        processes[-1].start()
+        pipes.append(here)
+    begin.wait()
+    refused = [here.recv() for here in pipes if here.poll(60)]
+    for process in processes:
+        process.join()
+    assert len(refused) == 3
+    with Ledger(url) as ledger:
+        assert ledger.total().trainings == 5
+        assert ledger.spent("nobody") == 1.25
+        assert all(account.spent <= 1.3 for account in ledger.accounts())
+        assert ledger.verify() == ledger.total().charges
+
+
+# ---------------------------------------------------------------------------------------------------- what it says
+
+
+def test_full_batches_are_known_by_their_mu_exactly():
+    statement = full()
+    for adjacency in ("substitute", "zero_out"):
+        found = training_of(statement, adjacency)
+        assert gaussian_epsilon(found.mu**2, 1e-5) == pytest.approx(statement.epsilons.of(adjacency), rel=1e-6)
+        assert (found.delta, found.adjacency) == (1e-5, adjacency)
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "zero_out"])
+def test_sampled_batches_are_known_by_their_curve(adjacency):
+    found = training_of(sampled(), adjacency)
+    assert found.curve.divergences == Renyi.of_steps(sampled().phases, adjacency).divergences
+    assert found.epsilon == sampled().epsilons.of(adjacency) <= found.curve.epsilon_at(1e-5)
+
+
+def test_a_pure_training_is_pure_and_one_of_cut_batches_is_what_its_statement_says():
+    present = pure(pure_add_remove=0.3)
+    assert training_of(present, "substitute") == Training(0.5, adjacency="substitute")
+    assert training_of(present, "zero_out") == Training(0.3, adjacency="zero_out")
+    cut = replace(sampled(), phases=(Steps(4.0, 0.02, 200, "truncated-poisson", 400, 2000),))
+    assert training_of(cut, "substitute") == Training(cut.epsilons.substitute, 1e-5, adjacency="substitute")
+
+
+@pytest.mark.parametrize("number", ["geometric", "poisson"])
+def test_the_best_of_several_trainings_costs_what_choosing_it_costs(number):
+    best = sampled(selection=RepeatAndSelect(mean=10, number=number))
+    found = training_of(best, "substitute")
+    assert found.epsilon == best.epsilons.substitute > sampled().epsilons.substitute
+    assert found.curve.epsilon_at(1e-5) >= found.epsilon * (1 - 1e-9)
+    assert (renyi(found, [4.0, 8.0]) > renyi(training_of(sampled(), "substitute"), [4.0, 8.0])).all()
+    only = sampled(selection=RepeatAndSelect(mean=1))
+    assert training_of(only, "substitute").curve.orders == ORDERS
+    chosen = pure(selection=RepeatAndSelect(mean=10))
+    assert training_of(chosen, "substitute").epsilon == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("statement", "adjacency", "error", "says"),
+    [
+        (full(weights=""), "substitute", RefusedError, "names no weights"),
+        (sampled(unit="person", rows_per_person=3), "substitute", RefusedError, "all of their rows"),
+        (full(), "add_remove", RefusedError, "tells the true number of records"),
+        (full(noise=0.0), "substitute", RefusedError, "promises nothing under substitute"),
+        (pure(selection=RepeatAndSelect(3, "poisson")), "substitute", RefusedError, "promises nothing"),
+        ({"epsilon": 1.0}, "substitute", ConfigurationTypeError, "expected a PrivacyStatement"),
+        (full(), None, ConfigurationError, "pass adjacency="),
+        (full(), "both", ConfigurationError, "adjacency: expected one of"),
+    ],
+)
+def test_what_says_nothing_about_one_model_is_refused(make, statement, adjacency, error, says):
+    ledger = make(epsilon=9.0, delta=1e-5)
+    with pytest.raises(error, match=says):
+        ledger.charge_training(statement, adjacency=adjacency)
+    assert ledger.total().charges == 0
+
+
+def test_a_count_with_noise_hides_presence_and_may_be_charged_under_add_remove(make):
+    ledger = make(epsilon=9.0, delta=1e-5)
+    charge = ledger.charge_training(full(count_noised=True), adjacency="add_remove")
+    assert charge.release.epsilon == full().epsilons.add_remove
+
+
+# ------------------------------------------------------------------------------------------------ how it adds up
+
+ONE = training_of(full(), "substitute")
+
+
+def test_in_a_small_budget_a_training_counts_as_its_statement_says():
+    budget = Budget(2.0, 1e-5)
+    sums = Composition().add(ONE, budget)
+    assert (sums.rule, sums.spent(budget)) == ("basic", pytest.approx(ONE.epsilon))
+    for _ in range(4):
+        sums = sums.add(Pure(0.25), budget)
+    assert sums.within(budget)
+    assert sums.spent(budget) == pytest.approx(2.0, abs=1e-3)
+    assert not sums.add(Pure(0.01), budget).within(budget)
+
+
+@pytest.mark.parametrize("statement", [full(), sampled()])
+def test_in_a_large_budget_many_trainings_fit_and_never_more_than_exact_accounting_allows(statement):
+    one, budget, count = training_of(statement, "substitute"), Budget(8.0, 1e-5), 0
+    sums = Composition()
+    while (more := sums.add(one, budget)).within(budget):
+        sums, count = more, count + 1
+    exact = replace(statement, phases=(replace(statement.phases[0], steps=count * statement.phases[0].steps),))
+    assert sums.rule == "renyi"
+    assert count > 2.5 * 8.0 / one.epsilon
+    assert exact.epsilons.substitute <= sums.spent(budget) <= 8.0
+
+
+def test_a_training_joins_whatever_rule_an_account_has():
+    budget = Budget(8.0, 1e-4)
+    for before, rule in ((Gaussian(0.2), "gaussian"), (Laplace(0.01), "renyi"), (Approximate(0.1, 1e-6), "renyi")):
+        sums = Composition().add(before, budget)
+        alone = sums.spent(budget)
+        for one in (ONE, training_of(sampled(), "substitute"), Training(0.5), Training(0.5, 1e-6)):
+            sums = sums.add(one, budget)
+            assert sums.within(budget)
+        assert sums.rule == rule
+        assert alone < sums.spent(budget) < alone + 4.0
+    gaussian = Composition().add(Gaussian(0.2), budget).add(ONE, budget)
+    exact = gaussian_epsilon(0.2**2 + ONE.mu**2, 1e-4)
+    assert exact <= gaussian.spent(budget) <= 1.05 * exact, "full batches count with their mu there"
+
+
+def test_a_training_of_epsilon_zero_is_told_too(make):
+    ledger = make(epsilon=1.0, delta=1e-5, adjacency="substitute")
+    ledger.charge_training(full(steps=0))
+    assert (ledger.spent("ann"), ledger.total().trainings) == (0.0, 1)
+    assert ledger.verify() == 1
+
+
+def test_trainings_survive_their_record():
+    for one in (ONE, training_of(sampled(), "zero_out"), Training(0.5), Training(0.25, 1e-7)):
+        assert from_json(to_json(one)) == one
+        assert math.isfinite(one.epsilon)
+    with pytest.raises(LedgerError, match="no release"):
+        from_json('{"kind": "training", "epsilon": 1, "orders": [2, 1.5], "divergences": [1, 2]}')
+
+
+# ------------------------------------------------------------------------------------------------ records of it
+
+
+def test_an_export_has_the_training(make, tmp_path):
+    ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
+    ledger.charge_training(full())
+    ledger.charge_training(sampled())
+    ledger.charge("ann", epsilon=0.1)
+    assert ledger.export(tmp_path / "all.jsonl") == 3
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [(r["principal"], r["kind"], r.get("adjacency")) for r in rows] == [
+        ("", "training", "substitute"), ("", "training", "substitute"), ("ann", "pure", None),
+    ]  # fmt: skip
+    assert rows[0]["mu"] == pytest.approx(0.268, abs=1e-3)
+    assert len(rows[1]["divergences"]) == len(rows[1]["orders"])
+    assert ledger.export(tmp_path / "all.csv", format="csv") == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("UPDATE ledger_answers SET value = '{}'", "answer of charge 2 is altered"),
+        ("DELETE FROM ledger_answers", "answer of charge 2 is missing"),
+        ("DELETE FROM ledger_charges WHERE principal = ''", "sums of"),
+        ("UPDATE ledger_charges SET principal = 'ann' WHERE id = 2", "sums of"),
+    ],
+)
+def test_a_training_that_was_tampered_with_is_found(make, damage, says):
+    ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
+    ledger.charge("ann", epsilon=0.1)
+    ledger.charge_training(full())
+    ledger.charge("bob", epsilon=0.1)
+    with ledger._storage.transaction() as execute:
+        execute(damage, ())
+    with pytest.raises(LedgerError, match=says):
+        ledger.verify()
+    if "ledger_answers" in damage:
+        with pytest.raises(LedgerError, match="statement of charge 2 cannot be read"):
+            ledger.charge_training(full())
