@@ -250,11 +250,13 @@ class Constraints:
         """How messages call a column."""
         return label(self.features, column)
 
-    def check(self, x: Floats) -> None:
+    def check(self, x: Floats, frozen: Mask | None = None) -> None:
         """Refuse queries that break the constraints, without tolerance, before anything is changed.
 
         Args:
             x: (n, d) queries.
+            frozen: (n, d) bool, what these queries must not change; there it may lie outside its box, which is about
+                what they may change to.
 
         Raises:
             InputError: another width, a value outside its box, an integer feature that is not whole, or a one-hot group
@@ -271,6 +273,7 @@ class Constraints:
                     " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
                 )
         outside = (x < self.low) | (x > self.high)
+        outside &= True if frozen is None else ~frozen
         if outside.any():
             _refuse(self, x, outside, int(outside.any(axis=0).argmax()))
         fraction = (x != np.rint(x)) & self.whole

@@ -95,12 +95,12 @@ class Feature:
 
     @property
     def middle(self) -> float:
-        """What stands in the value column of a row whose value is special: the middle of the range, whole where both
-        ends are; without an end the other one, or 0."""
+        """What stands in the value column of a row whose value is special: the middle of the range, rounded down to a
+        whole number where the range is wide or both ends are whole; without an end the other one, or 0."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return float(np.clip(0.0, self.low, self.high))
         middle = self.low + (self.high - self.low) / 2
-        whole = self.low == int(self.low) and self.high == int(self.high)
+        whole = self.high - self.low >= 2 or (self.low == int(self.low) and self.high == int(self.high))
         return float(math.floor(middle)) if whole else middle
 
 

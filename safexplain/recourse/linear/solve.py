@@ -89,7 +89,7 @@ def linear_recourse(
     box = check_within(within, rows.shape)
     if constraints is not None:
         check_columns(constraints.features, x)
-        constraints.check(rows)
+        constraints.check(rows, held)
     cost = for_columns(cost, None if constraints is None else constraints.features, len(w))
     shift = np.broadcast_to(b, (len(rows),))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -313,7 +313,7 @@ class RecourseMechanism(ABC):
             if allowed is not None:
                 check_columns(allowed.features, x)
         if allowed is not None:
-            allowed.check(rows)
+            allowed.check(rows, self._held(rows))
         return rows
 
     @property

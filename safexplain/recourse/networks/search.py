@@ -112,8 +112,8 @@ def network_recourse(
     rows = as_rows(x, None if constraints is None else constraints.width)
     constraints = Constraints(features=rows.shape[1]) if constraints is None else constraints
     check_columns(constraints.features, x)
-    constraints.check(rows)
     mask = _mask(frozen, rows.shape)
+    constraints.check(rows, mask)
     model = NetworkScore(score, favourable=favourable, batch_size=options.batch_size)
     price = Price(torch.from_numpy(cost.weights(rows.shape[1])).to(model.home), cost.power == 2)
     task = Boundary(model, float(target), price, options.steps)

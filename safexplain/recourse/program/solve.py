@@ -112,10 +112,10 @@ def solve_program(
                 " same table"
             )
         check_columns(constraints.features, x)
-        constraints.check(rows)
     rules = Constraints(model.width) if constraints is None else constraints
     cost = for_columns(cost, rules.features, model.width)
     held = None if frozen is None else _like(np.asarray(frozen, dtype=bool), rows, "frozen")
+    rules.check(rows, held)
     box = None if within is None else [_like(real_numbers(side, "within"), rows, "within") for side in within]
     score = model.score(rows)
     if not np.isfinite(score).all():
