@@ -27,6 +27,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import pdtr, pdtrik
 
 from safexplain._privacy_loss import (
     ROUNDING,
@@ -39,6 +40,7 @@ from safexplain._privacy_loss import (
     renyi,
     truncation,
 )
+from safexplain._secure_random.generators import Randomness, SecureGenerator
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 
@@ -49,6 +51,9 @@ Number = Literal["geometric", "poisson", "logarithmic", "truncated-negative-bino
 
 ORDERS = np.concatenate([np.geomspace(1.02, 8.0, 18), np.geomspace(9.0, 400.0, 18)])
 """At which Renyi curves are read; each gives a bound, and the least counts."""
+
+_AT_ONCE = 1 << 14
+"""Probabilities that are added up together."""
 
 MOST_PHASES = 8
 """Phases of a training that is repeated; each takes a curve of its own."""
@@ -116,19 +121,32 @@ class RepeatAndSelect:
     def _shape(self) -> float:
         return {"geometric": 1.0, "logarithmic": 0.0}.get(self.number, self.shape or 0.0)
 
-    def draw(self, rng: np.random.Generator | None = None) -> int:
-        """How many trainings to run; from the operating system's randomness unless a generator is given (for tests)."""
-        rng = np.random.default_rng() if rng is None else rng
+    def draw(self, rng: Randomness | None = None) -> int:
+        """How many trainings to run; from a cryptographic generator unless another is given (for tests)."""
+        uniform = (SecureGenerator() if rng is None else rng).random()
         if self.number == "poisson":
-            return int(rng.poisson(self.mean))
-        if self.mean == 1:
-            return 1
-        if self._shape == 0:
-            return int(rng.logseries(1 - self.stopping))
+            found = math.ceil(float(pdtrik(uniform, self.mean)))
+            one_less = max(found - 1, 0)
+            return one_less if float(pdtr(one_less, self.mean)) >= uniform else found
+        return 1 if self.mean == 1 else self._quantile(uniform)
+
+    def _quantile(self, level: float) -> int:
+        """Of a truncated negative binomial distribution: the least number whose cumulative probability is the level.
+
+        P(k + 1) / P(k) = (1 - g) (k + s) / (k + 1) for shape s, and P(1) = (1 - g) s / (g^-s - 1).
+        """
+        shape, log_stopping = self._shape, math.log(self.stopping)
+        grown = -shape * log_stopping  # log of g^-s
+        first = math.log(shape / -math.expm1(-grown)) - grown if shape else -math.log(-log_stopping)
+        below, k, log_next = 0.0, 1, first + math.log1p(-self.stopping)
         while True:
-            found = rng.negative_binomial(self._shape, self.stopping, size=1000)
-            if len(positive := found[found > 0]):
-                return int(positive[0])
+            at = np.arange(k, k + _AT_ONCE)
+            steps = np.log((at + shape) / (at + 1)) + math.log1p(-self.stopping)
+            logs = log_next + np.concatenate([[0.0], np.cumsum(steps)])
+            reached = below + np.cumsum(np.exp(logs[:-1]))
+            if reached[-1] >= level or (k > self.mean and reached[-1] == reached[0]):
+                return k + min(int(np.searchsorted(reached, level)), _AT_ONCE - 1)
+            below, k, log_next = float(reached[-1]), k + _AT_ONCE, float(logs[-1])
 
     def __str__(self) -> str:
         of = f" of shape {self.shape:g}" if self.shape is not None else ""

@@ -25,6 +25,7 @@ SHARED = (
     "_loss_pairs",
     "_losses",
     "_privacy_loss",
+    "_secure_random",
     "_selection",
     "errors",
 )

@@ -73,10 +73,17 @@ SEEDED = (
     " trainings with it"
 )
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
+SECURE = "noise and random batches come from {}, in {} numbers"
 Unit = Literal["record", "person"]
 """What neighbouring data sets differ in."""
 
-_LATER: dict[str, Any] = {"unit": "record", "rows_per_person": None, "own_loop": False, "selection": None}
+_LATER: dict[str, Any] = {
+    "unit": "record",
+    "rows_per_person": None,
+    "own_loop": False,
+    "selection": None,
+    "generator": "",
+}
 """Fields that came later: left out of JSON at these values, so that what was written before keeps its digest."""
 
 LARGEST_FILE = 1 << 20
@@ -86,6 +93,19 @@ MOST_PHASES = 1000
 
 TOLERANCE = 2e-3
 """Versions of the accountant may differ by so much in a stated epsilon, absolutely and relatively."""
+
+
+def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
+    """Where noise comes from, as an assumption.
+
+    Args:
+        generator: a cryptographic one, in words; "": another.
+        seeded: whether it was a seed of the user's.
+        whole: whether noise is drawn exactly, in whole numbers.
+    """
+    if seeded:
+        return SEEDED
+    return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,7 @@ class PrivacyStatement:
         own_loop: whether the loop was the user's own, of which only so much can be checked.
         selection: of how many trainings such as this the model is the best, drawn how (see `selected`); None: there was
             one training, or their number and choice cost nothing that was counted.
+        generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
 
     Raises:
         ConfigurationError: the parameters contradict each other.
@@ -137,6 +158,7 @@ class PrivacyStatement:
     rows_per_person: int | None = None
     own_loop: bool = False
     selection: RepeatAndSelect | None = None
+    generator: str = ""
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -157,7 +179,7 @@ class PrivacyStatement:
             raise ConfigurationError(f"records: expected at most {MOST_RECORDS:g}")
         if self.expected_batch_size is not None:
             check_number("expected_batch_size", self.expected_batch_size, above=0.0)
-        for name in ("mechanism", "clipping", "trained", "weights"):
+        for name in ("mechanism", "clipping", "trained", "weights", "generator"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"{name}: expected text, got {getattr(self, name)!r:.60}")
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):
@@ -290,7 +312,7 @@ class PrivacyStatement:
         """What must hold for the guarantee."""
         sampled = dict.fromkeys(SAMPLED[p.sampling] for p in self.phases)
         counted = () if self.count_noised else (COUNTED,)
-        lines = (PUBLIC, *sampled, *counted, SEEDED if self.seeded else RANDOMNESS)
+        lines = (PUBLIC, *sampled, *counted, randomness(self.generator, seeded=self.seeded))
         if self.unit == "person":
             lines = tuple(_of_persons(line) for line in lines)
         return lines + ((OWN_LOOP,) if self.own_loop else ()) + (SELECTED if self.selection else ())

@@ -43,6 +43,17 @@ def test_a_noised_number_of_records_is_told_as_one_and_a_true_one_is_an_assumpti
     assert PrivacyStatement.load(hidden.save(tmp_path / "privacy.json")) == hidden
 
 
+def test_where_the_noise_comes_from_is_said_and_survives_a_file(tmp_path):
+    secure = replace(PURE, generator="dice")
+    assert any("noise and random batches come from dice" in line for line in secure.assumptions)
+    assert PrivacyStatement.load(secure.save(tmp_path / "privacy.json")) == secure
+    assert any("pseudo-random generator whose seed stays secret" in line for line in PURE.assumptions)
+    assert "generator" not in PURE.to_dict()  # files of before, and of trainings elsewhere, read as they were
+    seeded = replace(secure, seeded=True)
+    assert any("a seed that the user gave" in line for line in seeded.assumptions)
+    assert not any("dice" in line for line in seeded.assumptions)
+
+
 def test_an_infinite_epsilon_survives_a_file(tmp_path):
     none = PrivacyStatement("SGD", records=10, delta=1e-5, phases=(Steps(0.0, 1.0, 5, "full-batch"),))
     assert PrivacyStatement.load(none.save(tmp_path / "privacy.json")) == none

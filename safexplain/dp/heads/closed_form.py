@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
+from safexplain._secure_random.generators import SecureGenerator
 from safexplain._validate import whole_number
 from safexplain.dp.heads.recipe import Generators, HeadRecipe, common_batches, own_batches
 from safexplain.dp.sgd.clipping import Clipping
-from safexplain.dp.sgd.sampling import fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import Source, gaussian
 from safexplain.errors import ConfigurationError, InputError
 
 _TOLD = 50
@@ -145,7 +146,7 @@ def train_heads(
         shared_batches: all runs meet one sequence of batches. Each keeps its guarantee, which holds given the sampling
             of the other rows, but runs are independent of each other only given the batches.
         initial: where training starts, one head for all runs or one for each; None: zeros.
-        generator: of sampling and noise, on the device of `features`; None: a new one, seeded by the operating system.
+        generator: of sampling and noise, torch's on the device of `features`; None: a cryptographic one.
             A list of one for each run: a run is then the same, up to rounding, whichever others train beside it.
         float_safe: draw noise that the gaps between floating-point numbers do not tell, see
             `safexplain.dp.sgd.sampling.gaussian`; half as fast.
@@ -162,7 +163,7 @@ def train_heads(
     _check_data(x, labels, recipe.classes, runs, membership)
     rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
     std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
-    generator = fresh_generator(x.device) if generator is None else generator
+    generator = SecureGenerator() if generator is None else generator
     _check_generators(generator, x.device, runs, shared_batches)
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)
@@ -173,7 +174,7 @@ def train_heads(
         block = slice(first, min(first + width, runs))
         part, batches_of = theta[block], common_batches if shared_batches else own_batches
         update = recipe.make_update(part)
-        own: Any = generator if isinstance(generator, torch.Generator) else generator[block]
+        own: Any = generator if isinstance(generator, Source) else generator[block]
         batches = batches_of(recipe.sample_rate, members[block], recipe.steps, own)
         for step, (index, weight) in enumerate(batches, 1):
             batch = rows if index is None else rows.take(index)
@@ -193,19 +194,19 @@ def train_heads(
 
 def _noise(part: Tensor, generator: Generators, float_safe: bool) -> Tensor:
     """Standard normal noise like `part`, of each run by its own generator where it has one."""
-    if isinstance(generator, torch.Generator):
+    if isinstance(generator, Source):
         return gaussian(part, 1.0, generator, float_safe=float_safe)
     return torch.stack([gaussian(p, 1.0, g, float_safe=float_safe) for p, g in zip(part, generator, strict=True)])
 
 
 def _check_generators(generator: Generators, device: torch.device, runs: int, shared: bool) -> None:
-    several = [generator] if isinstance(generator, torch.Generator) else list(generator)
-    if not isinstance(generator, torch.Generator) and (shared or len(several) != runs):
+    several = [generator] if isinstance(generator, Source) else list(generator)
+    if not isinstance(generator, Source) and (shared or len(several) != runs):
         raise InputError(
             f"generator: expected one, or with batches of their own one for each of {runs} runs, got {len(several)}"
         )
     for one in several:
-        if one.device.type != device.type:
+        if isinstance(one, torch.Generator) and one.device.type != device.type:
             raise InputError(f"the generator is on {one.device}, the features are on {device}; make it there")
 
 

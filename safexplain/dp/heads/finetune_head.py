@@ -16,7 +16,7 @@ from safexplain.dp.heads.recipe import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.config import TrainingConfig, cross_entropy
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import InMemory, Records
-from safexplain.dp.sgd.sampling import fresh_generator
+from safexplain.dp.sgd.sampling import source_of
 from safexplain.errors import InputError
 
 
@@ -123,7 +123,6 @@ def train_head(
     """
     problem = head_problem(model, records, plan, config, cache=cache)
     head, device = problem.layer, problem.x.device
-    generator = fresh_generator(device) if config.seed is None else torch.Generator(device).manual_seed(config.seed)
 
     def told(stage: str, done: float, total: float, note: str = "") -> None:
         progress(stage, done, total, plan.told(round(done)))
@@ -134,7 +133,7 @@ def train_head(
         problem.recipe,
         noise_multiplier=plan.noise_multiplier,
         initial=problem.initial,
-        generator=generator,
+        generator=source_of(config.seed, device),
         progress=progress if progress is silent else told,
     )
     with torch.no_grad():

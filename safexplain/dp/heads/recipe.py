@@ -16,6 +16,7 @@ from torch.optim.sgd import sgd
 
 from safexplain._validate import check_whole, keep_number
 from safexplain.dp.sgd.clipping import Clipping
+from safexplain.dp.sgd.sampling import Source, uniform
 from safexplain.errors import ConfigurationError
 
 Batch = tuple[Tensor | None, Tensor | None]
@@ -30,7 +31,7 @@ _DENSE = 0.5
 """From this share of the rows on, multiplying all of them beats gathering some."""
 
 
-Generators = torch.Generator | Sequence[torch.Generator]
+Generators = Source | Sequence[Source]
 """One for all runs, or one for each."""
 
 
@@ -41,7 +42,8 @@ def own_batches(sample_rate: float, members: Tensor, steps: int, generator: Gene
         sample_rate: in (0, 1]; 1 takes all members and draws nothing.
         members: (runs, n) bool.
         steps: how many batches.
-        generator: on the device of `members`; one for each run where samples must not depend on who else trains.
+        generator: torch's on the device of `members`, or a cryptographic one; one for each run where samples must not
+            depend on who else trains.
     """
     runs, n = members.shape
     if sample_rate >= 1:
@@ -49,15 +51,14 @@ def own_batches(sample_rate: float, members: Tensor, steps: int, generator: Gene
         yield from ((None, whole) for _ in range(steps))
         return
     dense = sample_rate * float(members.float().mean()) > _DENSE
-    single = isinstance(generator, torch.Generator)
+    single = isinstance(generator, Source)
     together = max(1, _AT_ONCE // (runs * n) if single else _AT_ONCE_EACH // n)
-    options: dict[str, Any] = {"device": members.device, "dtype": torch.float64}
     for start in range(0, steps, together):
         count = min(together, steps - start)
-        if isinstance(generator, torch.Generator):
-            drawn = torch.rand(count, runs, n, generator=generator, **options) < sample_rate
+        if isinstance(generator, Source):
+            drawn = uniform((count, runs, n), generator, members.device) < sample_rate
         else:
-            each = [torch.rand(count, n, generator=one, **options) < sample_rate for one in generator]
+            each = [uniform((count, n), one, members.device) < sample_rate for one in generator]
             drawn = torch.stack(each, 1)
         drawn &= members
         yield from ((None, chosen) for chosen in drawn) if dense else _gathered(drawn)
@@ -79,7 +80,7 @@ def _gathered(drawn: Tensor) -> Iterator[Batch]:
             yield chosen[:, :width], torch.arange(width, device=row.device) < size[:, None]
 
 
-def common_batches(sample_rate: float, members: Tensor, steps: int, generator: torch.Generator) -> Iterator[Batch]:
+def common_batches(sample_rate: float, members: Tensor, steps: int, generator: Source) -> Iterator[Batch]:
     """One sample of the rows for all runs, each of which takes its members of it; arguments as in `own_batches`."""
     everyone = bool(members.all())
     for index, weight in own_batches(sample_rate, torch.ones_like(members[:1]), steps, generator):

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
+from safexplain._secure_random.generators import GENERATOR, Randomness
 from safexplain._validate import check_number
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear.inputs import (
@@ -70,8 +71,8 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         centre: of the gradient descent: whether it releases the mean of the rows with noise, for the price of a step,
             and learns from rows minus that. Better where features vary little within their public ranges. Needs an
             intercept.
-        random_state: None for noise from the operating system's entropy. An int, RandomState or Generator makes the
-            noise repeatable, and the guarantee void for whoever knows it: for tests.
+        random_state: None for noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState
+            or Generator makes the noise repeatable, and the guarantee void for whoever knows it: for tests.
 
     Attributes:
         coef_: (1, n_features) for two classes, else (n_classes, n_features).
@@ -170,7 +171,10 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         scale = math.hypot(1.0, constant)  # back to rows as they come
         self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
         self.classes_ = classes
-        self.privacy_ = replace(privacy, seeded=self.random_state is not None, weights=trained_digest(self))
+        seeded = self.random_state is not None
+        self.privacy_ = replace(
+            privacy, seeded=seeded, generator="" if seeded else GENERATOR, weights=trained_digest(self)
+        )
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -208,7 +212,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels: NDArray[np.int64],
         k: int,
         logit_noise: float,
-        rng: np.random.Generator,
+        rng: Randomness,
     ) -> tuple[NDArray[np.float64], PrivacyStatement]:
         hidden = self.adjacency == "add_remove"
         options = (self.steps, self.max_grad_norm, logit_noise, hidden, bool(self.centre))

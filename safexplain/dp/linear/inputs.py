@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
+from safexplain._secure_random.generators import Randomness, SecureGenerator
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, InputError
 
@@ -66,10 +67,12 @@ def in_unit_ball(rows: NDArray[np.float64], bound: float, constant: float) -> ND
     return np.asarray(joined * (INSIDE / math.hypot(1.0, constant)))
 
 
-def noise_generator(random_state: Any) -> np.random.Generator:
-    """Source of noise; without a random_state from the operating system, never NumPy's global one."""
-    if random_state is None or isinstance(random_state, np.random.Generator):
-        return np.random.default_rng(random_state)
+def noise_generator(random_state: Any) -> Randomness:
+    """Source of noise: a cryptographic one; with a random_state NumPy's, never its global one."""
+    if random_state is None:
+        return SecureGenerator()
+    if isinstance(random_state, np.random.Generator):
+        return random_state
     return np.random.default_rng(check_random_state(random_state).randint(0, 2**32, size=4, dtype=np.uint32))
 
 

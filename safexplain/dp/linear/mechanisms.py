@@ -71,8 +71,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from safexplain._privacy_loss import Adjacency, check_adjacency
+from safexplain._secure_random.generators import Randomness, float_safe_normal
 from safexplain._validate import check_number
-from safexplain.dp.linear.noisy_gd import float_safe_normal
 from safexplain.dp.linear.solver import CURVATURE, minimise, solve
 
 GRADIENT_ERROR = 1e-4
@@ -162,7 +162,7 @@ class PerturbedOutput:
 
 
 def perturbed_output(
-    signed: NDArray[np.float64], mechanism: PerturbedOutput, rng: np.random.Generator, runs: int = 1
+    signed: NDArray[np.float64], mechanism: PerturbedOutput, rng: Randomness, runs: int = 1
 ) -> NDArray[np.float64]:
     """Weights released by output perturbation, several independent runs at once.
 
@@ -232,7 +232,7 @@ class PerturbedObjective:
 
 
 def perturbed_minimiser(
-    signed: NDArray[np.float64], mechanism: PerturbedObjective, rng: np.random.Generator, runs: int = 1
+    signed: NDArray[np.float64], mechanism: PerturbedObjective, rng: Randomness, runs: int = 1
 ) -> NDArray[np.float64]:
     """Weights released by objective perturbation; arguments, shapes and errors as for `perturbed_output`."""
     shape = (runs, signed.shape[1])
@@ -241,7 +241,7 @@ def perturbed_minimiser(
     return minimiser + radial_noise(mechanism.cover_rate, shape, rng)
 
 
-def radial_noise(rate: float, shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:
+def radial_noise(rate: float, shape: tuple[int, int], rng: Randomness) -> NDArray[np.float64]:
     """Rows with density proportional to exp(-rate |row|): a uniform direction and a length from Gamma(p, 1/rate)."""
     direction = rng.standard_normal(shape)
     length = rng.gamma(shape[1], 1 / rate, (shape[0], 1))

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from safexplain._secure_random.generators import Randomness, float_safe_normal
 from safexplain._validate import check_number, whole_number
 
 LARGEST_STEP = 64.0
@@ -85,7 +86,7 @@ def noisy_gradient_descent(
     labels: NDArray[np.int64],
     classes: int,
     descent: NoisyGradientDescent,
-    rng: np.random.Generator,
+    rng: Randomness,
     runs: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Weights of a softmax regression, several independent runs at once.
@@ -128,7 +129,7 @@ def noisy_gradient_descent(
 
 
 def _noised_mean(
-    rows: NDArray[np.float64], records: NDArray[np.float64], sigma: float, rng: np.random.Generator
+    rows: NDArray[np.float64], records: NDArray[np.float64], sigma: float, rng: Randomness
 ) -> NDArray[np.float64]:
     """(runs, p) the sum of (n, p) rows of norm at most 1 with noise, over n; nearer to 0 the more of it is noise."""
     noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
@@ -151,13 +152,4 @@ def clipped_gradient_sum(
     norms = np.linalg.norm(residuals, axis=2) * np.linalg.norm(features, axis=-1)
     residuals *= (bound / np.maximum(norms, bound))[:, :, None]
     out: NDArray[np.float64] = residuals.transpose(0, 2, 1) @ features
-    return out
-
-
-def float_safe_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Standard normal numbers, each from four, so that the gaps between floating-point numbers do not tell the noise.
-
-    Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2.
-    """
-    out: NDArray[np.float64] = rng.standard_normal((4, *shape)).sum(axis=0) / 2
     return out

@@ -6,12 +6,16 @@ two-sided geometric noise for a share of a pure epsilon, or as one more step of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._privacy_loss import Adjacency, Steps
+from safexplain._secure_random.discrete_laplace import discrete_laplace
+from safexplain._secure_random.generators import Randomness, float_safe_normal
 from safexplain.dp.accounting.calibration import noise_multiplier
 from safexplain.dp.linear.mechanisms import (
     PerturbedObjective,
@@ -19,7 +23,6 @@ from safexplain.dp.linear.mechanisms import (
     perturbed_minimiser,
     perturbed_output,
 )
-from safexplain.dp.linear.noisy_gd import float_safe_normal
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 Released = tuple[NDArray[np.float64], PrivacyStatement]
@@ -36,7 +39,7 @@ def by_objective(
     epsilon: float,
     adjacency: Adjacency,
     logit_noise: float,
-    rng: np.random.Generator,
+    rng: Randomness,
 ) -> Released:
     """Objective perturbation, each problem with epsilon / (number of problems)."""
     each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
@@ -54,7 +57,7 @@ def by_output(
     adjacency: Adjacency,
     logit_noise: float,
     delta: float,
-    rng: np.random.Generator,
+    rng: Randomness,
 ) -> Released:
     """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere."""
     problems, name = _problems(k), "logistic regression by output perturbation"
@@ -87,7 +90,7 @@ def _pure_statement(
     k: int,
     epsilon: float,
     adjacency: Adjacency,
-    rng: np.random.Generator,
+    rng: Randomness,
 ) -> PrivacyStatement:
     """Every problem and the count, by basic composition; what holds for substitution need not be the smaller one."""
     problems, count = _problems(k), _count_epsilon(epsilon, adjacency)
@@ -107,12 +110,13 @@ def _count_epsilon(epsilon: float, adjacency: Adjacency) -> float:
     return COUNT_SHARE * epsilon if adjacency == "add_remove" else 0.0
 
 
-def _noised_count(records: int, epsilon: float, rng: np.random.Generator) -> int:
-    """The number itself where epsilon is 0: it is public then. Else with P(noise = z) proportional to exp(-eps |z|)."""
+def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
+    """The number itself where epsilon is 0: it is public then. Else with P(noise = z) proportional to exp(-|z| / N),
+    N the least whole number of at least 1 / epsilon."""
     if epsilon == 0:
         return records
-    drawn = rng.geometric(-np.expm1(-epsilon), size=2)
-    return max(1, records + int(drawn[0]) - int(drawn[1]))
+    scale = math.ceil(1 / Fraction(epsilon))
+    return max(1, records + int(discrete_laplace(np.array([scale]), rng)[0]))
 
 
 def _problems(k: int) -> int:

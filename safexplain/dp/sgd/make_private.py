@@ -349,7 +349,7 @@ def make_private(
     def joined() -> None:
         """Earlier steps became known: neither their batches nor their noise are drawn again."""
         batches.step = spent.steps
-        if seed is not None:
+        if seed is not None and isinstance(private.generator, torch.Generator):
             private.generator.manual_seed(seed_of(seed, spent.steps))
         privacy.earlier_runs_joined()
 

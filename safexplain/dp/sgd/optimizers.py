@@ -16,9 +16,10 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 from torch import Tensor
 from torch.optim import Optimizer
 
+from safexplain._secure_random.generators import SecureGenerator
 from safexplain._validate import check_number
 from safexplain.dp.sgd.clipping import Clipping, check_clipping
-from safexplain.dp.sgd.sampling import fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import Source, gaussian
 from safexplain.errors import ConfigurationError, RefusedError
 
 
@@ -34,7 +35,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the rule's bound.
         expected_batch_size: constant that the noisy sum is divided by (of a logical batch over all processes); never
             the size of the batch drawn, which is private.
-        generator: draws the noise; None makes one seeded from the operating system.
+        generator: draws the noise; None: a cryptographic one.
         float_safe: see `safexplain.dp.sgd.sampling.gaussian`.
         options: of `DPOptimizer`, such as `loss_reduction`; `max_grad_norm` and `secure_mode` have no effect.
 
@@ -50,7 +51,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         clipping: Clipping,
         noise_multiplier: float,
         expected_batch_size: float | None,
-        generator: torch.Generator | None = None,
+        generator: Source | None = None,
         float_safe: bool = True,
         **options: Any,
     ) -> None:
@@ -69,7 +70,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
             raise ConfigurationError("the optimizer holds no parameter with requires_grad; nothing can be trained")
         self.clipping = clipping
         self.float_safe = float_safe
-        self.generator = generator or fresh_generator(self.params[0].device)
+        self.generator = generator or SecureGenerator()
         self.skipped = 0
 
     @property

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._digest import digest
+from safexplain._secure_random.generators import Randomness
 from safexplain._validate import whole_number
 from safexplain.errors import InputError
 
@@ -54,12 +55,12 @@ class Persons:
         """Persons with more rows than a step takes."""
         return int((np.diff(self._starts) > self.most).sum())
 
-    def rows_of(self, person: int, chosen: np.random.Generator) -> NDArray[np.int64]:
+    def rows_of(self, person: int, chosen: Randomness) -> NDArray[np.int64]:
         """Numbers of at most `most` rows of a person, in order."""
         rows = self._order[self._starts[person] : self._starts[person + 1]]
         return rows if len(rows) <= self.most else np.sort(chosen.choice(rows, self.most, replace=False))
 
-    def pieces(self, persons: Sequence[int], size: int, chosen: np.random.Generator) -> list[Piece]:
+    def pieces(self, persons: Sequence[int], size: int, chosen: Randomness) -> list[Piece]:
         """The rows of some persons in pieces of at most `size` rows, each person whole in one.
 
         Args:

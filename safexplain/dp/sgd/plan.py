@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta, epsilon_of
+from safexplain._secure_random.generators import GENERATOR
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.accounting.calibration import noise_multiplier as calibrated
 from safexplain.dp.accounting.calibration import steps_within
@@ -99,6 +100,7 @@ class TrainingPlan:
             trained=trained,
             pretrained=pretrained,
             seeded=seeded,
+            generator="" if seeded else GENERATOR,
         )
 
     def spent(self, steps: int) -> float:

@@ -1,15 +1,15 @@
 """What is drawn in DP-SGD: Poisson batches, which nobody is told, and Gaussian noise on sums of clipped gradients.
 
-Both come from the operating system's entropy unless a seed is given. Whoever knows the seed can take the noise off, and
+Both come from `safexplain._secure_random` unless a seed is given. Whoever knows the seed can take the noise off, and
 knows every batch: the guarantee is void.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,35 +17,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from safexplain._secure_random.generators import KEY_BYTES, KeyedGenerator, Randomness, SecureGenerator, fresh_key
 from safexplain.errors import ConfigurationError
 
-_KEY_BYTES = 16
-_WORDS = slice(3, 627)
-"""Where a saved CPU generator keeps the 624 words of its Mersenne Twister, counted in 64-bit numbers."""
+Source = SecureGenerator | torch.Generator
+"""What noise and samples of tensors are drawn from: torch's generators where a seed makes them repeatable."""
+
+_PIECE = {"cpu": 1 << 14, "cuda": 1 << 22}
+"""Noise that is made at once, by type of device: in a processor's cache, and within 128 MiB of a GPU."""
 
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """The Poisson batches of a whole training, step by step: a keyed, counter-based generator (Philox, 128 bits).
+    """The Poisson batches of a whole training, step by step, each a function of a key and of the step's number.
 
-    Step t's batch is a function of the key and t alone, so that an interrupted training goes on where it stopped, and
-    all processes of a distributed one see the same batches. Who knows the key knows every batch, and the guarantee of
-    sampling is void; it is never stored.
+    So an interrupted training goes on where it stopped, and all processes of a distributed one see the same batches.
+    The key is secret, and batches come from a `KeyedGenerator`; who knows the key knows every batch, and the guarantee
+    of sampling is void. It is neither stored nor copied: copies and pickles get a key of their own.
 
     Args:
-        key: 16 bytes; from the operating system unless given.
+        key: 32 bytes; from the operating system unless given.
+        seed: for repeatable batches instead, from NumPy's Philox; see `from_seed`.
     """
 
-    key: bytes = field(default_factory=lambda: os.urandom(_KEY_BYTES), repr=False)
+    key: bytes = field(default_factory=fresh_key, repr=False)
+    seed: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.key) != _KEY_BYTES:
-            raise ConfigurationError(f"key: expected {_KEY_BYTES} bytes, got {len(self.key)}")
+        if len(self.key) != KEY_BYTES:
+            raise ConfigurationError(f"key: expected {KEY_BYTES} bytes, got {len(self.key)}")
 
     @classmethod
     def from_seed(cls, seed: int | None) -> PoissonSampler:
         """A reproducible sampler, for experiments and tests; a secret one for None."""
-        return cls() if seed is None else cls(int(seed).to_bytes(_KEY_BYTES, "little", signed=True))
+        return cls(seed=seed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_seed, (self.seed,)
 
     def batch(self, step: int, records: int, sample_rate: float, largest: int | None = None) -> NDArray[np.int64]:
         """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`.
@@ -60,9 +68,11 @@ class PoissonSampler:
             return drawn
         return np.sort(self.stream(step, 2).choice(drawn, largest, replace=False))
 
-    def stream(self, step: int, number: int = 0) -> np.random.Generator:
+    def stream(self, step: int, number: int = 0) -> Randomness:
         """Random numbers of one step; streams of other steps or numbers have none in common."""
-        key = np.frombuffer(self.key, dtype=np.uint64)
+        if self.seed is None:
+            return KeyedGenerator(self.key, step, number)
+        key = np.frombuffer(int(self.seed).to_bytes(16, "little", signed=True), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, step]))
 
 
@@ -125,45 +135,66 @@ def shared_sampler(sampler: PoissonSampler, device: torch.device) -> PoissonSamp
     """The sampler of the first process, in all of them."""
     key = torch.tensor(list(sampler.key), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(key, 0)
-    return PoissonSampler(bytes(key.cpu().tolist()))
+    return PoissonSampler(bytes(key.cpu().tolist()), sampler.seed)
 
 
-def fresh_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded from the operating system, with all the entropy that it can take.
-
-    `torch.Generator().seed()` keeps only 32 bits of its seed on the CPU: whoever sees some of the noise can try them
-    all, and subtract the rest. Here the whole state of the CPU's Mersenne Twister is drawn, and 64 bits on a GPU.
-
-    Args:
-        device: where noise is drawn.
-    """
-    generator = torch.Generator(device=device)
-    generator.manual_seed(int.from_bytes(os.urandom(8), "little"))
-    if generator.device.type == "cpu":
-        state = generator.get_state()
-        numbers = state.numpy().view(np.uint64)
-        numbers[_WORDS] = np.frombuffer(os.urandom(4 * 624), dtype=np.uint32)
-        generator.set_state(state)
-    return generator
+def source_of(seed: int | None, device: torch.device | str = "cpu") -> Source:
+    """Where noise and samples come from: a cryptographic generator, or torch's with a seed on a device."""
+    return SecureGenerator() if seed is None else torch.Generator(device).manual_seed(seed)
 
 
-def gaussian(like: Tensor, std: float, generator: torch.Generator, *, float_safe: bool = True) -> Tensor:
+def uniform(shape: tuple[int, ...], source: Source, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1) of float64, multiples of 2^-53."""
+    if isinstance(source, torch.Generator):
+        return torch.rand(shape, generator=source, device=device, dtype=torch.float64)
+    return torch.from_numpy(source.random(shape)).to(device)
+
+
+def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = True) -> Tensor:
     """Gaussian noise of the shape, type and device of `like`.
 
     Args:
         like: what the noise is to be added to.
         std: standard deviation.
-        generator: drawn from in any case; on another device than `like`, the noise is drawn there and moved.
+        source: drawn from in any case. A generator of torch on another device than `like` draws there; random bits of a
+            `SecureGenerator` are made on the CPU, and become normal numbers on the device.
         float_safe: make each number from four, (a + b + c + d) / 2, so that the gaps between floating-point numbers do
             not tell the noise (Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2).
     """
     if std == 0:
         return torch.zeros_like(like)
+    if isinstance(source, SecureGenerator):
+        return _secure_normal(like, std, source, 4 if float_safe else 1)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    number = torch.empty(like.shape, dtype=dtype, device=generator.device)
+    number = torch.empty(like.shape, dtype=dtype, device=source.device)
     if not float_safe:
-        return number.normal_(0.0, std, generator=generator).to(like)
+        return number.normal_(0.0, std, generator=source).to(like)
     total = torch.zeros_like(number)
     for _ in range(4):
-        total += number.normal_(0.0, std / 2, generator=generator)
+        total += number.normal_(0.0, std / 2, generator=source)
     return total.to(like)
+
+
+def _secure_normal(like: Tensor, std: float, source: SecureGenerator, of: int) -> Tensor:
+    """Noise, each number the sum of `of` normal ones."""
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    flat, piece = out.view(-1), _PIECE.get(like.device.type, _PIECE["cuda"])
+    for first in range(0, len(flat), piece):
+        part = flat[first : first + piece]
+        half = (len(part) + 1) // 2
+        words = torch.from_numpy(source.words(2 * of * half)).to(like.device)
+        part.copy_(box_muller(words.view(2, of, half)).mul_(std / math.sqrt(of)).view(-1)[: len(part)])
+    return out
+
+
+def box_muller(words: Tensor) -> Tensor:
+    """(2, half) sums of `of` independent standard normal numbers each, in float64, from random 64-bit words.
+
+    The two numbers that a radius and an angle give go into different sums: every sum is of `of` radii and angles.
+
+    Args:
+        words: (2, of, half) int64.
+    """
+    radius = (words[0] & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+    angle = words[1].double().mul_(math.pi * 2.0**-63)
+    return torch.stack([(radius * angle.cos()).sum(0), (radius * angle.sin_()).sum(0)])

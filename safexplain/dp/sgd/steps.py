@@ -31,6 +31,7 @@ from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.optimizers import ClippedOptimizer, DistributedClippedOptimizer
 from safexplain.dp.sgd.persons import means
 from safexplain.dp.sgd.records import Inputs, Loss
+from safexplain.dp.sgd.sampling import Source
 from safexplain.errors import ConfigurationError, RefusedError
 
 
@@ -221,7 +222,7 @@ def make_step(
     expected_batch_size: float,
     loss: Loss,
     mode: Mode = "hooks",
-    generator: torch.Generator | None = None,
+    generator: Source | None = None,
     distributed: bool = False,
     float_safe: bool = True,
 ) -> PerSampleStep:

@@ -17,7 +17,7 @@ from safexplain.dp.sgd.config import TrainingConfig
 from safexplain.dp.sgd.persons import Persons, Piece
 from safexplain.dp.sgd.plan import TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Records
-from safexplain.dp.sgd.sampling import PoissonSampler, fresh_generator, seed_of, share_of, shared_sampler
+from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of, shared_sampler, source_of
 from safexplain.dp.sgd.steps import PerSampleStep, make_step
 from safexplain.errors import InputError
 
@@ -65,7 +65,7 @@ def train_network(
         expected_batch_size=plan.expected_batch_size,
         loss=config.loss,
         mode=config.mode,
-        generator=fresh_generator(device),
+        generator=source_of(config.seed, device),
         distributed=distributed,
     )
     saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
@@ -117,7 +117,7 @@ def _take_steps(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices, enabled=seed is not None), saver.on_interrupt():
         for t in range(start, plan.steps):
-            if seed is not None:
+            if seed is not None and isinstance(step.optimizer.generator, torch.Generator):
                 _reseed(step.optimizer.generator, seed, t)
             total, count = torch.zeros((), device=device), 0
             for _, whose in batch(t):

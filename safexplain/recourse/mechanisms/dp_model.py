@@ -257,7 +257,7 @@ class PrivateModelRecourse(DiverseAnswers):
         else:
             epsilon, delta = statement.epsilons.of(self.adjacency), statement.delta
             name = statement.mechanism
-        seeded = self.random_state is not None if statement is None else statement.seeded
+        seeded = self.random_state is not None if statement is None else None
         assumed = assumptions(seeded=seeded, preprocessed=self.preprocessing is not None)
         return Guarantee(
             mechanism=f"recourse from a private model ({type(self).__name__}): {name}",

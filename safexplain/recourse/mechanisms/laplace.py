@@ -11,9 +11,8 @@ by at most s between neighbouring data sets, is released as follows. The grid g 
    K / N <= epsilon: pure epsilon.
 3. (q + Z) g, exact in float64, is clamped to [low, high]: post-processing.
 
-Z is drawn by the exact sampler of Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, algorithms 1 and 2), which needs
-uniform integers and no logarithm. K / N <= epsilon is all of the guarantee, whatever g is; g only decides how much
-noise the rounding adds, about one part in 1,024.
+Z is drawn exactly (`safexplain._secure_random.discrete_laplace`). K / N <= epsilon is all of the guarantee, whatever g
+is; g only decides how much noise the rounding adds, about one part in 1,024.
 
 The value that reaches step 1 was computed in floating-point numbers. s is that of the exact value, so it is enlarged by
 a relative 1e-6 and by 2^-40 of the interval: a caller's computation may be off by half of that, on either data set.
@@ -28,6 +27,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from safexplain._secure_random.discrete_laplace import discrete_laplace
+from safexplain._secure_random.generators import Randomness
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError
 
@@ -77,7 +78,7 @@ def laplace_release(
     epsilon: float,
     low: float,
     high: float,
-    rng: np.random.Generator,
+    rng: Randomness,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Values with Laplace noise of scale about sensitivity / epsilon, each private with `epsilon`; see the module.
 
@@ -98,51 +99,3 @@ def laplace_release(
     whole = np.rint(np.clip(values, low, high) / grid).astype(np.int64)
     noised = np.clip((whole + discrete_laplace(scale, rng)) * grid, low, high)
     return noised, (noised <= low) | (noised >= high)
-
-
-def discrete_laplace(scale: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """(n,) integers z with probability proportional to exp(-|z| / scale), scale (n,) whole numbers of at least 1.
-
-    Canonne, Kamath and Steinke 2020, algorithm 2: z = scale v + u in size, with u below `scale` kept with probability
-    exp(-u / scale) and v the number of successes in a row with probability exp(-1); a negative zero is drawn again.
-    """
-    out = np.zeros(len(scale), dtype=np.int64)
-    open_ = np.arange(len(scale))
-    while len(open_):
-        of = scale[open_]
-        low = rng.integers(0, of)
-        size = low + of * _successes(len(open_), rng)
-        negative = rng.integers(0, 2, len(open_)) == 1
-        good = exp_coin(low, of, rng) & ~(negative & (size == 0))
-        out[open_[good]] = np.where(negative, -size, size)[good]
-        open_ = open_[~good]
-    return out
-
-
-def exp_coin(
-    numerator: NDArray[np.int64], denominator: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.bool_]:
-    """(n,) bool, each true with probability exp(-numerator / denominator), exactly; 0 <= numerator <= denominator.
-
-    Canonne, Kamath and Steinke 2020, algorithm 1: the number of the first failure among coins with probabilities
-    x, x/2, x/3, ... is odd with probability exp(-x), the sum of (-x)^k / k!.
-    """
-    first = np.ones(len(numerator), dtype=np.int64)
-    going = np.ones(len(numerator), dtype=np.bool_)
-    while going.any():
-        at = np.flatnonzero(going)
-        success = rng.integers(0, denominator[at] * first[at]) < numerator[at]
-        first[at[success]] += 1
-        going[at[~success]] = False
-    return np.asarray(first % 2 == 1)
-
-
-def _successes(n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(n,) how often a coin of probability exp(-1) succeeds before it fails."""
-    count = np.zeros(n, dtype=np.int64)
-    at = np.arange(n)
-    while len(at):
-        one = np.ones(len(at), dtype=np.int64)
-        at = at[exp_coin(one, one, rng)]
-        count[at] += 1
-    return count

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
+from safexplain._secure_random.generators import GENERATOR, Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
@@ -25,7 +26,7 @@ from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
 from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING, Preprocessing
 from safexplain.recourse.result import Floats, Recourse, as_rows
-from safexplain.verdict.privacy_statement import PUBLIC, RANDOMNESS, SEEDED, PrivacyStatement
+from safexplain.verdict.privacy_statement import PUBLIC, PrivacyStatement, randomness
 
 Per = Literal["model", "answer"]
 """Spent once, by training, however many answers follow; or by each answer anew."""
@@ -101,17 +102,18 @@ class Guarantee:
         return f"{self.mechanism}: epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency}) {once}. {self.why}"
 
 
-def assumptions(*, seeded: bool, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
+def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
     """What every mechanism of this package assumes.
 
     Args:
-        seeded: noise comes from a seed that the user gave.
+        seeded: whether noise comes from a seed that the user gave; None: a statement says where it came from.
         noised: each answer has noise of its own.
         preprocessed: there is a `Preprocessing`.
     """
     timing = (UNTIMED,) if noised else ()
     ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()
-    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, UNTOLD, *timing, SEEDED if seeded else RANDOMNESS)
+    drawn = () if seeded is None else (randomness("" if seeded else GENERATOR, seeded=seeded, whole=noised),)
+    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, UNTOLD, *timing, *drawn)
 
 
 def check_infeasible(infeasible: Any) -> None:
@@ -169,8 +171,8 @@ class RecourseMechanism(ABC):
         preprocessing: the public way from people's frames to the rows that training sees. Then frames go in (`fit`,
             `explain`) and come out (`answer.frame`), and special and missing values never change.
         intercept_scaling: the constant column; 0 for a model without intercept.
-        random_state: None for noise from the operating system's entropy. An int, RandomState or Generator makes the
-            noise repeatable, and the guarantee void for whoever knows it: for tests.
+        random_state: None for noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState
+            or Generator makes the noise repeatable, and the guarantee void for whoever knows it: for tests.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -387,13 +389,13 @@ class RecourseMechanism(ABC):
         for name, value in values.items():
             object.__setattr__(self, "_" + name, value)
 
-    def _noise(self) -> np.random.Generator:
-        """Fresh entropy for each call, so that forked and restored processes never share noise; or the seeded one."""
+    def _noise(self) -> Randomness:
+        """The cryptographic generator, of which forked and restored processes share nothing; or the seeded one."""
         if self.random_state is None:
             return noise_generator(None)
         if self._get("generator") is None:
             self._set(generator=noise_generator(self.random_state))
-        generator: np.random.Generator = self._get("generator")
+        generator: Randomness = self._get("generator")
         return generator
 
 

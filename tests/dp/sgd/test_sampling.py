@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from opacus.optimizers.optimizer import _generate_noise
-from scipy.stats import binomtest, chi2
+from scipy.stats import binomtest, chi2, chisquare, kstest
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from safexplain._secure_random.generators import KeyedGenerator, SecureGenerator
+from safexplain.dp import AutoSClipping, DPFineTuner
+from safexplain.dp.sgd.optimizers import ClippedOptimizer
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, fresh_generator, gaussian
+from safexplain.dp.sgd.sampling import PoissonBatchSampler, PoissonSampler, box_muller, gaussian, source_of, uniform
 from safexplain.errors import ConfigurationError, InputError
 
 
@@ -53,7 +58,7 @@ def test_a_batch_is_a_function_of_key_and_step():
 def test_samplers_are_secret_by_default():
     assert PoissonSampler().key != PoissonSampler().key
     assert "key" not in repr(PoissonSampler())
-    with pytest.raises(ConfigurationError, match="16 bytes"):
+    with pytest.raises(ConfigurationError, match="32 bytes"):
         PoissonSampler(b"short")
 
 
@@ -166,33 +171,122 @@ def test_no_noise_at_std_zero() -> None:
     assert torch.equal(gaussian(torch.ones(3), 0.0, torch.Generator()), torch.zeros(3))
 
 
-def from_a_seed(generator: torch.Generator) -> bool:
-    """Whether the generator's first numbers are those of its seed."""
-    again = torch.Generator().manual_seed(generator.initial_seed())
-    return torch.equal(torch.randn(20, generator=again), torch.randn(20, generator=generator))
+# Cryptographic noise
 
 
-def test_fresh_generators_hold_more_than_a_seed() -> None:
-    seeded = torch.Generator()
-    seeded.seed()
-    assert from_a_seed(seeded)
-    assert not from_a_seed(fresh_generator())
-    drawn = [torch.randn(N, generator=fresh_generator()) for _ in range(2)]
-    assert not torch.equal(*drawn)
-    assert all(has_std(noise, 1.0) for noise in drawn)
+class Counted(KeyedGenerator):
+    """Repeatable, for tests."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(bytes(32), number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("float_safe", [True, False])
+def test_cryptographic_noise_has_its_std_and_no_other(dtype: torch.dtype, float_safe: bool) -> None:
+    noise = gaussian(torch.empty(N, dtype=dtype), 0.3, Counted(1), float_safe=float_safe)
+    assert noise.dtype == dtype
+    assert has_std(noise, 0.3)
+    assert not has_std(noise, 0.3 * 1.01)
+    assert not has_std(noise / 2, 0.3)
+    if dtype == torch.float64:
+        assert kstest(noise.numpy() / 0.3, "norm").pvalue > 0.01
+        assert kstest(noise.numpy() / 0.15, "norm").pvalue < 1e-9
+
+
+def test_a_radius_and_an_angle_give_two_numbers_that_never_meet_in_one_sum() -> None:
+    words = torch.from_numpy(Counted(2).words(8 * 50_000)).view(2, 4, 50_000)
+    one, other = box_muller(words)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(50_000)
+    assert abs(np.corrcoef(one**2, other**2)[0, 1]) < 5 / math.sqrt(50_000)
+    assert kstest(torch.cat([one, other]).numpy() / 2, "norm").pvalue > 0.01
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2**14 + 1,), (3, 4, 5, 5)])
+def test_noise_of_any_shape_is_all_drawn(shape: tuple[int, ...]) -> None:
+    noise = gaussian(torch.full(shape, torch.nan), 1.0, SecureGenerator())
+    assert noise.shape == shape
+    assert (noise.isfinite() & (noise != 0)).all()
+
+
+def test_noise_like_another_layout_has_the_shape() -> None:
+    like = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert gaussian(like, 1.0, SecureGenerator()).shape == like.shape
+
+
+def test_cryptographic_noise_on_float64_hides_all_digits_of_the_sum() -> None:
+    assert on_a_lattice(gaussian(torch.empty(1000, dtype=torch.float64), 1.0, SecureGenerator())) < 0.01
+
+
+def test_no_generator_that_others_use_is_touched() -> None:
+    before, others = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    gaussian(torch.empty(50), 1.0, SecureGenerator())
+    PoissonSampler().batch(3, 100, 0.3, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), others, strict=True))  # noqa: NPY002
+
+
+def test_uniform_numbers_are_uniform_from_every_source() -> None:
+    for source in (Counted(3), torch.Generator().manual_seed(0)):
+        drawn = uniform((300, 200), source, torch.device("cpu"))
+        assert drawn.shape == (300, 200)
+        assert kstest(drawn.flatten().numpy(), "uniform").pvalue > 0.01
+        assert kstest(drawn.flatten().numpy() ** 1.1, "uniform").pvalue < 1e-9
+
+
+def test_a_copied_or_pickled_sampler_has_a_key_of_its_own() -> None:
+    sampler = PoissonSampler()
+    for other in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+        assert other.key != sampler.key
+        assert not np.array_equal(other.batch(0, 200, 0.5), sampler.batch(0, 200, 0.5))
+    assert sampler.key not in pickle.dumps(sampler)
+    seeded = PoissonSampler.from_seed(7)
+    assert np.array_equal(copy.deepcopy(seeded).batch(0, 200, 0.5), seeded.batch(0, 200, 0.5))
+
+
+def test_secret_batches_are_poisson_samples_and_functions_of_key_and_step() -> None:
+    sampler = PoissonSampler(bytes(range(32)))
+    seen = counts(sampler, 400, 250, 0.1)
+    assert binomtest(int(seen.sum()), seen.size, 0.1).pvalue > 1e-4
+    assert binomtest(int(seen.sum()), seen.size, 0.11).pvalue < 1e-4
+    sizes = seen.sum(1)
+    assert chi2.ppf(1e-4, 400) < ((sizes - 25) ** 2).sum() / (250 * 0.1 * 0.9) < chi2.ppf(1 - 1e-4, 400)
+    off = np.corrcoef(seen[:, :20].T)[~np.eye(20, dtype=bool)]
+    assert np.abs(off).max() < 5 / np.sqrt(400)
+    assert np.array_equal(sampler.batch(7, 100, 0.3), PoissonSampler(bytes(range(32))).batch(7, 100, 0.3))
+    assert not np.array_equal(sampler.batch(7, 100, 0.3), sampler.batch(8, 100, 0.3))
+
+
+def test_of_a_secret_batch_that_is_too_large_a_uniform_choice_is_kept() -> None:
+    sampler = PoissonSampler(bytes(range(32)))
+    kept = np.array([np.bincount(sampler.batch(t, 20, 0.9, 5), minlength=20) for t in range(2000)])
+    assert (kept.sum(1) <= 5).all()
+    assert kept.max() == 1
+    assert chisquare(kept.sum(0)).pvalue > 1e-4
+
+
+def test_the_sources_are_cryptographic_but_for_a_seed() -> None:
+    assert isinstance(source_of(None), SecureGenerator)
+    assert isinstance(source_of(3), torch.Generator)
+    layer = torch.nn.Linear(2, 2)
+    optimizer = ClippedOptimizer(
+        torch.optim.SGD(layer.parameters(), 0.1), clipping=AutoSClipping(), noise_multiplier=1.0, expected_batch_size=1
+    )
+    assert isinstance(optimizer.generator, SecureGenerator)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_trainings_statement_says_where_its_noise_comes_from(seed: int | None) -> None:
+    data = torch.ones(40, 2), torch.zeros(40, dtype=torch.long)
+    tuner = DPFineTuner(torch.nn.Linear(2, 2), data, epsilon=8.0, delta=1e-5, steps=2, batch_size=20, seed=seed)
+    said = [any("AES-256" in line for line in s.assumptions) for s in (tuner.statement, tuner.fit().statement)]
+    assert said == [seed is None] * 2
 
 
 def test_a_seed_of_torch_on_the_cpu_has_32_bits() -> None:
+    """Why nothing else than a stated seed draws from torch's generators."""
     small, large = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7 + 2**32)
     assert torch.equal(torch.randn(20, generator=small), torch.randn(20, generator=large))
-
-
-def test_a_fresh_generator_goes_on_from_its_saved_state() -> None:
-    generator = fresh_generator()
-    torch.randn(3, generator=generator)
-    resumed = torch.Generator()
-    resumed.set_state(generator.get_state())
-    assert torch.equal(torch.randn(9, generator=generator), torch.randn(9, generator=resumed))
 
 
 @pytest.mark.gpu
@@ -200,4 +294,4 @@ def test_noise_drawn_on_the_cpu_arrives_on_the_gpu() -> None:
     like = torch.empty(50, device="cuda")
     cpu = gaussian(torch.empty(50), 1.0, torch.Generator().manual_seed(5))
     assert torch.equal(gaussian(like, 1.0, torch.Generator().manual_seed(5)).cpu(), cpu)
-    assert has_std(gaussian(torch.empty(N, device="cuda"), 2.0, fresh_generator("cuda")).cpu(), 2.0)
+    assert has_std(gaussian(torch.empty(N, device="cuda"), 2.0, SecureGenerator()).cpu(), 2.0)

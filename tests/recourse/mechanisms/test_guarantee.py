@@ -92,6 +92,8 @@ def test_a_seed_is_an_assumption_that_is_said(name):
             seeded.fit(*two_gaussians(60, 3)), secret.fit(*two_gaussians(60, 3))
         assert any("seed that the user gave" in line for line in seeded.guarantee.assumptions)
         assert not any("seed that the user gave" in line for line in secret.guarantee.assumptions)
+        assert any("AES-256 in counter mode" in line for line in secret.guarantee.assumptions)
+        assert not any("AES-256" in line for line in seeded.guarantee.assumptions)
 
 
 @pytest.mark.parametrize("numbers", [{"epsilon": None}, {"delta": None}, {"is_private": False}, {"adjacency": "row"}])

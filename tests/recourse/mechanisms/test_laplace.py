@@ -7,8 +7,9 @@ import pytest
 from recourse_privacy_oracle import largest_loss, log_probabilities, lower_bound
 from scipy.stats import chisquare, kstest, laplace
 
+from safexplain._secure_random.discrete_laplace import discrete_laplace, exp_coin
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.mechanisms.laplace import SLACK, discrete_laplace, exp_coin, laplace_grid, laplace_release
+from safexplain.recourse.mechanisms.laplace import SLACK, laplace_grid, laplace_release
 
 
 def fit_of(draws, scale):
