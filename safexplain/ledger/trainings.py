@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain._selection import ORDERS as SELECTED_ORDERS
-from safexplain._selection import selected_curve
+from safexplain._selection import RepeatAndSelect, selected_curve
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger.accounts import (
     ACCOUNT_COLUMNS,
@@ -86,30 +86,23 @@ def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
         raise RefusedError(f"the statement promises nothing under {adjacency}: its epsilon is infinite")
     if statement.pure_epsilon is not None:
         return Training(epsilon, adjacency=adjacency)
-    delta, phases = statement.delta, [p for p in statement.phases if p.steps]
+    delta, phases = statement.delta, tuple(p for p in statement.phases if p.steps)
     if not phases or any(p.largest_batch is not None for p in phases):
         return Training(epsilon, delta, adjacency=adjacency)
-    if statement.selection is not None:
-        curve = _selected(phases, statement, adjacency)
-    elif all(p.sampling == "full-batch" or p.sample_rate == 1 for p in phases):
-        return Training(epsilon, delta, _mu(phases, adjacency), adjacency=adjacency)
-    else:
-        curve = Renyi.of_steps(phases, adjacency)
+    if statement.selection is None and all(p.sample_rate == 1 for p in phases):
+        distance = 2.0 if adjacency == "substitute" else 1.0
+        mu = math.sqrt(sum(p.steps * (distance / p.noise_multiplier) ** 2 for p in phases))
+        return Training(epsilon, delta, mu, adjacency=adjacency)
+    curve = _curve(phases, statement.selection, adjacency)
     return Training(epsilon, delta, None, curve.orders, curve.divergences, adjacency)
 
 
-def _mu(phases: Sequence[Steps], adjacency: Adjacency) -> float:
-    distance = 2.0 if adjacency == "substitute" else 1.0
-    return math.sqrt(sum(p.steps * (distance / p.noise_multiplier) ** 2 for p in phases))
-
-
-def _selected(phases: Sequence[Steps], statement: PrivacyStatement, adjacency: Adjacency) -> Renyi:
-    """The curve of the best of several trainings; that of one that is sure to be the only one is its own."""
-    selection = statement.selection
-    assert selection is not None
-    if selection.mean == 1 and selection.number != "poisson":
+@lru_cache(maxsize=64)
+def _curve(phases: tuple[Steps, ...], selection: RepeatAndSelect | None, adjacency: Adjacency) -> Renyi:
+    """That of the best of several trainings; of one that is sure to be the only one, its own."""
+    if selection is None or (selection.mean == 1 and selection.number != "poisson"):
         return Renyi.of_steps(phases, adjacency)
-    values = selected_curve(tuple(phases), selection, adjacency) * (1 + ROUNDING)
+    values = selected_curve(phases, selection, adjacency) * (1 + ROUNDING)
     known = [(float(o), float(v)) for o, v in zip(SELECTED_ORDERS, values, strict=True) if math.isfinite(v)]
     orders, divergences = zip(*known, strict=True)
     highest = [max(divergences[: i + 1]) for i in range(len(divergences))]
@@ -138,8 +131,7 @@ def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
         return None
     *row, stored = rows[0]
     charge = charge_of(tuple(row))
-    found = _read(stored, charge.id)
-    if found != statement:
+    if stored != _written(statement) and (found := _read(stored, charge.id)) != statement:
         raise RefusedError(
             f"the weights {statement.weights[:16]}... were charged by another statement ({found}); these weights have"
             f" one training, and so one statement, not also this ({statement})"
@@ -156,6 +148,10 @@ def statements(execute: Execute) -> list[tuple[Charge, PrivacyStatement]]:
         (TOTAL,),
     )
     return [(charge := charge_of(tuple(row)), _read(stored, charge.id)) for *row, stored in rows]
+
+
+def _written(statement: PrivacyStatement) -> str:
+    return json.dumps(statement.to_dict(), sort_keys=True, allow_nan=False)
 
 
 def _read(stored: str | None, number: int) -> PrivacyStatement:
@@ -188,7 +184,7 @@ def charge_everybody(execute: Execute, balances: Balances, statement: PrivacySta
             "this ledger counts questions and has no budget of epsilon, so it cannot hold a training; make another one"
             " with epsilon=, and delta= of at least the training's"
         )
-    value = json.dumps(statement.to_dict(), sort_keys=True, allow_nan=False)
+    value = _written(statement)
     entry = Entry(
         training, statement.mechanism, json.dumps({"weights": statement.weights}), question_of(statement.weights),
         sha256(value),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,8 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         epsilon: of each answer.
         public_weights: (d,) logits a unit of each feature; None: `score` only. With a preprocessing, one number a
             column of its table, or by name of features and columns ("job=clerk"), 0 for those that are not named.
+            Or a linear model that was trained on the same records with differential privacy, which carries its
+            statement (a `DPLogisticRegression`, a fitted `DPModelRecourse`): `MeteredRecourse` charges that once too.
         score_bound: public bound on released logits.
 
     Raises:
@@ -75,7 +77,7 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
     )
     vector: ClassVar[str] = "public_weights"
 
-    public_weights: ArrayLike | None = None
+    public_weights: Any = None
     score_bound: float = 10.0
 
     def __post_init__(self) -> None:
@@ -130,10 +132,14 @@ class LaplaceScore(StableScoreMechanism, DiverseAnswers):
         if self.public_weights is None:
             raise ConfigurationError(
                 "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
-                " of a model of public data or of DPLogisticRegression, or call score(x) for the noised logit alone"
+                " of a model of public data, or a fitted DPLogisticRegression, or call score(x) for the noised logit"
+                " alone"
             )
+        return self.solver_of(rows, self._release(rows))
+
+    def solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Recourse]:
+        """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
         weights: Floats = self._get("vector")
-        released = self._release(rows)
         bias = released.score - rows @ weights
 
         def solve(frozen: Frozen) -> Recourse:

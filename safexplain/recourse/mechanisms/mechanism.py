@@ -38,6 +38,10 @@ PUBLIC_GEOMETRY = (
     "the cost and its scales, the constraints, the target, the norm bound, the clamp and public weights or directions"
     " were not computed from the training data"
 )
+PRIVATE_GEOMETRY = (
+    "the cost and its scales, the constraints, the target, the norm bound and the clamp were not computed from the"
+    " training data; weights or directions were, by a training with differential privacy, which counts once besides"
+)
 UNTIMED = (
     "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
     " answers at fixed intervals"
@@ -59,7 +63,8 @@ class Guarantee:
         adjacency: what a neighbouring training set differs in.
         released: what leaves.
         why: the proof in a sentence, or why there is no guarantee.
-        statement: of the trained model; None before `fit`, and for mechanisms without a private model.
+        statement: of the trained model, or of the model that public weights or a direction come from, which spends
+            once besides the answers; None before `fit`, and where there is no model that was trained privately.
         assumptions: what must hold.
         preprocessing: digest of the public preprocessing between people's frames and the rows that it holds for; None
             where rows come as they are.
@@ -461,7 +466,13 @@ class DiverseAnswers(RecourseMechanism):
         """
         wanted = whole_number("answers", answers, 1)  # before noise is drawn
         rows = self.rows(x)
-        held, solve = self._held(rows), self._solver(rows)
+        return self._several(self._solver(rows), rows, x, wanted)
+
+    def _several(
+        self, solve: Callable[[Frozen], Recourse], rows: Floats, x: ArrayLike, wanted: int
+    ) -> tuple[Recourse, ...]:
+        """Answers to rows that were read from x, by a solver whose noise is drawn."""
+        held = self._held(rows)
 
         def besides(frozen: NDArray[np.bool_]) -> Recourse:
             return solve(frozen if held is None else frozen | held)

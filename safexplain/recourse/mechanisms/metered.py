@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safexplain.errors import ConfigurationTypeError, RefusedError
+from safexplain._validate import whole_number
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, RefusedError
 from safexplain.ledger.releases import Pure
-from safexplain.recourse.mechanisms.mechanism import Guarantee, Infeasible, RecourseMechanism, check_infeasible
+from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
+from safexplain.recourse.mechanisms.mechanism import (
+    DiverseAnswers,
+    Guarantee,
+    Infeasible,
+    RecourseMechanism,
+    check_infeasible,
+)
 from safexplain.recourse.result import Recourse
 
 if TYPE_CHECKING:
@@ -22,8 +30,9 @@ FIELDS: dict[str, type] = {
     "score": float,
     "favourable": bool,
     "censored": bool,
+    "proven": bool,
 }
-"""What is stored of an answer; the query is not."""
+"""What is stored of an answer; the query is not. What an older safexplain did not store is False."""
 
 
 class MeteredRecourse:
@@ -31,17 +40,18 @@ class MeteredRecourse:
 
     Every row is a question. Its answer is stored with its charge in one transaction and handed out after that: there is
     no charge without an answer, and no answer without a charge. A query without recourse within the constraints is
-    answered too ("none"), as the released score says so. Mechanisms that spend by model answer without a charge.
-    Several answers to one question are not metered yet: `explain_diverse` of the mechanism itself does not ask the
-    ledger.
+    answered too ("none"), as the released score says so. Mechanisms that spend by model answer without a charge for
+    the answer; their training is charged once, before the first one (`Ledger.charge_training`), and so is that of a
+    model of the same records that public weights come from.
 
     Args:
         mechanism: one of `safexplain.recourse`, fitted; keep it (pickle it) between restarts, as a new fit is another
             model, whose answers are new.
-        ledger: where releases are recorded; of the same adjacency as everything else that it counts.
+        ledger: where releases are recorded.
 
     Raises:
         RefusedError: the mechanism is not private: a ledger that charged it would state what is not so.
+        ConfigurationError: the ledger counts releases about other neighbours than the mechanism's.
         ConfigurationTypeError: not a mechanism, or not a ledger.
     """
 
@@ -56,6 +66,12 @@ class MeteredRecourse:
             raise ConfigurationTypeError(
                 f"ledger: expected an open Ledger, such as Ledger(url), got {type(ledger).__name__} {ledger!r}"
             )
+        if ledger.adjacency not in (None, mechanism.adjacency):
+            raise ConfigurationError(
+                f"adjacency: {type(mechanism).__name__} is private under {mechanism.adjacency}, this ledger counts"
+                f" releases under {ledger.adjacency}: sums of both would mean nothing. Make the mechanism with"
+                f' adjacency="{ledger.adjacency}", or keep two ledgers'
+            )
         self.mechanism = mechanism
         self.ledger = ledger
 
@@ -69,37 +85,93 @@ class MeteredRecourse:
 
         Raises:
             ConfigurationError: no principal, or another `infeasible`; nothing was charged.
-            BudgetExhausted: the rows do not all fit; nothing was charged.
+            BudgetExhausted: the rows do not all fit, or the training of the model does not; nothing was answered.
             InfeasibleError: some have no recourse; its `result` has all that was charged for.
             InputError: queries that the mechanism would not answer; nothing was charged.
             LedgerError: the ledger cannot be written; nothing was answered.
         """
         check_infeasible(infeasible)
-        if self.guarantee.per == "model":
-            return self.mechanism.explain(x, infeasible=infeasible)
-        if principal is None:
+        result = self._answered(x, principal)
+        return result.required() if infeasible == "raise" else result
+
+    def explain_diverse(self, x: ArrayLike, answers: int, *, principal: str | None) -> tuple[Recourse, ...]:
+        """Several answers to each row that differ in what they change, for the price of one.
+
+        The first is that of `explain`, whichever is asked for first, and is stored as there; what was paid for is free,
+        and more answers to it are free too.
+
+        Statement. All answers to a row together, however many and whenever they are asked for, reveal no more than its
+        first: they are epsilon-private once.
+
+        Proof. What is released of the private model is the noised score, which is stored with its charge. All answers
+        are made from this stored number, from the query and from public weights, costs and constraints, by
+        `LaplaceScore.solver_of`, which draws no noise and does not look at the model: post-processing of one release
+        (Dwork and Roth 2014, proposition 2.1). Were noise drawn for each, n answers would cost n epsilon.
+
+        Args:
+            x: as for `explain`.
+            answers: how many, at least 1.
+            principal: who asks.
+
+        Returns:
+            As `LaplaceScore.explain_diverse`: `answers` results, valid=False where the options have run out.
+
+        Raises:
+            ConfigurationError: fewer than one answer, or a mechanism with one answer to a question.
+            BudgetExhausted, InputError, LedgerError: as `explain`.
+        """
+        wanted = whole_number("answers", answers, 1)
+        mechanism = self.mechanism
+        if not isinstance(mechanism, DiverseAnswers):
+            raise ConfigurationError(
+                f"{type(mechanism).__name__} has one answer to a question, along its direction; explain_diverse is for"
+                " LaplaceScore and for models that were trained with differential privacy"
+            )
+        if not isinstance(mechanism, LaplaceScore):
+            if self.guarantee.per != "model":
+                raise ConfigurationError(f"{type(mechanism).__name__}: only explain is metered")
+            mechanism.rows(x)  # what cannot be answered is not charged
+            self._charge_training()
+            return mechanism.explain_diverse(x, wanted)
+        first = self._answered(x, principal)
+        solve = mechanism.solver_of(first.x, NoisyScores(first.score, first.favourable, first.censored))
+        return (first, *mechanism._several(solve, first.x, x, wanted)[1:])
+
+    def _answered(self, x: ArrayLike, principal: str | None) -> Recourse:
+        """Charged and stored, or repeated; queries without recourse are marked."""
+        guarantee = self.guarantee
+        if guarantee.per == "answer" and principal is None:
             raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
+        rows = self.mechanism.rows(x)  # looks at the names of columns too; what cannot be answered is not charged
+        if guarantee.per == "model":
+            self._charge_training()
+            return self.mechanism.explain(x, infeasible="mark")
         costs = [Pure(float(epsilon)) for epsilon in self.mechanism.release(x)]
-        rows = self.mechanism.rows(x)  # looks at the names of columns too
+        self._charge_training()
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
             found = self.mechanism.explain(rows[positions], infeasible="mark")
             return [{name: getattr(found, name)[i].tolist() for name in FIELDS} for i in range(len(positions))]
 
         stored = self.ledger.answer_many(
-            principal,
+            principal or "",
             [self._question(row) for row in rows],
             compute,
             costs,
             mechanism=type(self.mechanism).__name__,
-            parameters={"model": self.mechanism.identity, "adjacency": self.guarantee.adjacency},
+            parameters={"model": self.mechanism.identity, "adjacency": guarantee.adjacency},
+            adjacency=guarantee.adjacency,
         )
         columns: dict[str, Any] = {
-            name: np.array([answer.value[name] for answer in stored], kind) for name, kind in FIELDS.items()
+            name: np.array([answer.value.get(name, False) for answer in stored], kind) for name, kind in FIELDS.items()
         }
         columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
-        result = Recourse(x=rows, **columns, table=self.mechanism.preprocessing, like=x)
-        return result.required() if infeasible == "raise" else result
+        return Recourse(x=rows, **columns, table=self.mechanism.preprocessing, like=x)
+
+    def _charge_training(self) -> None:
+        """Of the model that answers, or that public weights come from, once."""
+        if (statement := self.guarantee.statement) is not None:
+            self.ledger.charge_training(statement, adjacency=self.guarantee.adjacency)
 
     def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
         """The fit, with its frozen parameters, and the query; zeros of either sign are one question."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,7 +62,8 @@ class PublicDirection(StableScoreMechanism):
 
     Args:
         direction: (d,) u, public: what is to change, and in which proportion. With a preprocessing, one number a column
-            of its table, or by name of features, 0 for those that are not named.
+            of its table, or by name of features, 0 for those that are not named. Or a linear model that was trained
+            with differential privacy, as for `LaplaceScore`: its weights are the direction.
         epsilon: of each answer.
         largest_step: T, public; None: 2 norm_bound / |u|.
         smallest_step: R, public, at most 0; None: -T with a floor, so that rows far on the favourable side are told
@@ -84,7 +85,7 @@ class PublicDirection(StableScoreMechanism):
     )
     vector: ClassVar[str] = "direction"
 
-    direction: ArrayLike = field(kw_only=False)
+    direction: Any = field(kw_only=False)
     largest_step: float | None = None
     smallest_step: float | None = None
     slope_floor: float | None = None

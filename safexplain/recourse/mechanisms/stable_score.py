@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,8 +28,17 @@ from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, stability, stable_minimiser
 from safexplain.dp.linear.solver import largest_weight
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.recourse.mechanisms.mechanism import Guarantee, Per, RecourseMechanism, assumptions
+from safexplain.recourse.mechanisms.dp_model import PrivateModelRecourse, on_table, private_model
+from safexplain.recourse.mechanisms.mechanism import (
+    PRIVATE_GEOMETRY,
+    PUBLIC_GEOMETRY,
+    Guarantee,
+    Per,
+    RecourseMechanism,
+    assumptions,
+)
 from safexplain.recourse.result import Floats
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 EVALUATION_ERROR = 1e-7
 """Largest rounding error of a score, over what a record may change it by."""
@@ -110,11 +119,46 @@ class StableScoreMechanism(RecourseMechanism):
         if len(self.classes) != 2:
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
         given = getattr(self, self.vector)
-        if given is not None and self.preprocessing is not None:
+        if isinstance(given, PrivateModelRecourse) or hasattr(given, "coef_") or hasattr(given, "get_params"):
+            vector, statement = self._of_model(given)
+            self._set(vector=vector, statement=statement)
+        elif given is not None and self.preprocessing is not None:
             self._set(vector=self.preprocessing.vector(given, self.vector))
         elif given is not None:
             object.__setattr__(self, self.vector, public_vector(self.vector, given))
             self._set(vector=getattr(self, self.vector))
+
+    def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement]:
+        """(D,) the logits a unit of each column of a model that was trained with differential privacy, and its
+        statement.
+
+        Raises:
+            RefusedError: it carries no statement of its own, or one about other weights.
+            ConfigurationError: not a linear model of this mechanism's two classes and columns.
+        """
+        if isinstance(given, PrivateModelRecourse):
+            if given.preprocessing != self.preprocessing:
+                raise ConfigurationError(f"{self.vector}: expected a mechanism with the same preprocessing")
+            _ = given.features
+            model, statement = given.private, given.statement
+            people = self.preprocessing
+        else:
+            model, statement, people = given, getattr(given, "privacy_", None), self.preprocessing
+        if not hasattr(model, "coef_"):
+            raise ConfigurationError(
+                f"{self.vector}: expected numbers, or a fitted linear model that was trained with differential privacy;"
+                f" {type(given).__name__} is not fitted, or not linear"
+            )
+        if statement is None:
+            raise RefusedError(
+                f"{self.vector}: {type(given).__name__} carries no privacy statement. Of a model of public data give"
+                f" the weights, {self.vector}=model.coef_[0]; one of the training data must be trained with"
+                " differential privacy, as by DPLogisticRegression"
+            )
+        found = on_table(private_model(model, statement, self.classes[1], self.adjacency), people)
+        if found.weights is None:
+            raise ConfigurationError(f"{self.vector}: expected a linear model of two classes")
+        return public_vector(self.vector, found.weights), statement
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
@@ -140,6 +184,13 @@ class StableScoreMechanism(RecourseMechanism):
     @property
     def guarantee(self) -> Guarantee:
         """Epsilon of each answer; see the class for the proof."""
+        assumed = assumptions(
+            seeded=self.random_state is not None, noised=True, preprocessed=self.preprocessing is not None
+        )
+        why = f"{self.why}. Answers add up: n of them spend n epsilon"
+        if (statement := self._get("statement")) is not None:
+            why += f"; the model that {self.vector} come from spent, once, what its own statement says"
+            assumed = tuple(PRIVATE_GEOMETRY if line == PUBLIC_GEOMETRY else line for line in assumed)
         return Guarantee(
             mechanism=self.name,
             is_private=True,
@@ -148,10 +199,9 @@ class StableScoreMechanism(RecourseMechanism):
             delta=0.0,
             adjacency=self.adjacency,
             released=self.released,
-            why=f"{self.why}. Answers add up: n of them spend n epsilon",
-            assumptions=assumptions(
-                seeded=self.random_state is not None, noised=True, preprocessed=self.preprocessing is not None
-            ),
+            why=why,
+            statement=statement,
+            assumptions=assumed,
             preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 

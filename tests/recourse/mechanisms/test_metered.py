@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
 import pytest
 from recourse_privacy_oracle import NotPrivate
+from sklearn.linear_model import LogisticRegression
 
+from safexplain.dp import DPLogisticRegression
 from safexplain.errors import (
     BudgetExhausted,
     ConfigurationError,
@@ -22,6 +25,9 @@ from safexplain.recourse import (
     DPModelRecourse,
     LaplaceScore,
     MeteredRecourse,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    Preprocessing,
     PublicDirection,
 )
 
@@ -42,7 +48,7 @@ def laplace(**options):
 
 
 def same(one, other):
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one) if name != "like")
 
 
 def test_each_row_is_charged_what_the_mechanism_says(ledger):
@@ -131,11 +137,217 @@ def test_what_is_no_ledger_is_refused_at_once(wrong):
         MeteredRecourse(laplace(), wrong)
 
 
-def test_a_model_trained_with_dp_answers_without_limit_and_without_a_charge(ledger):
-    model = DPModelRecourse(epsilon=2.0, delta=1e-4, norm_bound=5.0, random_state=0).fit(X, Y)
-    answer = MeteredRecourse(model, ledger).explain(X, principal="ann")
-    assert answer.valid.all()
-    assert list(ledger.charges()) == []
+# ------------------------------------------------------------------------------------------------------------ trainings
+
+
+@pytest.fixture
+def wide(tmp_path):
+    with Ledger(f"sqlite:///{tmp_path / 'wide.db'}", epsilon=3.0, delta=1e-4) as opened:
+        yield opened
+
+
+def private(**options):
+    return DPModelRecourse(**{"epsilon": 2.0, "delta": 1e-4, "norm_bound": 5.0, "random_state": 0, **options})
+
+
+def test_a_model_trained_with_dp_answers_without_limit_for_one_charge_to_everybody(wide):
+    model = private().fit(X, Y)
+    metered = MeteredRecourse(model, wide)
+    assert wide.total().charges == 0
+    for who in ("ann", "bob"):
+        assert metered.explain(X, principal=who).valid.all()
+        assert len(metered.explain_diverse(X, 2, principal=who)) == 2
+    [(charge, statement)] = wide.trainings()
+    assert statement == model.statement
+    assert {wide.spent(who) for who in ("ann", "bob", "new")} == {wide.total().spent}
+    assert wide.total().spent == pytest.approx(charge.release.epsilon) == pytest.approx(2.0, abs=1e-3)
+    MeteredRecourse(pickle.loads(pickle.dumps(model)), wide).explain(X[:1], principal="cid")
+    assert wide.total().charges == wide.verify() == 1
+
+
+@pytest.mark.parametrize("mechanism", [OutputPerturbation, ObjectivePerturbation])
+def test_every_way_to_train_is_charged(wide, mechanism):
+    model = mechanism(epsilon=2.0, delta=0.0, norm_bound=5.0, random_state=0).fit(X, Y)
+    MeteredRecourse(model, wide).explain(LOW, principal="ann", infeasible="mark")
+    assert wide.spent("ann") == pytest.approx(2.0)
+
+
+def test_two_models_of_the_same_records_cost_both(wide):
+    for seed in (0, 1):
+        MeteredRecourse(private(epsilon=1.0, delta=1e-5, random_state=seed).fit(X, Y), wide).explain(LOW, principal="a")
+    assert wide.total().spent == pytest.approx(2.0, abs=1e-3)
+    assert wide.account("a").trainings == 2
+
+
+def test_a_model_whose_training_does_not_fit_answers_nobody(ledger):
+    metered = MeteredRecourse(private().fit(X, Y), ledger)
+    for _ in range(2):
+        with pytest.raises(BudgetExhausted, match=r"the training .* does not fit"):
+            metered.explain(LOW, principal="ann")
+        with pytest.raises(BudgetExhausted, match="the training"):
+            metered.explain_diverse(LOW, 2, principal="ann")
+    assert ledger.total().charges == 0
+
+
+def test_queries_that_no_model_answers_charge_no_training(wide):
+    metered = MeteredRecourse(private().fit(X, Y), wide)
+    for ask in (metered.explain, lambda x, principal: metered.explain_diverse(x, 2, principal=principal)):
+        with pytest.raises(InputError):
+            ask([np.nan, 0, 0], principal="ann")
+    with pytest.raises(ConfigurationError, match=r"call fit\(X, y\) first"):
+        MeteredRecourse(private(), wide).explain(LOW, principal="ann")
+    assert wide.total().charges == 0
+
+
+def test_public_weights_from_a_private_model_of_the_same_records_cost_its_training_too(wide):
+    model = DPLogisticRegression(1.0, 1e-5, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, Y)
+    by_hand = laplace(random_state=3)
+    score = LaplaceScore(epsilon=0.25, public_weights=model, norm_bound=5.0, random_state=3).fit(X, Y)
+    same_way = LaplaceScore(epsilon=0.25, public_weights=model.coef_[0], norm_bound=5.0, random_state=3).fit(X, Y)
+    assert same(score.explain(LOW, infeasible="mark"), same_way.explain(LOW, infeasible="mark"))
+    assert score.guarantee.statement == model.privacy_
+    assert by_hand.guarantee.statement is None
+    assert "counts once besides" in " ".join(score.guarantee.assumptions)
+    metered = MeteredRecourse(score, wide)
+    metered.explain(LOW[:2], principal="ann", infeasible="mark")
+    metered.explain(LOW[2:4], principal="bob", infeasible="mark")
+    assert wide.total().spent == pytest.approx(1.0 + 4 * 0.25, abs=1e-4)
+    assert wide.spent("ann") == pytest.approx(1.5, abs=1e-4)
+    assert wide.spent("new") == pytest.approx(1.0, abs=1e-4)
+    along = PublicDirection(private(epsilon=1.0, delta=1e-5).fit(X, Y), epsilon=0.25, norm_bound=5.0).fit(X, Y)
+    assert np.allclose(along._direction(), along.direction.private.coef_[0])
+    MeteredRecourse(pickle.loads(pickle.dumps(along)), wide).explain(LOW[0], principal="cid", infeasible="mark")
+    assert len(wide.trainings()) == (1 if np.array_equal(along.direction.private.coef_, model.coef_) else 2)
+
+
+def test_a_model_of_the_other_labels_points_the_other_way():
+    model = DPLogisticRegression(1.0, 1e-5, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, Y)
+    turned = LaplaceScore(epsilon=0.25, public_weights=model, classes=(1, 0), norm_bound=5.0)
+    assert np.array_equal(turned._get("vector"), -model.coef_[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        (lambda: LogisticRegression().fit(X, Y), RefusedError, r"public_weights=model.coef_\[0\]"),
+        (lambda: DPLogisticRegression(1.0, norm_bound=5.0, classes=[0, 1]), ConfigurationError, "is not fitted"),
+        (private, ConfigurationError, r"call fit\(X, y\) first"),
+        (lambda: altered(), RefusedError, "other weights"),
+    ],
+)
+def test_what_is_no_private_model_gives_no_public_weights(given, error, says):
+    with pytest.raises(error, match=says):
+        LaplaceScore(epsilon=0.25, public_weights=given(), norm_bound=5.0)
+
+
+def altered():
+    model = DPLogisticRegression(1.0, 1e-5, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, Y)
+    model.coef_ = model.coef_ * 2
+    return model
+
+
+# -------------------------------------------------------------------------------------------------------- one adjacency
+
+
+def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(ledger):
+    MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[0], principal="ann", infeasible="mark")
+    assert ledger.adjacency == "zero_out"
+    with pytest.raises(
+        ConfigurationError, match="private under substitute, this ledger counts releases under zero_out"
+    ):
+        MeteredRecourse(laplace(), ledger)
+    MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[1], principal="ann", infeasible="mark")
+
+
+def test_who_was_there_before_the_first_answer_is_refused_at_its_first(ledger):
+    """Both were made while the ledger had said nothing yet."""
+    one, other = MeteredRecourse(laplace(), ledger), MeteredRecourse(laplace(adjacency="add_remove"), ledger)
+    other.explain(LOW[0], principal="ann", infeasible="mark")
+    with pytest.raises(ConfigurationError, match="under substitute, this ledger about add_remove"):
+        one.explain(LOW[0], principal="ann", infeasible="mark")
+    assert ledger.spent("ann") == pytest.approx(0.25)
+
+
+# ----------------------------------------------------------------------------------------------- several, for one price
+
+
+def test_several_answers_to_a_question_cost_what_one_costs(ledger):
+    metered = MeteredRecourse(laplace(), ledger)
+    several = metered.explain_diverse(LOW[:2], 3, principal="ann")
+    assert [len(one) for one in several] == [2, 2, 2]
+    assert ledger.spent("ann") == pytest.approx(0.5)
+    assert same(metered.explain(LOW[:2], principal="ann", infeasible="mark"), several[0])
+    for one in several:
+        assert np.array_equal(one.score, several[0].score), "one noised score"
+        assert one.valid.dtype == bool
+    assert not np.array_equal(several[0].change != 0, several[1].change != 0)
+    assert ledger.spent("ann") == pytest.approx(0.5)
+
+
+def test_more_answers_later_are_made_from_the_stored_score(ledger):
+    """Whatever is asked for first, in another process too: no noise is drawn again."""
+    mechanism = laplace()
+    first = MeteredRecourse(mechanism, ledger).explain(LOW[:2], principal="ann", infeasible="mark")
+    again = MeteredRecourse(pickle.loads(pickle.dumps(mechanism)), ledger)
+    two, five = (again.explain_diverse(LOW[:2], n, principal="ann") for n in (2, 5))
+    assert same(two[0], first)
+    assert all(same(a, b) for a, b in zip(two, five, strict=False))
+    assert ledger.spent("ann") == pytest.approx(0.5)
+    turned = again.explain_diverse(LOW[1::-1], 5, principal="ann")
+    assert all(np.array_equal(a.counterfactual, b.counterfactual[::-1]) for a, b in zip(turned, five, strict=True))
+    assert all(same(a, b) for a, b in zip(again.explain_diverse(LOW[:2], 5, principal="bob"), five, strict=True))
+    assert (ledger.spent("bob"), ledger.total().spent) == pytest.approx((0.5, 0.5))
+
+
+def test_the_answers_are_those_that_the_mechanism_gives_to_the_same_noise(ledger):
+    metered = MeteredRecourse(laplace(random_state=7), ledger).explain_diverse(LOW[:3], 3, principal="ann")
+    alone = laplace(random_state=7).explain_diverse(LOW[:3], 3)
+    assert all(same(a, b) for a, b in zip(metered, alone, strict=True))
+
+
+def test_of_frames_come_frames_for_every_answer(ledger):
+    pandas = pytest.importorskip("pandas")
+    people = Preprocessing(numeric={"a": (-6, 8), "b": (-6, 8)}, categories={"job": ["clerk", "driver", "cook"]})
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "job": np.where(X[:, 2] > 1, "cook", "clerk")})
+    score = LaplaceScore(epsilon=0.25, public_weights={"a": 1, "b": 1, "job=cook": 1}, preprocessing=people)
+    metered = MeteredRecourse(score.fit(frame, Y), ledger)
+    several = metered.explain_diverse(frame[Y == 0][:2], 3, principal="ann")
+    again = metered.explain(frame[Y == 0][:2], principal="ann", infeasible="mark")
+    assert again.frame.equals(several[0].frame)
+    for one in several:
+        assert list(one.frame.columns) == ["a", "b", "job"]
+        assert list(one.frame.index) == list(frame[Y == 0][:2].index)
+    assert ledger.spent("ann") == pytest.approx(0.5)
+
+
+def test_an_answer_that_an_older_safexplain_stored_is_not_called_proven(ledger):
+    metered = MeteredRecourse(laplace(), ledger)
+    before = metered.explain(LOW[0], principal="ann", infeasible="mark")
+    with ledger._storage.transaction() as execute:
+        [(text,)] = execute("SELECT value FROM ledger_answers", ())
+        old = {name: value for name, value in json.loads(text).items() if name != "proven"}
+        execute("UPDATE ledger_answers SET value = ?", (json.dumps(old),))
+    after = metered.explain(LOW[0], principal="ann", infeasible="mark")
+    assert np.array_equal(after.counterfactual, before.counterfactual)
+    assert after.proven.tolist() == [False]
+
+
+def test_who_cannot_have_several_answers_is_told_before_anything_is_charged(ledger):
+    along = PublicDirection([1.0, 1.0, 1.0], epsilon=0.5, norm_bound=5.0).fit(X, Y)
+    with pytest.raises(ConfigurationError, match="PublicDirection has one answer to a question"):
+        MeteredRecourse(along, ledger).explain_diverse(LOW, 2, principal="ann")
+    metered = MeteredRecourse(laplace(), ledger)
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(ConfigurationError, match="answers"):
+            metered.explain_diverse(LOW, wrong, principal="ann")
+    with pytest.raises(ConfigurationTypeError, match="principal"):
+        metered.explain_diverse(LOW, 2, principal=None)
+    with pytest.raises(BudgetExhausted):
+        metered.explain_diverse(LOW, 2, principal="ann")
+    assert ledger.total().charges == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------- rest
 
 
 def test_public_directions_are_metered_too(ledger):
