@@ -255,6 +255,8 @@ def _pandas_column(pandas: Any, values: list[Any], dtype: Any, labels: Sequence[
             return made
     except (TypeError, ValueError, OverflowError):
         pass
+    if values and kind in "biuf":  # numbers that the type cannot hold
+        return pandas.Series([np.nan if is_missing(value) else value for value in values], index=index, dtype=float)
     return pandas.Series(values, index=index, dtype=None if len(values) else dtype)
 
 

@@ -155,7 +155,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: _mapping(name, getattr(self, name)) for name in _MAPPINGS}
-        given["missing"] = (self.missing,) if isinstance(self.missing, str) else tuple(self.missing)
+        alone = isinstance(self.missing, str) or not hasattr(self.missing, "__iter__")
+        given["missing"] = (self.missing,) if alone else tuple(self.missing)
         names = [name for kind in ("numeric", "categories", "ordinal") for name in given[kind]]
         if not names:
             raise ConfigurationError("Preprocessing: no features; declare them under numeric, categories or ordinal")

@@ -160,18 +160,17 @@ def _network(
 
 
 class _FromTable(nn.Module):
-    """A layer before a network: rows of the table become what the network was trained on."""
-
-    offset: torch.Tensor
-    scale: torch.Tensor
+    """A layer before a network: rows of the table, in float64 as `Preprocessing.transform` reads them, become what the
+    network was trained on, in its type."""
 
     def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
         super().__init__()
-        for name in ("offset", "scale"):
-            self.register_buffer(name, torch.from_numpy(getattr(people, name).copy()).to(like))
+        self.offset = nn.Parameter(torch.from_numpy(people.offset.copy()).to(like.device), requires_grad=False)
+        self.scale = nn.Parameter(torch.from_numpy(people.scale.copy()).to(like.device), requires_grad=False)
+        self.dtype = like.dtype
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return (rows - self.offset) / self.scale
+        return ((rows - self.offset) / self.scale).to(self.dtype)
 
 
 def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:

@@ -62,13 +62,13 @@ class NetworkScore:
                 f"favourable: expected 1 beside a callable, got {favourable}; a callable returns the score itself,"
                 " higher is better: negate it there, or pass the network"
             )
-        parameters = (p for p in score.parameters() if p.is_floating_point()) if isinstance(score, nn.Module) else ()
-        first = next(iter(parameters), None)
+        parameters = [p for p in score.parameters() if p.is_floating_point()] if isinstance(score, nn.Module) else []
+        first = parameters[0] if parameters else None
         self.device = torch.device("cpu") if first is None else first.device
         self.dtype = torch.get_default_dtype() if first is None else first.dtype
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # has no float64
         self.batch_size = batch_size
-        self.precision = torch.finfo(self.dtype).eps
+        self.precision = max((torch.finfo(p.dtype).eps for p in parameters), default=torch.finfo(self.dtype).eps)
         self._score, self._network, self._favourable = score, network, favourable
 
     def values(self, rows: Tensor) -> Tensor:
