@@ -242,7 +242,7 @@ class _Queries:
         if not len(rows):
             return np.zeros(0, dtype=bool)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*feature names.*")
+            warnings.filterwarnings("ignore", message=".*(feature names|unknown categories).*")
             said = np.asarray(self.model.predict(self.given(rows, index))).reshape(len(rows), -1)[:, 0]
         return np.asarray(said == label, dtype=bool)
 

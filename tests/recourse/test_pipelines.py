@@ -242,7 +242,7 @@ def test_a_missing_value_that_nothing_fills_in_is_named():
 
 def test_none_is_not_nan_for_scikit_learn_and_that_is_said():
     frame, approved = people()
-    model = fitted(KINDS["standard"], frame, approved)
+    model = fitted(prepared(imputed(StandardScaler()), labels(OneHotEncoder(handle_unknown="ignore"))), frame, approved)
     odd = frame.head(3).assign(job=["clerk", None, "doctor"])
     with pytest.raises(ConfigurationError, match=r"job: None in rows 1, which .*; write NaN"):
         search_recourse(model, odd, favourable="good")
