@@ -756,8 +756,9 @@ def table_of(reading: PipelineReading, frame: Any, given: Preprocessing | None) 
         for what, values in declared.items():
             values.update(getattr(given, what))
         missing += list(given.missing)
-    units = {} if given is None else dict(given.units)
-    return ModelTable(**cast("dict[str, Any]", declared), missing=tuple(missing), units=units)
+    for what in ("units", "labels"):
+        declared[what] = {} if given is None else dict(getattr(given, what))
+    return ModelTable(**cast("dict[str, Any]", declared), missing=tuple(missing))
 
 
 def names_of(frame: Any) -> tuple[str, ...] | None:

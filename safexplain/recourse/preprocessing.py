@@ -121,6 +121,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             them is the same as naming the feature under `missing`.
         missing: names of the features that may be missing (None, NaN, NA).
         units: name -> unit of a numeric feature, for messages and reasons.
+        labels: name -> what sentences call a feature ("revolving balance"), for reasons.
 
     Attributes:
         features: names of the person's features, (F,).
@@ -152,6 +153,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     special: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     missing: Sequence[str] = ()
     units: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: _mapping(name, getattr(self, name)) for name in _MAPPINGS}
@@ -165,7 +167,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ConfigurationError(
                 f"{twice[0]}: declared more than once; a feature is numeric, categories or ordinal, one of these"
             )
-        for what in ("special", "missing", "units"):
+        for what in ("special", "missing", "units", "labels"):
             unknown = [name for name in given[what] if name not in names]
             if unknown:
                 raise ConfigurationError(
@@ -186,6 +188,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, unit in given["units"].items():
             if not isinstance(unit, str) or name not in given["numeric"]:
                 raise ConfigurationError(f"units: expected the unit of a numeric feature as text, got {name}: {unit!r}")
+        for name, label in given["labels"].items():
+            if not isinstance(label, str) or not label:
+                raise ConfigurationError(f"labels: expected what to call a feature as text, got {name}: {label!r}")
         for name, value in given.items():
             object.__setattr__(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
         _ = self.columns  # finds names that two columns would share
@@ -465,6 +470,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "special": {name: list(values) for name, values in self.special.items()},
             "missing": list(self.missing),
             "units": dict(self.units),
+            "labels": dict(self.labels),
         }
 
     @classmethod
@@ -642,7 +648,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return values
 
 
-_MAPPINGS = ("numeric", "categories", "ordinal", "special", "units")
+_MAPPINGS = ("numeric", "categories", "ordinal", "special", "units", "labels")
 
 
 def _restored(plain: dict[str, Any]) -> Preprocessing:

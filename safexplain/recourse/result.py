@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from safexplain._validate import real_numbers
 from safexplain.errors import InfeasibleError, InputError
+from safexplain.recourse.reasons import MOST_REASONS, Advice, columns_of_changes, letters_of, reasons_of
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +41,7 @@ class Recourse:
             by the released scores and up to rounding. None: for no query.
         table: the preprocessing that x and counterfactual are rows of; None: they are rows as they came.
         like: the queries as they came, for `frame`.
+        advice: how the answer may be put in words; None: by its numbers alone.
     """
 
     x: Floats
@@ -51,6 +54,7 @@ class Recourse:
     proven: NDArray[np.bool_] = None  # type: ignore[assignment]
     table: Table | None = field(default=None, repr=False)
     like: Any = field(default=None, repr=False)
+    advice: Advice | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.proven is None:
@@ -80,6 +84,62 @@ class Recourse:
         index = getattr(self.like, "index", None)
         return type(self.like)(columns) if index is None else type(self.like)(columns, index=index)
 
+    def reasons(self, language: str = "en") -> tuple[tuple[str, ...], ...]:
+        """What each person would have to change, in sentences.
+
+        Args:
+            language: "en" or "de".
+
+        Returns:
+            For each query a sentence for each feature that has to change, the one with the largest share of the cost
+            first; none where the decision is favourable, and one that says so where there is no recourse. Numbers are
+            rounded so that the sentences stay true.
+
+        Raises:
+            ConfigurationError: another language.
+        """
+        return reasons_of(self, language)
+
+    def letters(
+        self,
+        language: str = "en",
+        *,
+        names: Sequence[str] | None = None,
+        guarantee: Any = None,
+        most_reasons: int = MOST_REASONS,
+    ) -> list[str]:
+        """Letters to the persons who were turned down, in the order of the queries: the principal reasons, and what
+        would have led to approval.
+
+        A person without recourse gets a letter that says so and states no reasons: they are not in an answer.
+
+        Args:
+            language: "en" or "de".
+            names: (n,) of all persons, for the salutation.
+            guarantee: of the mechanism that answered, to be stated in a sentence.
+            most_reasons: principal reasons at most; all changes are listed in any case.
+
+        Raises:
+            ConfigurationError: another language, or another number of names.
+            RefusedError: a guarantee of nothing.
+        """
+        return letters_of(self, language, names, guarantee, most_reasons)
+
+    @property
+    def changes(self) -> Any:
+        """Every change of every person, one a row, as a frame of the kind that came (else pandas, or a dict of lists):
+        `row` is the number of the query, `share` that of its cost; `to` is rounded as in `reasons`.
+        """
+        found = columns_of_changes(self)
+        if type(self.like).__module__.startswith("polars"):
+            texts = {name: list(map(_plain_text, found[name])) for name in ("from", "to")}
+            return type(self.like)({**found, **texts})
+        try:
+            import pandas
+        except ImportError:
+            return found
+        return pandas.DataFrame(found)
+
     def required(self) -> Recourse:
         """This result, if every query has an answer.
 
@@ -96,6 +156,11 @@ class Recourse:
             result=self,
             rows=rows,
         )
+
+
+def _plain_text(value: Any) -> str:
+    """A number or label as text: a column of polars holds one type."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def first_of(rows: NDArray[np.intp]) -> str:

@@ -32,6 +32,7 @@ from safexplain.recourse.mechanisms.mechanism import wanted_label
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
 from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.reasons import Advice, advise
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
 READ = (
@@ -101,7 +102,8 @@ def search_recourse(
     wanted = _Wanted(queries.rules(constraints), queries.price(cost), queries.held(frozen), options, time_limit)
     labels, column = _classes(queries.reading.estimator, favourable)
     solver = _solver(queries, wanted, len(labels), column)
-    return _verified(queries, solver, target, labels[column])
+    answer = _verified(queries, solver, target, labels[column])
+    return replace(answer, advice=_advice(queries, wanted, solver, answer, target, labels[column]))
 
 
 def _network(
@@ -244,7 +246,8 @@ class _Queries:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*(feature names|unknown categories).*")
             said = np.asarray(self.model.predict(self.given(rows, index))).reshape(len(rows), -1)[:, 0]
-        return np.asarray(said == label, dtype=bool)
+        plain = np.zeros(len(rows), dtype=bool) if self.table is None else self.table.misread(rows)
+        return np.asarray(said == label, dtype=bool) & ~plain
 
     def rules(self, constraints: Constraints | None) -> Constraints | None:
         """The constraints on the columns of the rows."""
@@ -298,10 +301,19 @@ class _Wanted:
 
 @dataclass(frozen=True, eq=False)
 class _Solver:
-    """Answers to the queries at (k,) numbers for a target, and (n,) how large the numbers are that make up a score."""
+    """What answers queries.
+
+    Args:
+        solve: the numbers of some queries (k,) and a target -> their answers.
+        size: (n,) how large the numbers are that make up a score.
+        weights: (D,) and
+        bias: of a score that is linear in the rows; None: it is not.
+    """
 
     solve: Callable[[NDArray[np.intp], float], Recourse]
     size: Floats
+    weights: Floats | None = None
+    bias: float = 0.0
 
 
 def check_readable(estimator: Any) -> None:
@@ -481,7 +493,8 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
             frozen=wanted.frozen[index],
         )
 
-    return _Solver(solve, np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0]))
+    size = np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0])
+    return _Solver(solve, size, w, b)
 
 
 def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: int) -> _Solver:
@@ -573,3 +586,29 @@ def _put(arrays: dict[str, Any], index: NDArray[np.intp], values: dict[str, Any]
     """Write rows of values at `index`; with `own` they are those of these rows only."""
     for name, value in values.items():
         arrays[name][index] = value if own else value[index]
+
+
+def _advice(queries: _Queries, wanted: _Wanted, solver: _Solver, answer: Recourse, target: float, label: Any) -> Advice:
+    """How the answer may be put in words: rounded as far as the model still decides alike."""
+    rules, rows, change = wanted.constraints, queries.rows, answer.change
+    free = np.ones(rows.shape[1], dtype=bool)
+    if queries.table is not None:
+        free[:] = False
+        free[[part.first for part in queries.table.parts if part.kind == "numeric"]] = True
+    if rules is None:
+        limits = np.full(rows.shape, -np.inf), np.full(rows.shape, np.inf)
+    else:
+        free &= (rules.grid == 0) & ~np.isin(np.arange(len(free)), [k for group in rules.groups for k in group])
+        limits = rules.bounds(rows, wanted.frozen)
+
+    def valid(candidate: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
+        good = np.ones(len(index), dtype=bool)
+        if rules is not None:
+            good &= rules.satisfied(rows[index], candidate, wanted.frozen[index])
+        if target != 0:
+            good &= candidate @ solver.weights + solver.bias >= target if solver.weights is not None else False
+        return good & queries.decided(candidate, index, label) if target >= 0 else good
+
+    further = np.zeros(rows.shape, dtype=bool) if solver.weights is None else change * solver.weights > 0
+    share = wanted.cost.parts(change, rows)
+    return advise(rows, answer.counterfactual, share, free=free, limits=limits, valid=valid, further=further)
