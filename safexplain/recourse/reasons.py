@@ -75,7 +75,8 @@ def advise(
         if not len(left):
             break
         candidate = _outward(x[left], counterfactual[left], coarsest) if coarsest else _nearest(counterfactual[left])
-        candidate = np.clip(candidate, limits[0][left], limits[1][left])
+        inside = np.clip(candidate, limits[0][left], limits[1][left])
+        candidate = np.where(inside == candidate, candidate, _nearest(inside))  # a limit that was added up has dust
         candidate = np.where(moved[left], candidate, counterfactual[left])
         good = valid(candidate, left)
         out[left[good]] = candidate[good]
@@ -264,7 +265,7 @@ def _numeric(answer: Any) -> Mask:
 
 
 def _unchecked(answer: Any, numeric: Mask) -> Advice:
-    """Advice about an answer whose model is not at hand: numbers are rounded by next to nothing, within their ranges."""
+    """Advice about an answer whose model is not at hand: numbers are rounded by next to nothing, in their ranges."""
     x, to = answer.x, answer.counterfactual
     low, high = np.full(x.shape[1], -np.inf), np.full(x.shape[1], np.inf)
     scale = np.ones(x.shape[1])
@@ -420,7 +421,7 @@ def letters_of(answer: Any, code: Any, names: Sequence[str] | None, guarantee: A
 def _reason(change: Change, language: Language) -> str:
     before, _ = _values(change, language)
     what = change.called or change.feature
-    what = what[:1].upper() + what[1:] if change.called else what
+    what = what[:1].upper() + what[1:] if change.called or what.isalpha() else what
     form = language.is_now if change.kind == "category" else language.too_low if change.rises else language.too_high
     return form.format(What=what, before=before)
 
@@ -429,8 +430,17 @@ def _protected(guarantee: Any, language: Language) -> str:
     if not getattr(guarantee, "is_private", False):
         why = getattr(guarantee, "why", f"{guarantee!r:.60} is no guarantee; pass mechanism.guarantee")
         raise RefusedError(f"guarantee: a letter cannot promise privacy that there is not: {why}")
-    numbers = (f"{value:g}".replace(".", language.marks[1]) for value in (guarantee.epsilon, guarantee.delta))
+    numbers = (_rounded_up(value).replace(".", language.marks[1]) for value in (guarantee.epsilon, guarantee.delta))
     return language.protected.format(**dict(zip(("epsilon", "delta"), numbers, strict=True)))
+
+
+def _rounded_up(value: float) -> str:
+    """A number of three digits that promises no more than this one."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    near = float(f"{value:.3g}")
+    return f"{near if near >= value else near + unit:.3g}"
 
 
 def columns_of_changes(answer: Any) -> dict[str, list[Any]]:

@@ -32,7 +32,7 @@ from safexplain.recourse.mechanisms.mechanism import wanted_label
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.reasons import Advice, advise
+from safexplain.recourse.reasons import advise
 from safexplain.recourse.result import Floats, Recourse, as_rows
 
 READ = (
@@ -103,7 +103,21 @@ def search_recourse(
     labels, column = _classes(queries.reading.estimator, favourable)
     solver = _solver(queries, wanted, len(labels), column)
     answer = _verified(queries, solver, target, labels[column])
-    return replace(answer, advice=_advice(queries, wanted, solver, answer, target, labels[column]))
+
+    def accepts(rows: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
+        reached = np.full(len(rows), target == 0)
+        if solver.weights is not None and target != 0:
+            reached = rows @ solver.weights + solver.bias >= target
+        return reached & queries.decided(rows, index, labels[column]) if target >= 0 else reached
+
+    return advised(
+        answer,
+        cost=wanted.cost,
+        constraints=wanted.constraints,
+        frozen=wanted.frozen,
+        accepts=accepts,
+        weights=solver.weights,
+    )
 
 
 def _network(
@@ -491,6 +505,7 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
             cost=wanted.cost,
             constraints=wanted.constraints,
             frozen=wanted.frozen[index],
+            time_limit=wanted.time_limit,
         )
 
     size = np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0])
@@ -588,27 +603,44 @@ def _put(arrays: dict[str, Any], index: NDArray[np.intp], values: dict[str, Any]
         arrays[name][index] = value if own else value[index]
 
 
-def _advice(queries: _Queries, wanted: _Wanted, solver: _Solver, answer: Recourse, target: float, label: Any) -> Advice:
-    """How the answer may be put in words: rounded as far as the model still decides alike."""
-    rules, rows, change = wanted.constraints, queries.rows, answer.change
+def advised(
+    answer: Recourse,
+    *,
+    cost: Cost,
+    constraints: Constraints | None,
+    frozen: NDArray[np.bool_] | None,
+    accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
+    weights: Floats | None = None,
+) -> Recourse:
+    """The answer with how it may be put in words: rounded as far as the model still decides alike.
+
+    Args:
+        answer: rows of its table.
+        cost: of the columns, as it was minimised.
+        constraints: on the columns.
+        frozen: (n, D) bool, what was not to change.
+        accepts: rows (k, D) and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
+        weights: (D,) of a score that is linear in the rows; None: it is not.
+    """
+    rows, change = answer.x, answer.change
     free = np.ones(rows.shape[1], dtype=bool)
-    if queries.table is not None:
+    if isinstance(answer.table, Preprocessing):
         free[:] = False
-        free[[part.first for part in queries.table.parts if part.kind == "numeric"]] = True
-    if rules is None:
+        free[[part.first for part in answer.table.parts if part.kind == "numeric"]] = True
+    if constraints is None:
         limits = np.full(rows.shape, -np.inf), np.full(rows.shape, np.inf)
     else:
-        free &= (rules.grid == 0) & ~np.isin(np.arange(len(free)), [k for group in rules.groups for k in group])
-        limits = rules.bounds(rows, wanted.frozen)
+        free &= (constraints.grid == 0) & ~np.isin(np.arange(len(free)), [k for g in constraints.groups for k in g])
+        limits = constraints.bounds(rows, frozen)
 
     def valid(candidate: Floats, index: NDArray[np.intp]) -> NDArray[np.bool_]:
         good = np.ones(len(index), dtype=bool)
-        if rules is not None:
-            good &= rules.satisfied(rows[index], candidate, wanted.frozen[index])
-        if target != 0:
-            good &= candidate @ solver.weights + solver.bias >= target if solver.weights is not None else False
-        return good & queries.decided(candidate, index, label) if target >= 0 else good
+        if constraints is not None:
+            inside = np.clip(candidate, limits[0][index], limits[1][index])
+            good &= constraints.satisfied(rows[index], inside, None if frozen is None else frozen[index])
+        return good & accepts(candidate, index)
 
-    further = np.zeros(rows.shape, dtype=bool) if solver.weights is None else change * solver.weights > 0
-    share = wanted.cost.parts(change, rows)
-    return advise(rows, answer.counterfactual, share, free=free, limits=limits, valid=valid, further=further)
+    further = np.zeros(rows.shape, dtype=bool) if weights is None else change * weights > 0
+    share = cost.parts(change, rows)
+    advice = advise(rows, answer.counterfactual, share, free=free, limits=limits, valid=valid, further=further)
+    return replace(answer, advice=advice)

@@ -33,6 +33,7 @@ from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.robustness import lengths, measured_shift, tolerated, withstanding
+from safexplain.recourse.search import advised
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -394,6 +395,20 @@ class PrivateModelRecourse(DiverseAnswers):
             lambda found: other.scores(found) >= retrained.target,
             (gap or 1.0) / 64,
             share,
+        )
+
+    def _returned(self, found: Recourse, x: Any) -> Recourse:
+        """With how it may be put in words, which the released model tells; see `advised`."""
+        answer, model = super()._returned(found, x), self._get("model")
+        if model.weights is None:
+            return answer
+        return advised(
+            answer,
+            cost=self.column_cost,
+            constraints=self.column_constraints,
+            frozen=self._held(answer.x),
+            accepts=lambda rows, _: rows @ model.weights + model.bias >= self.target,
+            weights=model.weights,
         )
 
     def _trainer(self, **options: Any) -> DPLogisticRegression:

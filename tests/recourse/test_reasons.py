@@ -1,0 +1,227 @@
+"""Sentences and letters: true when read, also after rounding, in the person's units and words."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.recourse import L1, Constraints, DPModelRecourse, Preprocessing, Recourse, search_recourse
+from safexplain.recourse.reasons import LANGUAGES, Change, advise, number_text, sentence
+
+PUBLIC = Preprocessing(
+    numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},
+    categories={"job": ["clerk", "manager"], "owner": [False, True]},
+    ordinal={"education": ["school", "college", "phd"]},
+    units={"balance": "USD", "use": "%"},
+    labels={"balance": "revolving balance"},
+)
+
+
+def answer(before, after, **changes):
+    """An answer to one person, from frames."""
+    x, to = PUBLIC.table(before), PUBLIC.table(after)
+    favourable = np.array([changes.pop("favourable", False)])
+    valid = np.array([changes.pop("valid", True)])
+    parts = L1().parts((to - x) / PUBLIC.scale)
+    return Recourse(
+        x, to, valid, parts.sum(axis=1), np.zeros(1), favourable, np.zeros(1, dtype=bool), table=PUBLIC,
+        like=before, **changes,
+    )  # fmt: skip
+
+
+PERSON = {"balance": 4000.0, "age": 30, "use": 80.0, "job": "clerk", "owner": False, "education": "school"}
+
+
+def test_each_change_is_a_sentence_and_the_largest_share_of_the_cost_comes_first():
+    found = answer(PERSON, PERSON | {"balance": 3000.0, "use": 20.0, "education": "college", "job": "manager"})
+    assert found.reasons() == (
+        (
+            "Change job from clerk to manager.",
+            "Lower use from 80% to 20%.",
+            "Raise education from school to college.",
+            "Lower your revolving balance from 4,000 USD to 3,000 USD.",
+        ),
+    )
+    assert found.reasons("de")[0][0] == "job von clerk auf manager ändern."
+    assert found.reasons("de")[0][3] == "Revolving balance von 4.000 USD auf 3.000 USD senken."
+    assert found.reasons("de")[0][1] == "use von 80 % auf 20 % senken."
+
+
+def test_yes_and_no_are_said_for_true_and_false():
+    assert answer(PERSON, PERSON | {"owner": True}).reasons() == (("Change owner from no to yes.",),)
+
+
+def test_a_favourable_person_needs_nothing_and_one_without_recourse_is_told_so():
+    assert answer(PERSON, PERSON, favourable=True).reasons() == ((),)
+    lost = answer(PERSON, PERSON, valid=False)
+    assert lost.reasons() == (("No change was found that would lead to a favourable decision.",),)
+    proven = answer(PERSON, PERSON, valid=False, proven=np.array([True]))
+    assert proven.reasons() == (("No change within the limits that apply would lead to a favourable decision.",),)
+
+
+@pytest.mark.parametrize("language", ["fr", None, "EN"])
+def test_an_unknown_language_lists_those_there_are(language):
+    found = answer(PERSON, PERSON | {"age": 40})
+    for ask in (found.reasons, found.letters):
+        with pytest.raises(ConfigurationError, match="language: expected one of en, de, got"):
+            ask(language)
+
+
+def test_no_dust_of_float_arithmetic_is_shown():
+    found = answer(PERSON | {"balance": 4000.1 + 0.2}, PERSON | {"balance": 3137.2999999999997, "use": 79.123456789})
+    for text in found.reasons()[0]:
+        assert not re.search(r"\.\d{5}", text), text
+
+
+def test_numbers_are_written_as_people_write_them():
+    english, german = LANGUAGES["en"], LANGUAGES["de"]
+    assert [number_text(v, english) for v in (0.0, -1234567.5, 1e6, 0.25)] == ["0", "-1,234,567.5", "1,000,000", "0.25"]
+    assert [number_text(v, german) for v in (-1234567.5, 0.25)] == ["-1.234.567,5", "0,25"]
+    change = Change("x", "", "numeric", -0.5, 0.25, "$", 1.0, further=True, rises=True)
+    assert sentence(change, english) == "Raise x from -0.5 $ to $0.25 or more."
+
+
+def numbers_in(text):
+    """The last number in a sentence: what has to be reached."""
+    return float(re.findall(r"-?[\d,]*\.?\d+", text.rstrip("."))[-1].replace(",", ""))
+
+
+def applicants(n=400, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"income": rng.lognormal(10, 0.5, n), "debt": rng.gamma(2, 2000, n), "use": rng.uniform(0, 1, n)}
+    )
+    score = 5e-5 * frame.income - 2e-4 * frame.debt - frame.use + rng.normal(0, 0.3, n)
+    return frame, (score > score.median()).astype(int)
+
+
+RULES = Constraints(("income", "debt", "use"), lower={"debt": 0, "use": 0}, largest_change={"income": 4_000})
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), MLPClassifier((8,), max_iter=200, random_state=0, tol=1.0)])
+def test_who_does_what_the_sentences_say_is_approved(model):
+    frame, y = applicants()
+    model = make_pipeline(StandardScaler(), model).fit(frame, y)
+    refused = frame[model.predict(frame) == 0].head(60)
+    cost = L1(scale={"income": 10_000, "debt": 2_000, "use": 0.2})
+    found = search_recourse(model, refused, constraints=RULES, cost=cost)
+    assert found.valid.mean() > 0.9
+    done = refused.copy()
+    for row, told in enumerate(found.reasons()):
+        for text in told if found.valid[row] else ():
+            name = re.match(r"\w+ (\w+) from", text)[1]
+            done.iloc[row, done.columns.get_loc(name)] = numbers_in(text)
+            assert len(text) < 80
+    assert (model.predict(done)[found.valid] == 1).all()
+    assert (np.abs(done.income - refused.income) <= 4000 + 1e-6).all()
+    growth = np.abs(done - refused)[found.valid] / np.abs(found.frame - refused)[found.valid]
+    assert growth.max().max() < 1.06
+
+
+def test_or_less_is_said_where_going_further_keeps_the_decision_and_only_there():
+    frame, y = applicants()
+    linear = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame, y)
+    curved = make_pipeline(StandardScaler(), MLPClassifier((8,), max_iter=200, random_state=0, tol=1.0)).fit(frame, y)
+    refused = frame[(linear.predict(frame) == 0) & (curved.predict(frame) == 0)].head(20)
+    cost = L1(scale={"income": 10_000, "debt": 2_000, "use": 0.2})
+    told = [text for texts in search_recourse(linear, refused, cost=cost).reasons() for text in texts]
+    assert all(re.search("or (more|less)\\.$", text) for text in told)
+    told = [text for texts in search_recourse(curved, refused, cost=cost).reasons() for text in texts]
+    assert not any(re.search("or (more|less)\\.$", text) for text in told)
+
+
+def test_rounding_never_comes_nearer_and_stays_exact_where_no_rounding_is_valid():
+    x, to = np.array([[0.0, 5.0]]), np.array([[1.234567891, 3.3333]])
+    fixed = {"free": np.array([True, True]), "limits": (np.full((1, 2), -9.0), np.full((1, 2), 9.0))}
+    none = np.zeros((1, 2), dtype=bool)
+    allowed = advise(x, to, np.ones((1, 2)), valid=lambda rows, _: np.ones(len(rows), bool), further=none, **fixed)
+    assert allowed.rounded.tolist() == [[1.24, 3.33]]
+    refused = advise(x, to, np.ones((1, 2)), valid=lambda rows, _: np.zeros(len(rows), bool), further=none, **fixed)
+    assert (refused.rounded == to).all()
+
+
+def test_answers_of_a_private_model_say_or_more_too():
+    frame, y = applicants()
+    public = Preprocessing(
+        numeric={"income": (0, 200_000), "debt": (0, 40_000), "use": (0, 1)}, units={"income": "USD"}
+    )
+    mechanism = DPModelRecourse(epsilon=20.0, preprocessing=public, cost=L1(), random_state=0).fit(frame, y)
+    found = mechanism.explain(frame.head(50), infeasible="mark")
+    told = [text for texts, asked in zip(found.reasons(), found.valid & ~found.favourable, strict=True) if asked
+            for text in texts]  # fmt: skip
+    assert told
+    assert all(re.search("or (more|less)\\.$", text) for text in told)
+    letters = found.letters(guarantee=mechanism.guarantee)
+    assert len(letters) == (~found.favourable).sum()
+    assert "differential privacy (epsilon 20, delta 1e-05)" in letters[0]
+
+
+def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers():
+    after = {"balance": 3000.0, "use": 20.0, "education": "college", "job": "manager", "owner": True}
+    found = answer(PERSON, PERSON | after)
+    (letter,) = found.letters(names=["Ms Smith"])
+    assert letter == (
+        "Dear Ms Smith,\n\n"
+        "We were unable to approve your application.\n\n"
+        "The principal reasons for this decision are:\n"
+        "1. Job: clerk.\n2. Owner: no.\n3. Use is too high: 80%.\n4. Education is too low: school.\n\n"
+        "Your application would have been approved with all of these changes together:\n"
+        "- Change job from clerk to manager.\n"
+        "- Change owner from no to yes.\n"
+        "- Lower use from 80% to 20%.\n"
+        "- Raise education from school to college.\n"
+        "- Lower your revolving balance from 4,000 USD to 3,000 USD.\n"
+    )
+    assert "Hauptgründe" in found.letters("de")[0]
+
+
+def test_letters_go_to_those_who_were_turned_down_only():
+    assert answer(PERSON, PERSON, favourable=True).letters() == []
+    (letter,) = answer(PERSON, PERSON, valid=False).letters()
+    assert "principal reasons" not in letter
+    assert "No change was found" in letter
+
+
+def test_letters_refuse_wrong_names_and_a_guarantee_of_nothing():
+    found = answer(PERSON, PERSON | {"age": 40})
+    with pytest.raises(ConfigurationError, match="names: expected one name for each of 1 queries, got 2 names"):
+        found.letters(names=["a", "b"])
+    with pytest.raises(RefusedError, match="cannot promise privacy"):
+        found.letters(guarantee="epsilon 1")
+
+
+def test_changes_are_a_frame_with_one_row_for_each_change():
+    found = answer(PERSON, PERSON | {"balance": 3000.0, "job": "manager"}).changes
+    assert found.to_dict("records") == [
+        {"row": 0, "feature": "job", "from": "clerk", "to": "manager", "unit": "", "share": pytest.approx(2 / 2.04)},
+        {
+            "row": 0,
+            "feature": "balance",
+            "from": 4000.0,
+            "to": 3000.0,
+            "unit": "USD",
+            "share": pytest.approx(0.04 / 2.04),
+        },
+    ]
+
+
+def test_changes_of_a_polars_frame_are_one():
+    polars = pytest.importorskip("polars")
+    before = polars.DataFrame({name: [value] for name, value in PERSON.items()})
+    found = answer(before, PERSON | {"balance": 3000.0, "job": "manager"}).changes
+    assert isinstance(found, polars.DataFrame)
+    assert found["to"].to_list() == ["manager", "3000"]
+
+
+def test_arrays_have_reasons_too_by_number_or_name():
+    x = np.array([[0.0, 1.0]])
+    plain = Recourse(
+        x, x + np.array([[0.0, 2.5]]), np.array([True]), np.ones(1), np.zeros(1), np.array([False]), np.array([False])
+    )
+    assert plain.reasons() == (("Raise feature 1 from 1 to 3.5.",),)
