@@ -573,7 +573,7 @@ def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> 
     """
     every = np.arange(len(queries.rows))
     found = solver.solve(every, target)
-    arrays = {name: np.array(getattr(found, name)) for name in (*_PER_ANSWER, "favourable")}
+    arrays: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*_PER_ANSWER, "favourable")}
     if target >= 0:
         nothing = {"counterfactual": queries.rows, "distance": np.zeros(len(every))}
         said = queries.decided(queries.rows, every, label)
