@@ -432,6 +432,8 @@ def _several(source: Any, row: Any, items: int, principal: str | None, options: 
     """Answers that differ, to one person."""
     _check_source(source, row, principal, options)
     if isinstance(source, MeteredRecourse):
+        if isinstance(source.mechanism, DiverseAnswers):
+            return source.explain_diverse(row, items, principal=principal)
         return (source.explain(row, principal=principal, infeasible="mark"),)
     if isinstance(source, DiverseAnswers):
         return source.explain_diverse(row, items)

@@ -61,8 +61,10 @@ class Plausibility:
     """What public rows say about whether a row is plausible; a report by itself, a constraint as `plausibility=`.
 
     As a constraint: an answer is no outlier, and further inside than that (`strictness`) wherever such an answer is
-    found, because the cheapest answers lie at the limit and other public rows would draw it elsewhere. Queries for
-    which none is found are answered `valid` False. Queries that are favourable already stay as they are.
+    found, because the cheapest answers lie at the limit and other public rows would draw it elsewhere. For people who
+    are further out than that themselves, answers need not come further in, up to half of the way to the limit. Queries
+    for which no plausible answer is found are answered `valid` False; those that are favourable already stay as they
+    are.
 
     Args:
         public: (m, d) PUBLIC rows, never training rows: a table, or a frame as people see it, with a `preprocessing`.
@@ -72,8 +74,8 @@ class Plausibility:
         neighbours: how many.
         preprocessing: the `Preprocessing` of a frame with categories; rows are compared in its scaled columns, which
             are in units of public ranges; public numbers outside of a range count as its ends. None: that of the
-            mechanism, if the public rows are numbers; and without one, columns are in units of their spread, from the
-            5th to the 95th percentile of the public rows.
+            mechanism or the answer, if the public rows are numbers; and without one, columns are in units of the range
+            of the public rows.
         quantiles: two quantiles of the public rows, such as (.005, .995), that changed values stay between. A query
             beyond one of them may stay where it is, or come back. None: no such limits.
         strictness: share of public rows that lie further out than answers should.
@@ -109,6 +111,7 @@ class Plausibility:
     _names: tuple[str, ...] | None = field(init=False, repr=False)
     _found: Any = field(init=False, repr=False)
     _typical: float = field(init=False, repr=False)
+    _others: dict[str, Self] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -124,10 +127,11 @@ class Plausibility:
                 f" {len(first)}; give more public rows, or fewer neighbours"
             )
         low, high = np.quantile(rows, [0.05, 0.95], axis=0)
-        spread = np.where(high > low, high - low, np.ptp(rows, axis=0))
-        spread = np.where(spread > 0, spread, 1.0)
+        ranges = np.ptp(rows, axis=0)
+        ranges = np.where(ranges > 0, ranges, 1.0)
+        spread = np.where(high > low, high - low, ranges)
         names = column_names(self.public) if self.preprocessing is None else self.preprocessing.columns
-        unit = spread if self.preprocessing is None else _public_units(self.preprocessing, spread)
+        unit = ranges if self.preprocessing is None else _public_units(self.preprocessing, ranges)
         self._keep({"_rows": rows, "_first": first, "_names": names, "_spread": spread, "_unit": unit})
         scaled = rows[first] / unit
         if self.method == "lof":
@@ -150,16 +154,19 @@ class Plausibility:
         Raises:
             InputError: rows of another form than the public ones.
         """
-        return self._scores(self._read_any(rows))
+        plausible, table = self._for(rows)
+        return plausible._scores(table)
 
     def outliers(self, rows: Recourse | ArrayLike) -> Mask:
         """(n,) bool, which counterfactuals, or rows, are outliers among the public rows; arguments as `scores`."""
-        return np.asarray(self.scores(rows) > self.limit)
+        plausible, table = self._for(rows)
+        return np.asarray(plausible._scores(table) > plausible.limit)
 
     def nearest(self, rows: Recourse | ArrayLike) -> NDArray[np.intp]:
         """(n,) position of the public row that is nearest to each counterfactual, or row; arguments as `scores`."""
-        scaled = self._read_any(rows) / self._unit
-        return np.asarray(self._first[self._found.kneighbors(scaled, 1, return_distance=False)[:, 0]])
+        plausible, table = self._for(rows)
+        found = plausible._found.kneighbors(table / plausible._unit, 1, return_distance=False)[:, 0]
+        return np.asarray(plausible._first[found])
 
     def limits(
         self, quantiles: tuple[float, float] = (0.005, 0.995)
@@ -186,7 +193,9 @@ class Plausibility:
             ConfigurationError: another preprocessing than its own, or a table of another number of columns.
         """
         if preprocessing is not None and self.preprocessing is None:
-            return replace(self, preprocessing=preprocessing).of(preprocessing, width)
+            if preprocessing.digest not in self._others:
+                self._others[preprocessing.digest] = replace(self, preprocessing=preprocessing)
+            return self._others[preprocessing.digest].of(preprocessing, width)
         if self.preprocessing != preprocessing:
             raise ConfigurationError("plausibility: it has another preprocessing than what answers; give both the same")
         if width not in (None, self._rows.shape[1]):
@@ -255,14 +264,15 @@ class Plausibility:
             return np.asarray(-self._found.score_samples(table / self._unit))
         return np.asarray(self._found.kneighbors(table / self._unit)[0].mean(axis=1) / self._typical)
 
-    def _read_any(self, rows: Recourse | ArrayLike) -> Floats:
+    def _for(self, rows: Recourse | ArrayLike) -> tuple[Plausibility, Floats]:
+        """What rows are compared by, an answer's own preprocessing if it has one; and (n, d) rows of its table."""
         if not isinstance(rows, Recourse):
-            return self._read(rows, "rows")
-        if rows.counterfactual.shape[1] != self._rows.shape[1]:
-            raise InputError(
-                f"rows: the answer has {rows.counterfactual.shape[1]} columns, the public rows {self._rows.shape[1]}"
-            )
-        return rows.counterfactual
+            return self, self._read(rows, "rows")
+        plausible = self.of(rows.table if isinstance(rows.table, Preprocessing) else self.preprocessing)
+        width = plausible._rows.shape[1]
+        if rows.counterfactual.shape[1] != width:
+            raise InputError(f"rows: the answer has {rows.counterfactual.shape[1]} columns, the public rows {width}")
+        return plausible, rows.counterfactual
 
     def _read(self, rows: Any, what: str) -> Floats:
         """(n, d) table of public rows, or of rows like them."""
@@ -290,10 +300,10 @@ def check_plausibility(plausibility: Any) -> None:
         raise ConfigurationTypeError(f"plausibility: expected Plausibility(public rows), got {plausibility!r}")
 
 
-def _public_units(preprocessing: Preprocessing, spread: Floats) -> Floats:
-    """(D,) units in which rows are compared: half the public range where there is one, else the spread."""
+def _public_units(preprocessing: Preprocessing, ranges: Floats) -> Floats:
+    """(D,) units in which rows are compared: half the public range, or else half the range of the public rows."""
     ranged = np.array([np.isfinite(part.high - part.low) for part in preprocessing.parts])
-    return np.where(ranged[preprocessing.feature_of], preprocessing.scale, spread)
+    return np.where(ranged[preprocessing.feature_of], preprocessing.scale, ranges / 2)
 
 
 def _check_quantiles(quantiles: Any) -> None:
@@ -314,7 +324,10 @@ class _Search:
         asked = np.flatnonzero(found.valid & ~found.favourable)
         score = np.zeros(len(found))
         score[asked] = plausible._scores(found.counterfactual[asked])
-        self.todo = asked[score[asked] > plausible.aim]
+        own, self.aim = np.zeros(len(found)), np.full(len(found), plausible.aim)
+        own[asked] = plausible._scores(found.x[asked])
+        self.aim = np.clip(own, plausible.aim, (plausible.aim + plausible.limit) / 2)
+        self.todo = asked[score[asked] > self.aim[asked]]
         self.score = np.where(np.isin(np.arange(len(found)), self.todo), score, 0.0)
         self.distance = np.where(self.score > plausible.limit, np.inf, found.distance)
         self.counterfactual = found.counterfactual.copy()
@@ -333,8 +346,8 @@ class _Search:
         usable = np.flatnonzero(found.valid)
         score = np.full(len(at), np.inf)
         score[usable] = self.plausible._scores(found.counterfactual[usable])
-        aim, limit = self.plausible.aim, self.plausible.limit
-        inside, settled = score <= aim, self.score[at] <= aim
+        limit = self.plausible.limit
+        inside, settled = score <= self.aim[at], self.score[at] <= self.aim[at]
         nearer = found.distance < self.distance[at]
         better = np.where(inside, ~settled | nearer, ~settled & (score <= limit) & (score < self.score[at]))
         kept = at[better]

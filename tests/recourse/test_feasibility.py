@@ -108,6 +108,10 @@ def test_answers_that_would_be_paid_for_unseen_are_refused(mechanism, tmp_path):
         found = feasibility(metered, people[:4], principal="audit")
         assert found.people == 4
         assert ledger.spent("audit") == pytest.approx(2.0)
+    with Ledger(f"sqlite:///{tmp_path}/other.db", epsilon=2.0) as ledger:
+        found = flipset(MeteredRecourse(paid, ledger), people.iloc[:1], items=3, principal="anna")
+        assert len(found) == 3 or found.favourable
+        assert ledger.spent("anna") == pytest.approx(0.5)
 
 
 def test_a_flipset_lists_different_ways_the_cheapest_first(mechanism):

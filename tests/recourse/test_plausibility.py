@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse import Plausibility, Preprocessing
+from safexplain.recourse import L1, MAD, Constraints, DPModelRecourse, Plausibility, Preprocessing
+from tests.helpers.evidence import DATA, needs
 
 
 def ridge(n, seed=0):
@@ -37,7 +38,7 @@ def plain_lof(public, rows, k):
 
 def test_scores_are_the_local_outlier_factor():
     public, rows = ridge(120), ridge(15, seed=1) + np.random.default_rng(2).normal(0, 8, (15, 3))
-    unit = np.diff(np.quantile(public, [0.05, 0.95], axis=0), axis=0)[0]
+    unit = np.ptp(public, axis=0)
     found = Plausibility(public, neighbours=7).scores(rows)
     np.testing.assert_allclose(found, plain_lof(public / unit, rows / unit, 7), rtol=1e-9)
 
@@ -123,3 +124,130 @@ def test_rows_of_another_form_are_refused():
         plausible.scores([[1.0, 2.0]])
     with pytest.raises(InputError, match="in this order"):
         plausible.outliers(pd.DataFrame([[1.0, 2.0, 3.0]], columns=["b", "a", "c"]))
+
+
+NAMES = ("a", "b", "c")
+RANGES = Preprocessing(numeric={"a": (-20, 120), "b": (-20, 120), "c": (0, 100)})
+
+
+def frame(n, seed=0):
+    return pd.DataFrame(np.clip(ridge(n, seed), [-20, -20, 0], [120, 120, 100]), columns=NAMES)
+
+
+def on_the_ridge(plausibility=None, **options):
+    """A model that likes `a` best, trained on people for whom `b` goes with it."""
+    x = frame(3000)
+    options = {"preprocessing": RANGES, "cost": L1(), "epsilon": 4.0, "random_state": 0} | options
+    return DPModelRecourse(plausibility=plausibility, **options).fit(x, (x.a + 0.2 * x.c > 70).astype(int))
+
+
+def test_answers_are_no_outliers_by_public_rows_that_they_have_not_seen():
+    asked, judge = frame(600, seed=2), Plausibility(frame(1000, seed=3), preprocessing=RANGES)
+    plain = on_the_ridge().explain(asked)
+    kept = on_the_ridge(Plausibility(frame(1000, seed=1))).explain(asked, infeasible="mark")
+    down = ~plain.favourable
+    assert judge.outliers(plain)[down].mean() > 0.3
+    assert judge.outliers(kept)[down & kept.valid].mean() <= 0.02
+    assert kept.valid[down].mean() > 0.97
+    np.testing.assert_array_equal(kept.favourable, plain.favourable)
+    assert (kept.distance[kept.valid] >= plain.distance[kept.valid] - 1e-9).all()
+
+
+def test_answers_that_are_plausible_anyhow_stay_the_cheapest_and_proven():
+    asked, plausible = frame(300, seed=2), Plausibility(frame(1000, seed=1), preprocessing=RANGES)
+    plain, kept = on_the_ridge().explain(asked), on_the_ridge(plausible).explain(asked, infeasible="mark")
+    same = plausible.scores(plain) <= plausible.aim
+    assert same[~plain.favourable].any()
+    np.testing.assert_array_equal(kept.counterfactual[same], plain.counterfactual[same])
+    np.testing.assert_array_equal(kept.proven[same], plain.proven[same])
+    moved = kept.valid & (kept.counterfactual != plain.counterfactual).any(axis=1)
+    assert moved.any()
+    assert not kept.proven[moved].any()
+
+
+@pytest.mark.parametrize("method", ["lof", "knn"])
+def test_constraints_hold_beside_plausibility(method):
+    rules = Constraints(NAMES, immutable=("c",), increasing=("a",), step={"b": 5}, largest_change={"b": 60})
+    asked = frame(300, seed=2)
+    plausible = Plausibility(frame(1000, seed=1), method)
+    mechanism = on_the_ridge(plausible, constraints=rules)
+    answer = mechanism.explain(asked, infeasible="mark")
+    assert mechanism.column_constraints.satisfied(answer.x, answer.counterfactual).all()
+    assert not plausible.outliers(answer)[answer.valid & ~answer.favourable].any()
+    model = mechanism.private.decision_function(RANGES.scaled(answer.counterfactual[answer.valid]))
+    assert model.min() >= -1e-9
+
+
+def test_an_answer_depends_on_its_own_query_only():
+    mechanism, asked = on_the_ridge(Plausibility(frame(500, seed=1))), frame(40, seed=2)
+    together = mechanism.explain(asked, infeasible="mark").counterfactual
+    alone = [mechanism.explain(asked[i : i + 1], infeasible="mark").counterfactual[0] for i in range(len(asked))]
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-9)
+
+
+def test_diverse_answers_and_shifted_models_are_kept_plausible_too():
+    plausible = Plausibility(frame(1000, seed=1))
+    mechanism = on_the_ridge(plausible, shift=0.2)
+    asked = frame(200, seed=2)
+    for answer in mechanism.explain_diverse(asked, 2):
+        changed = answer.valid & ~answer.favourable
+        assert not plausible.outliers(answer)[changed].any()
+        assert mechanism.shift_tolerated(answer)[changed].min() >= 0.2 * (1 - 1e-9)
+    assert changed.any()
+
+
+def test_changed_values_stay_between_public_quantiles():
+    public, asked = frame(1000, seed=1), frame(300, seed=2)
+    asked.loc[0, ["a", "b", "c"]] = [-18.0, -18.0, 3.0]  # beyond the quantiles, and no reason to refuse anybody
+    answer = on_the_ridge(Plausibility(public, quantiles=(0.1, 0.9))).explain(asked, infeasible="mark")
+    low, high = public.quantile(0.1).to_numpy(), public.quantile(0.9).to_numpy()
+    inside = (answer.counterfactual >= low) & (answer.counterfactual <= high)
+    assert (inside | (np.sign(answer.change) * (answer.counterfactual - (low + high) / 2) <= 0)).all()
+    assert answer.valid.mean() > 0.9
+
+
+def test_without_a_plausible_answer_there_is_none_and_no_error():
+    poor = frame(1000, seed=1)
+    mechanism = on_the_ridge(Plausibility(poor[poor.a < 40]))  # nobody among the public rows is accepted
+    answer = mechanism.explain(frame(100, seed=2), infeasible="mark")
+    far = (answer.x[:, 0] < 30) & ~answer.favourable
+    assert not answer.valid[far].any()
+    np.testing.assert_array_equal(answer.counterfactual[far], answer.x[far])
+    assert not answer.proven[far].any()
+
+
+def test_the_guarantee_says_that_the_rows_are_public():
+    assert any(
+        "none of them is a training row" in said for said in on_the_ridge(Plausibility(frame(99))).guarantee.assumptions
+    )
+    assert not any("none of them is a training row" in said for said in on_the_ridge().guarantee.assumptions)
+
+
+def test_a_mechanism_refuses_what_it_cannot_use():
+    with pytest.raises(ConfigurationError, match="expected Plausibility"):
+        DPModelRecourse(plausibility=frame(50))
+    with pytest.raises(ConfigurationError, match="3 columns, but the model 2"):
+        DPModelRecourse(plausibility=Plausibility(ridge(50)), norm_bound=9.0).fit(np.ones((9, 2)), [0, 1, 1] * 3)
+
+
+@needs("heloc.npz")
+def test_on_heloc_at_most_two_percent_are_outliers_by_other_rows_and_none_leaves_the_ranges():
+    file = np.load(DATA / "heloc.npz")
+    top = [100, 900, 400, 400, 110, 20, 20, 100, 90, 10, 10, 110, 20, 100, 30, 70, 70, 250, 500, 50, 25, 20, 100]
+    names = file["names__txt"].tobytes().decode().split("\n")
+    people, y = pd.DataFrame(np.clip(file["x"].astype(float), 0, top), columns=names), file["y"]
+    train, asked, public, others = np.split(np.random.default_rng(0).permutation(len(y)), [4500, 5500, 7700])
+    ranges = Preprocessing(numeric={name: (0, end) for name, end in zip(names, top, strict=True)})
+    deviation = (people.iloc[public] - people.iloc[public].median()).abs().median().to_numpy()
+    cost = MAD(np.where(deviation > 0, deviation, 1.0))
+    options = {"epsilon": 1.0, "preprocessing": ranges, "cost": cost, "random_state": 0}
+    plain = DPModelRecourse(**options).fit(people.iloc[train], y[train])
+    kept = DPModelRecourse(plain.private, plausibility=Plausibility(people.iloc[public]), **options)
+    before, after = (m.explain(people.iloc[asked], infeasible="mark") for m in (plain, kept))
+    judge = Plausibility(people.iloc[others], preprocessing=ranges)
+    down = ~before.favourable
+    assert judge.outliers(before)[down].mean() > 0.1
+    assert judge.outliers(after)[down & after.valid].mean() <= 0.02
+    assert after.valid[down].mean() > 0.98
+    assert ((after.counterfactual >= 0) & (after.counterfactual <= top)).all()
+    assert after.distance[down].mean() < 2 * before.distance[down].mean()

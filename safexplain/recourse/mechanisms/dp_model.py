@@ -24,12 +24,13 @@ from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import Cost
+from safexplain.recourse.cost import Cost, for_columns
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
+from safexplain.recourse.plausibility import PUBLIC_ROWS, Plausibility, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.robustness import lengths, measured_shift, tolerated, withstanding
@@ -63,13 +64,20 @@ class PrivateModel:
         cost: Cost,
         constraints: Constraints | None,
         frozen: Frozen,
+        within: Within = None,
         margin: Floats | None = None,
     ) -> Recourse:
         """Answers by geometry for a linear logit, (n,) margins beyond the target; by search for anything else."""
         if self.weights is not None:
-            bias = self.bias if margin is None else self.bias - margin
             return linear_recourse(
-                self.weights, bias, rows, target=target, cost=cost, constraints=constraints, frozen=frozen
+                self.weights,
+                self.bias if margin is None else self.bias - margin,
+                rows,
+                target=target,
+                cost=cost,
+                constraints=constraints,
+                frozen=frozen,
+                within=within,
             )
         return network_recourse(
             self.network,
@@ -210,6 +218,8 @@ class PrivateModelRecourse(DiverseAnswers):
         delta: of the training; in [1e-12, 1), smaller than one over the number of records. 0 where the mechanism offers
             pure epsilon.
         favourable: the label that is wanted; None: the second of `classes`, of which there are two.
+        plausibility: answers are no outliers among its PUBLIC rows, or `valid` is False; see `Plausibility`. Rows that
+            the model was trained on must not be among them.
         shift: by how much the weights and the intercept may move, all together, in the columns that training sees, when
             the model is trained anew: answers stay valid under every such shift, see `safexplain.recourse.robustness`.
             For linear models with two classes. `measured_shift` says how much to ask for.
@@ -222,10 +232,14 @@ class PrivateModelRecourse(DiverseAnswers):
 
     delta: float = 1e-5
     favourable: Any = None
+    plausibility: Plausibility | None = None
     shift: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_plausibility(self.plausibility)
+        if self.plausibility is not None:
+            self._set(plausible=self.plausibility.of(self.preprocessing))
         check_number("shift", self.shift, minimum=0)
         if check_number("delta", self.delta) != 0:
             check_delta(self.delta)
@@ -259,6 +273,7 @@ class PrivateModelRecourse(DiverseAnswers):
             name = statement.mechanism
         seeded = self.random_state is not None if statement is None else None
         assumed = assumptions(seeded=seeded, preprocessed=self.preprocessing is not None)
+        assumed += () if self.plausibility is None else (PUBLIC_ROWS,)
         return Guarantee(
             mechanism=f"recourse from a private model ({type(self).__name__}): {name}",
             is_private=True,
@@ -308,10 +323,28 @@ class PrivateModelRecourse(DiverseAnswers):
         return found.model
 
     def _solver(self, rows: Floats) -> Callable[[Frozen], Recourse]:
-        return lambda frozen: self._answers(rows, frozen, float(self.shift))
+        shift, plausible = float(self.shift), self._get("plausible")
+        if plausible is None:
+            return lambda frozen: self._answers(rows, frozen, shift)
+        model: PrivateModel = self._get("model")
 
-    def _answers(self, rows: Floats, frozen: Frozen, shift: float) -> Recourse:
-        """Answers that withstand a shift of the weights."""
+        def accepts(public: Floats) -> NDArray[np.bool_]:
+            need = shift * self._lengths(public) if shift else 0.0
+            return np.asarray(model.scores(public) >= self.target + need)
+
+        def solve(frozen: Frozen) -> Recourse:
+            def part(at: NDArray[np.intp], within: Within) -> Recourse:
+                return self._answers(rows[at], None if frozen is None else frozen[at], shift, within)
+
+            rules = self.column_constraints
+            cost = for_columns(self.column_cost, None if rules is None else rules.features, rows.shape[1])
+            found: Recourse = plausible.answers(rows, part, accepts, cost=cost, constraints=rules, frozen=frozen)
+            return found
+
+        return solve
+
+    def _answers(self, rows: Floats, frozen: Frozen, shift: float, within: Within = None) -> Recourse:
+        """Answers, each within its box, that withstand a shift of the weights."""
         model: PrivateModel = self._get("model")
 
         def solve(at: NDArray[np.intp], margin: Floats | None) -> Recourse:
@@ -321,6 +354,7 @@ class PrivateModelRecourse(DiverseAnswers):
                 cost=self.column_cost,
                 constraints=self.column_constraints,
                 frozen=None if frozen is None else frozen[at],
+                within=None if within is None else (within[0][at], within[1][at]),
                 margin=margin,
             )
 
@@ -338,6 +372,10 @@ class PrivateModelRecourse(DiverseAnswers):
                 "shift: answers withstand a shift of the weights of a linear model with two classes; for a network, or"
                 " more classes, ask for a margin on the score: target="
             )
+        if self.plausibility is not None:
+            if model.weights is None:
+                raise ConfigurationError("plausibility: for linear models with two classes; for others, as a report")
+            self._get("plausible").of(self.preprocessing, model.width)
         return model
 
     def _linear_model(self, method: str) -> PrivateModel:
