@@ -129,7 +129,7 @@ def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
 
 def values_of(column: Any) -> list[Any]:
     """A column's values as Python has them."""
-    for method in ("to_list", "tolist"):
+    for method in ("tolist", "to_list"):
         if hasattr(column, method):
             found = getattr(column, method)()
             return found if isinstance(found, list) else [found]

@@ -872,9 +872,9 @@ def _priced(people: Preprocessing, cost: Cost) -> Cost:
         public = people.table(cost.public, clip=True)
         public[people.held(public) & _value_columns(people)] = np.nan  # what stands for a special value is no value
         return replace(cost, public=public)
-    priced: L1 | L2 = replace(cost, scale=_of_columns(people, cost.scale, "scale", cost.power))
-    sides = {name: _of_columns(people, getattr(cost, name), name, cost.power) for name in ("rise", "fall")}
-    return replace(priced, **sides)
+    sides = {name: _of_columns(people, getattr(cost, name), name, cost.power) for name in ("scale", "rise", "fall")}
+    priced: L1 | L2 = replace(cost, **sides)
+    return priced
 
 
 def _value_columns(people: Preprocessing) -> NDArray[np.bool_]:
