@@ -300,6 +300,13 @@ class Percentile:
         beyond: Floats = np.maximum(values - points[-1], 0.0) - np.maximum(points[0] - values, 0.0)
         return inside + slope * beyond
 
+    def steepness(self, column: int, middle: float) -> float:
+        """Slope of G of one column, on average over this middle part of its public values."""
+        points, shares = self._columns[column]
+        ends = np.interp(shares[-1] * np.array([1 - middle, 1 + middle]) / 2, shares, points)
+        rise = np.diff(self.share(column, ends))[0]
+        return float(rise / (ends[1] - ends[0]))
+
     def parts(self, delta: Floats, x: Floats | None = None) -> Floats:
         """(..., d) what each column of changes from x (..., d) adds."""
         if x is None:

@@ -29,21 +29,32 @@ class Price:
     """What a change costs each feature, as a search on tensors needs it.
 
     Args:
-        weight: (d,) 1/scale of the features.
+        weight: (d,) what a change by 1 costs the features.
         squared: whether the distance is the Euclidean norm of the weighted change, or the sum of its sizes.
+        falling: (d,) what a change by -1 costs, if that is not the same.
     """
 
     weight: Tensor
     squared: bool
+    falling: Tensor | None = None
+
+    def along(self, direction: Tensor) -> Tensor:
+        """(..., d) what a change by 1 costs in directions (..., d)."""
+        return self.weight if self.falling is None else torch.where(direction > 0, self.weight, self.falling)
+
+    @property
+    def unit(self) -> Tensor:
+        """(d,) the lower one of both, by which lengths of steps are measured."""
+        return self.weight if self.falling is None else torch.minimum(self.weight, self.falling)
 
     def distance(self, change: Tensor) -> Tensor:
         """(...) distances of (..., d) changes."""
-        weighted = change * self.weight
+        weighted = change * self.along(change)
         return weighted.norm(dim=-1) if self.squared else weighted.abs().sum(dim=-1)
 
     def energy(self, change: Tensor) -> Tensor:
         """(...) what is minimised: half the squared distance where that is Euclidean, the distance otherwise."""
-        weighted = change * self.weight
+        weighted = change * self.along(change)
         return weighted.square().sum(dim=-1) / 2 if self.squared else weighted.abs().sum(dim=-1)
 
 
@@ -70,7 +81,7 @@ class Boundary:
 
     def reach(self, x: Tensor) -> Tensor:
         """(n,) largest step of a feature, in units of its cost; it keeps infinite boxes finite."""
-        return 10.0 * (1.0 + (x * self.price.weight).abs().amax(dim=1))
+        return 10.0 * (1.0 + (x * self.price.unit).abs().amax(dim=1))
 
     def aim(self, value: Tensor) -> Tensor:
         """(n,) what to aim at from scores (n,): a little beyond the target; `shortened` gives it back."""
@@ -135,7 +146,7 @@ def nearest(
 def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     """One trust-region step of every row, in place; the points tried, their scores, and which rows are finished."""
     price, aim = task.price, rows.aim
-    span = rows.radius[:, None] / price.weight
+    span = rows.radius[:, None] / price.unit
     low, high = torch.maximum(rows.lower, rows.at - span), torch.minimum(rows.upper, rows.at + span)
     tried, wanted = linear_step(price, rows.x, rows.slope, rows.at, aim - rows.value, low, high)
     value, slope = task.score.gradients(tried)
@@ -150,7 +161,7 @@ def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     gained = cost - new_cost + rows.multiplier * (short - new_short)
     ratio = torch.where(promised > 0, gained / promised.clamp_min(1e-300), 0.0).nan_to_num(-1.0)
     accepted = ratio > 1e-3
-    length = (step * price.weight).abs().amax(dim=1)
+    length = (step * price.unit).abs().amax(dim=1)
     rows.radius = torch.where(
         ratio < 0.25,
         _SHRINK * torch.minimum(length, rows.radius),
@@ -161,7 +172,7 @@ def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     rows.idle = torch.where(
         small | (accepted & (gained < 1e-4 * size)), rows.idle + 1, torch.where(accepted, 0, rows.idle)
     )
-    away = (tried - rows.x).mul(price.weight).abs().amax(dim=1)
+    away = (tried - rows.x).mul(price.unit).abs().amax(dim=1)
     done = (length <= 0) | (rows.idle >= 3) | (rows.radius < 1e-4 * away)
     rows.at = torch.where(accepted[:, None], tried, rows.at)
     rows.slope = torch.where(accepted[:, None], slope, rows.slope)
@@ -214,7 +225,7 @@ def linear_step(
     end = torch.where(slope > 0, upper, torch.where(slope < 0, lower, start))
     missing = rise - (slope * (start - at)).sum(dim=1)
     solve = _euclidean if price.squared else _sum
-    point, multiplier = solve(price.weight, x, slope, missing.clamp_min(0.0)[:, None], start, end)
+    point, multiplier = solve(price.along(slope), x, slope, missing.clamp_min(0.0)[:, None], start, end)
     still = missing <= 0
     return torch.where(still[:, None], start, point), torch.where(still, 0.0, multiplier)
 

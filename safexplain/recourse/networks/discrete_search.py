@@ -1,11 +1,11 @@
-"""Nearest point that a network scores high enough, where some features are whole numbers or one-hot groups.
+"""Nearest point that a network scores high enough, where some features take steps or are one-hot groups.
 
 One-hot groups are first chosen by an additive model of the score: exact scores after every single switch, a gradient
-for the rest, and the multiplier at which the cheapest choices add up to the target. Integer features are relaxed,
-searched like continuous ones (`boundary_search`) and rounded. What rounding broke, and what the additive model missed,
-a local search over single moves repairs: the moves that look cheapest by exact scores are carried out, the continuous
-features follow, and the best is kept. A single move takes an integer feature up or down, or a one-hot group to another
-category. A point counts as valid only by the network's score of the rounded row.
+for the rest, and the multiplier at which the cheapest choices add up to the target. Features that take steps are
+relaxed, searched like continuous ones (`boundary_search`) and rounded. What rounding broke, and what the additive model
+missed, a local search over single moves repairs: the moves that look cheapest by exact scores are carried out, the
+continuous features follow, and the best is kept. A single move takes a feature one step up or down, or a one-hot group
+to another category. A point counts as valid only by the network's score of the rounded row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.constraints import NEARLY, Constraints
 from safexplain.recourse.networks.boundary_search import Boundary, linear_step, nearest
 
 _LAST = 1e100
@@ -40,29 +40,29 @@ class Moves:
     Args:
         keep: (m, d) 0 in the columns that the move sets, 1 elsewhere.
         add: (m, d) what it adds.
-        group: (m,) which one-hot group it switches; -1: an integer feature.
-        whole: (d,) bool, integer features.
+        group: (m,) which one-hot group it switches; -1: a feature that takes steps.
+        grid: (d,) size of a step of features that take steps; 0: of the others.
         member: (d,) bool, columns of one-hot groups.
     """
 
     keep: Tensor
     add: Tensor
     group: Tensor
-    whole: Tensor
+    grid: Tensor
     member: Tensor
 
     @property
     def discrete(self) -> Tensor:
         """(d,) bool, the columns that are not continuous."""
-        return self.whole | self.member
+        return (self.grid > 0) | self.member
 
     @classmethod
     def of(cls, constraints: Constraints, device: torch.device) -> Moves:
         """The moves that constraints leave, whatever the query."""
         eye, keep, add, group = torch.eye(constraints.width, dtype=torch.float64), [], [], []
-        for column in constraints.whole.nonzero()[0].tolist():
+        for column in constraints.grid.nonzero()[0].tolist():
             keep += [torch.ones_like(eye[0])] * 2
-            add += [eye[column], -eye[column]]
+            add += [constraints.grid[column] * eye[column], -constraints.grid[column] * eye[column]]
             group += [-1, -1]
         member = torch.zeros(constraints.width, dtype=torch.bool)
         for number, columns in enumerate(constraints.groups):
@@ -76,14 +76,15 @@ class Moves:
             torch.stack(keep).to(device) if keep else none.to(device),
             torch.stack(add).to(device) if add else none.to(device),
             torch.tensor(group, dtype=torch.long, device=device),
-            torch.from_numpy(constraints.whole).to(device),
+            torch.from_numpy(constraints.grid).to(device),
             member.to(device),
         )
 
     def made(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """(n, m, d) rows after each move, and (n, m) bool, whether the move changes them and stays in the box."""
         after = rows[:, None] * self.keep + self.add
-        inside = ((after >= lower[:, None]) & (after <= upper[:, None])).all(dim=2)
+        near = NEARLY * self.grid  # sums of steps are rounded
+        inside = ((after >= lower[:, None] - near) & (after <= upper[:, None] + near)).all(dim=2)
         return after, inside & (after != rows[:, None]).any(dim=2)
 
     def parts(self, task: Boundary, *of: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -134,7 +135,7 @@ def _promising(
     rows = after[row, move]
     new = task.score.values(rows)
     low, high = moves.pinned(rows, lower[row], upper[row])
-    reach = task.reach(x)[row, None] / task.price.weight
+    reach = task.reach(x)[row, None] / task.price.unit
     low, high = torch.maximum(low, rows - reach), torch.minimum(high, rows + reach)
     rise = task.goal - new
     if bool((low == high).all()):
@@ -158,23 +159,23 @@ def _promising(
     return points.gather(1, chosen.indices[..., None].expand(-1, -1, d)), chosen.values.isfinite()
 
 
-def chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(n, d) rows x with the one-hot groups as the additive model of the score chooses them."""
-    return torch.cat([_chosen_categories(task, moves, *part) for part in moves.parts(task, x, lower, upper)])
+def chosen_categories(task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """(n, d) rows `at`, x or the nearest to it, with the one-hot groups as the additive model of the score has them."""
+    return torch.cat([_chosen_categories(task, moves, *part) for part in moves.parts(task, x, at, lower, upper)])
 
 
-def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    value, slope = task.score.gradients(x)
+def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    value, slope = task.score.gradients(at)
     switches = (moves.group >= 0).nonzero()[:, 0]
-    only = Moves(moves.keep[switches], moves.add[switches], moves.group[switches], moves.whole, moves.member)
-    after, allowed = only.made(x, lower, upper)
+    only = Moves(moves.keep[switches], moves.add[switches], moves.group[switches], moves.grid, moves.member)
+    after, allowed = only.made(at, lower, upper)
     m, d = after.shape[1:]
     gain = torch.where(allowed, task.score.values(after.reshape(-1, d)).reshape(-1, m) - value[:, None], 0.0)
-    cost = torch.where(allowed, task.price.energy(after - x[:, None]), 0.0)
+    cost = torch.where(allowed, task.price.energy(after - x[:, None]) - task.price.energy(at - x)[:, None], 0.0)
     free = ~moves.member
-    reach = task.reach(x)[:, None] / task.price.weight
-    low, high = torch.maximum(lower, x - reach), torch.minimum(upper, x + reach)
-    w, groups = task.price.weight, int(moves.group.max()) + 1
+    reach = task.reach(x)[:, None] / task.price.unit
+    low, high = torch.maximum(lower, at - reach), torch.minimum(upper, at + reach)
+    w, groups = task.price.along(slope), int(moves.group.max()) + 1
 
     def choices(multiplier: Tensor) -> tuple[Tensor, Tensor]:
         """(n, groups) which move of each group, m: none; and the (n,) rise of the score."""
@@ -187,9 +188,9 @@ def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, u
             rise = rise + torch.where(top > 0, gain[:, columns].gather(1, where[:, None])[:, 0], 0.0)
         push = multiplier[:, None] * slope
         far = torch.where(slope > 0, high, low)
-        moved = x + push / w.square() if task.price.squared else torch.where(push.abs() > w, far, x)
+        moved = x + push / w.square() if task.price.squared else torch.where(push.abs() > w, far, at)
         moved = torch.minimum(torch.maximum(moved, low), high)
-        return torch.stack(best, dim=1), rise + (slope * (moved - x))[:, free].sum(dim=1)
+        return torch.stack(best, dim=1), rise + (slope * (moved - at))[:, free].sum(dim=1)
 
     small, large = torch.full_like(value, -30.0), torch.full_like(value, 30.0)
     for _ in range(_BISECTIONS):
@@ -197,7 +198,7 @@ def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, u
         enough = choices(middle.exp())[1] >= task.goal - value
         small, large = torch.where(enough, small, middle), torch.where(enough, middle, large)
     best, _ = choices(large.exp())
-    rows = x.clone()
+    rows = at.clone()
     for number in range(groups):
         taken = (best[:, number] < m).nonzero()[:, 0]
         move = best[taken, number]
@@ -206,9 +207,10 @@ def _chosen_categories(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, u
 
 
 def rounded(task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(n, d) rows with whole integer features; the continuous ones make up for it where they can."""
-    whole = torch.where(moves.whole, torch.minimum(torch.maximum(at.round(), lower), upper), at)
-    return followed(task, moves, x, aim, whole, lower, upper)
+    """(n, d) rows with whole numbers of steps; the continuous features make up for it where they can."""
+    size = torch.where(moves.grid > 0, moves.grid, 1.0)
+    steps = torch.minimum(torch.maximum(x + ((at - x) / size).round() * size, lower), upper)
+    return followed(task, moves, x, aim, torch.where(moves.grid > 0, steps, at), lower, upper)
 
 
 def improved(

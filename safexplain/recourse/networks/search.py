@@ -13,10 +13,18 @@ The first search starts from the query. Queries for which it finds nothing (a fl
 start again from the best of many points around them, which only need to be scored. Further searches start around the
 query and around the best point so far. Directions are random, but the same for every query, so that no answer depends
 on another.
+
+Limits, largest changes and steps hold in every search. Rules and the largest number of changes are sought within boxes:
+where an answer breaks a rule, the search goes on in a box in which the rule cannot be broken (`then` has risen already
+as far as it must, `when` rises no further); where it changes too many features, those that the score needs least are
+held where they were, half of them at a time, and those that reach least alone, all at once. Percentile costs are
+ranked, not minimised: the search minimises sums of changes in the width of their public distributions, and what it
+finds is compared by percentiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -26,14 +34,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost
+from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.recourse.constraints import Box, Constraints, Mask, check_constraints, check_within
+from safexplain.recourse.cost import EUCLIDEAN, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, chosen_categories, improved, rounded
 from safexplain.recourse.networks.score import NetworkScore, Score, evaluation_mode
-from safexplain.recourse.result import Recourse, as_rows
+from safexplain.recourse.result import Floats, Recourse, as_rows
 
 _SCATTERED = 256
 """Points around a query that are scored where its first search finds nothing."""
@@ -77,6 +85,7 @@ def network_recourse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
+    within: Box | None = None,
     options: SearchOptions = DEFAULT,
 ) -> Recourse:
     """Nearest rows that a differentiable score accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
@@ -92,10 +101,13 @@ def network_recourse(
         cost: what a change costs; public.
         constraints: what may change; public. None: everything.
         frozen: (n, d) or (d,) bool, what must not change besides.
+        within: least and greatest values, (n, d) each or what broadcasts to it, of each query's own answer; the query
+            itself may lie outside. Favourable queries stay nevertheless.
         options: effort and memory.
 
     Returns:
-        One answer a query; `valid` is False where none was found within the constraints.
+        One answer a query; `valid` is False where none was found within the constraints. Only favourable queries are
+        `proven`, and those whose constraints, `frozen` and `within` leave no row at all.
 
     Raises:
         InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
@@ -104,8 +116,6 @@ def network_recourse(
     """
     check_number("target", target)
     check_cost(cost)
-    if isinstance(cost, Percentile):
-        raise ConfigurationError("cost: percentiles are not minimised here; use L1(scale)")
     check_constraints(constraints)
     if not isinstance(options, SearchOptions):
         raise ConfigurationTypeError(f"options: expected SearchOptions(...), got {options!r}")
@@ -114,10 +124,14 @@ def network_recourse(
     check_columns(constraints.features, x)
     mask = _mask(frozen, rows.shape)
     constraints.check(rows, mask)
+    box = check_within(within, rows.shape)
     model = NetworkScore(score, favourable=favourable, batch_size=options.batch_size)
-    price = Price(torch.from_numpy(cost.weights(rows.shape[1])).to(model.home), cost.power == 2)
-    task = Boundary(model, float(target), price, options.steps)
-    counterfactual, valid = rows.copy(), np.ones(len(rows), dtype=bool)
+    cost = for_columns(cost, constraints.features, rows.shape[1])
+    tasks = tuple(
+        Boundary(model, float(target), price, options.steps) for price in _prices(cost, constraints, model.home)
+    )
+    search = _Search(tasks, cost, constraints, options)
+    counterfactual, valid, proven = rows.copy(), np.ones(len(rows), dtype=bool), np.ones(len(rows), dtype=bool)
     with evaluation_mode(score):
         values = model.values(torch.from_numpy(rows).to(model.home))
         if not bool(torch.isfinite(values).all()):
@@ -126,46 +140,188 @@ def network_recourse(
                 f"score: not a finite number for {len(bad)} queries (first: row {bad[0]}); look for NaN in the"
                 " parameters, or for units that the model was not trained on"
             )
-        favoured = (values >= task.target).cpu().numpy()
+        favoured = (values >= float(target)).cpu().numpy()
         for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
             if len(part):
                 own = None if mask is None else mask[part]
-                counterfactual[part], valid[part] = _answers(task, constraints, rows[part], own, options)
+                limits = constraints.bounds(rows[part], own, None if box is None else (box[0][part], box[1][part]))
+                counterfactual[part], valid[part] = search.answers(rows[part], *limits)
+                proven[part] = ~search.possible(*limits)
     return Recourse(
         x=rows,
         counterfactual=counterfactual,
         valid=valid,
-        distance=cost.distance(counterfactual - rows),
+        distance=cost.distance(counterfactual - rows, rows),
         score=values.cpu().numpy(),
         favourable=favoured,
         censored=np.zeros(len(rows), dtype=bool),
+        proven=proven,
     )
 
 
-def _answers(
-    task: Boundary,
-    constraints: Constraints,
-    rows: NDArray[np.float64],
-    mask: NDArray[np.bool_] | None,
-    options: SearchOptions,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Counterfactuals of unfavourable queries, and whether they hold; the query itself where none does."""
-    home = task.score.home
-    x, lower, upper = (torch.from_numpy(a).to(home) for a in (rows, *constraints.bounds(rows, mask)))
-    moves = Moves.of(constraints, home)
-    found = _searched(task, moves, x, lower, upper, options)
-    candidate = constraints.project(rows, found.cpu().numpy(), mask)
-    reached = task.score.values(torch.from_numpy(candidate).to(home)) >= task.target
-    valid = reached.cpu().numpy() & constraints.satisfied(rows, candidate, mask)
-    return np.where(valid[:, None], candidate, rows), valid
+def _prices(cost: Cost, constraints: Constraints, home: torch.device) -> Iterator[Price]:
+    """What searches minimise; for percentiles the slopes of the public distributions, all along and in the middle."""
+    if not isinstance(cost, Percentile):
+        rise, fall = (torch.from_numpy(side).to(home) for side in cost.units(constraints.width))
+        yield Price(rise, cost.power == 2, None if cost.symmetric else fall)
+        return
+    for middle in (0.98, 0.5):
+        slopes = [cost.steepness(column, middle) for column in range(constraints.width)]
+        yield Price(torch.tensor(slopes, dtype=torch.float64, device=home), False)
 
 
-def _searched(task: Boundary, moves: Moves, x: Tensor, lower: Tensor, upper: Tensor, options: SearchOptions) -> Tensor:
-    """(n, d) the best row found for each query, from all starts."""
-    aim = task.aim(task.score.values(x))
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Counterfactuals of unfavourable queries within boxes of their own.
+
+    Args:
+        tasks: what to search, once for each.
+        cost: by which what they find is compared.
+        constraints: what holds besides the boxes.
+        options: effort.
+    """
+
+    tasks: tuple[Boundary, ...]
+    cost: Cost
+    constraints: Constraints
+    options: SearchOptions
+
+    def possible(self, lower: Floats, upper: Floats) -> Mask:
+        """(n,) bool, whether limits (n, d) leave a row at all."""
+        open_: Mask = (lower <= upper).all(axis=1)
+        for group in self.constraints.groups:
+            open_ &= self.constraints.admissible(group, lower, upper).any(axis=1)
+        return open_
+
+    def answers(self, x: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Mask]:
+        """Rows (n, d) within limits (n, d), and (n,) bool, whether they hold; the query itself where one does not."""
+        best, distance = x.copy(), np.full(len(x), np.inf)
+        rows = np.flatnonzero(self.possible(lower, upper))
+        for task in self.tasks:
+            for found in self._candidates(task, x[rows], lower[rows], upper[rows]) if len(rows) else ():
+                reached = self._values(task, found) >= task.target
+                valid = reached & self.constraints.satisfied(x[rows], found, within=(lower[rows], upper[rows]))
+                far = self.cost.distance(found - x[rows], x[rows])
+                better = valid & (far < distance[rows])
+                best[rows[better]], distance[rows[better]] = found[better], far[better]
+        return best, np.isfinite(distance)
+
+    def _candidates(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Iterator[Floats]:
+        """Rows (n, d) that may hold."""
+        found = self._ruled(task, x, lower, upper)
+        yield from found
+        most = self.constraints.most_changes
+        if most is None:
+            return
+        many = np.flatnonzero(self.constraints.changes(x, found[-1]) > most)
+        if not len(many):
+            return
+        row, need = found[-1].copy(), self._alone(task, x[many], lower[many], upper[many])
+        for part in self._only(task, x[many], lower[many], upper[many], need, np.full(len(many), most)):
+            yield _with(row, many, part)
+        while len(many):
+            keep = np.maximum(self.constraints.changes(x[many], row[many]) // 2, most)
+            need = np.where(self._features(row[many] != x[many]), self._needed(task, x[many], row[many]), -np.inf)
+            for part in self._only(task, x[many], lower[many], upper[many], need, keep):
+                row = _with(row, many, part)
+                yield row
+            fewer = self.constraints.changes(x[many], row[many])
+            many = many[(fewer > most) & (keep > most)]
+
+    def _only(
+        self, task: Boundary, x: Floats, lower: Floats, upper: Floats, need: Floats, keep: NDArray[np.intp]
+    ) -> list[Floats]:
+        """What the search finds when only those `keep` (n,) features change that are needed most (n, d)."""
+        forced = self._features((x < lower) | (x > upper))
+        first = self.constraints.feature == np.arange(self.constraints.width)
+        need = np.where(first, np.where(forced, np.inf, need), -np.inf)
+        place = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
+        held = ~self._features(place < keep[:, None]) & ~forced
+        return self._ruled(task, x, np.where(held, x, lower), np.where(held, x, upper))
+
+    def _ruled(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> list[Floats]:
+        """What the search finds within limits (n, d), and what it finds within limits that keep the rules."""
+        rules, found = self.constraints, [self._within(task, x, lower, upper)]
+        if not rules.rules:
+            return found
+        row = found[0]
+        kept = rules.obeyed(x, row) & (self._values(task, row) >= task.target)
+        broken = np.flatnonzero(~kept)
+        for follow in (True, False) if len(broken) else ():
+            low, high = lower[broken].copy(), upper[broken].copy()
+            for when, then in rules.linked:
+                rises = follow & (row[broken, when] > x[broken, when])
+                most = np.where(rises, row[broken, when], x[broken, when])
+                high[:, when] = np.maximum(np.minimum(high[:, when], most), low[:, when])
+                low[:, then] = np.where(rises, np.maximum(low[:, then], row[broken, then]), low[:, then])
+            low = np.minimum(low, high)
+            found.append(_with(row, broken, self._within(task, x[broken], low, high)))
+        return found
+
+    def _within(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Floats:
+        """(n, d) what the search finds within limits, on its steps and with its categories; rules are repaired."""
+        box = lower, upper
+        start = self.constraints.project(x, x, within=box)
+        home = task.score.home
+        query, at, low, high = (torch.from_numpy(array.copy()).to(home) for array in (x, start, lower, upper))
+        found = _searched(task, Moves.of(self.constraints, home), query, at, low, high, self.options)
+        return self.constraints.project(x, found.cpu().numpy(), within=box)
+
+    def _needed(self, task: Boundary, x: Floats, row: Floats) -> Floats:
+        """(n, d) by how much the score falls when a feature of the row goes back; the same for a whole group."""
+        falls, value = np.empty(x.shape), self._values(task, row)
+        for feature in np.unique(self.constraints.feature):
+            columns = np.flatnonzero(self.constraints.feature == feature)
+            back = row.copy()
+            back[:, columns] = x[:, columns]
+            falls[:, columns] = (value - self._values(task, back))[:, None]
+        return falls
+
+    def _alone(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Floats:
+        """(n, d) the highest score at the ends of each feature's limits, or of its categories, the others as in x."""
+        reach = (task.reach(torch.from_numpy(x).to(task.score.home))[:, None] / task.price.unit).cpu().numpy()
+        lower, upper = np.maximum(lower, x - reach), np.minimum(upper, x + reach)
+        highest = np.full(x.shape, -np.inf)
+        for feature in np.unique(self.constraints.feature):
+            columns = np.flatnonzero(self.constraints.feature == feature)
+            ends, open_ = [lower[:, columns], upper[:, columns]], np.ones((len(x), len(columns)), dtype=bool)
+            if len(columns) > 1:
+                ends, open_ = list(np.eye(len(columns))), self.constraints.admissible(columns, lower, upper)
+            for at, end in enumerate(ends):
+                moved = x.copy()
+                moved[:, columns] = end
+                value = np.where(open_[:, at % open_.shape[1]], self._values(task, moved), -np.inf)
+                highest[:, columns] = np.maximum(highest[:, columns], value[:, None])
+        return highest
+
+    def _features(self, columns: Mask) -> Mask:
+        """(n, d) bool, the columns and those of the same one-hot group."""
+        marked = columns.copy()
+        for group in self.constraints.groups:
+            marked[:, group] = columns[:, group].any(axis=1, keepdims=True)
+        return marked
+
+    @staticmethod
+    def _values(task: Boundary, rows: Floats) -> Floats:
+        values: Floats = task.score.values(torch.from_numpy(rows).to(task.score.home)).cpu().numpy()
+        return values
+
+
+def _with(rows: Floats, at: NDArray[np.intp], part: Floats) -> Floats:
+    """A copy of rows (n, d) with some of them replaced."""
+    changed = rows.copy()
+    changed[at] = part
+    return changed
+
+
+def _searched(
+    task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, options: SearchOptions
+) -> Tensor:
+    """(n, d) the best row found for each query x, from all starts around `at`, which is x or the row nearest to it."""
+    aim = task.aim(task.score.values(at))
     mixed = bool(moves.discrete.any())
-    found = [improved(task, moves, x, aim, x, lower, upper, swaps=False)] if mixed else []
-    for origin in [x, chosen_categories(task, moves, x, lower, upper)] if bool(moves.member.any()) else [x]:
+    found = [improved(task, moves, x, aim, at, lower, upper, swaps=False)] if mixed else []
+    for origin in [at, chosen_categories(task, moves, x, at, lower, upper)] if bool(moves.member.any()) else [at]:
         held = torch.where(moves.member, origin, lower), torch.where(moves.member, origin, upper)
         point = _nearest_of_starts(task, x, aim, origin, *held, options.starts, options.seed)
         if mixed:
@@ -200,7 +356,7 @@ def _nearest_of_starts(
         best[lost[found]], distance[lost[found]] = point[found], new[found]
     for k in range(1, starts):
         direction = _directions(task, 1, generator)
-        away = ((best - x) * task.price.weight).norm(dim=1)
+        away = ((best - x) * task.price.unit).norm(dim=1)
         radius = torch.where(distance.isfinite(), away, away.clamp_min(1.0) * k)[:, None]
         start = origin + 1.5 * radius * direction if k % 2 else best + 0.7 * radius * direction
         point, new = nearest(task, x, aim, start, lower, upper)
@@ -211,7 +367,7 @@ def _nearest_of_starts(
 
 def _directions(task: Boundary, count: int, generator: torch.Generator) -> Tensor:
     """(count, d) steps whose weighted length is 1."""
-    weight = task.price.weight
+    weight = task.price.unit
     drawn = torch.randn(count, len(weight), generator=generator, dtype=weight.dtype).to(weight.device)
     length: Tensor = drawn.norm(dim=1, keepdim=True)
     return drawn / length / weight

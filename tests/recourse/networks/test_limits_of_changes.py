@@ -1,0 +1,129 @@
+"""Searches in networks under largest changes, steps, numbers of changes, rules, boxes and every cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from safexplain.recourse.constraints import Constraints, Rule
+from safexplain.recourse.cost import L1, L2, Percentile
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.networks.search import SearchOptions, network_recourse
+
+D = 8
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.normal(size=D)
+X = np.hstack([RNG.normal(size=(60, 5)), np.eye(3)[RNG.integers(0, 3, 60)]])
+BIAS = -2.0 - float(np.median(X @ WEIGHTS))
+PUBLIC = np.hstack([RNG.normal(size=(400, 5)) * 2, np.eye(3)[RNG.integers(0, 3, 400)]])
+FEW = SearchOptions(starts=3)
+COSTS = {
+    "L1": L1(),
+    "L2": L2((1, 2, 1, 0.5, 1, 1, 1, 1)),
+    "asymmetric L1": L1(rise=(3, 1, 1, 0.4, 1, 1, 2, 1), fall=(1, 2, 1, 1, 3, 1, 1, 1)),
+    "asymmetric L2": L2(rise=(3, 1, 1, 0.4, 1, 1, 2, 1), fall=(1, 2, 1, 1, 3, 1, 1, 1)),
+}
+LIMITS = {
+    "largest change": {"largest_change": 1.0},
+    "steps": {"step": {0: 0.5, 1: 0.3, 3: 1.0}, "largest_change": {1: 1.2}},
+    "three changes": {"most_changes": 3},
+    "one change": {"most_changes": 1},
+    "rules": {"rules": (Rule(0, 1, per_unit=2), Rule(3, 4), Rule(7, 2, at_least=0.5))},
+    "all": {"most_changes": 3, "step": {0: 0.5}, "largest_change": 2.5, "rules": (Rule(3, 1), Rule(4, 0))},
+}
+
+
+def limited(**limits):
+    return Constraints(D, lower=-5, upper=5, one_hot=((5, 6, 7),), **limits)
+
+
+def line():
+    model = nn.Linear(D, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(WEIGHTS)[None])
+        model.bias.fill_(BIAS)
+    return model
+
+
+def network(seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(D, 24), nn.ReLU(), nn.Linear(24, 1)).double()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("cost", COSTS)
+def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(limit, cost):
+    rules = limited(**LIMITS[limit])
+    x = X[:12]
+    exact = linear_recourse(WEIGHTS, BIAS, x, cost=COSTS[cost], constraints=rules)
+    found = network_recourse(line(), x, cost=COSTS[cost], constraints=rules, options=FEW)
+    assert exact.proven.all()
+    assert rules.satisfied(x, found.counterfactual).all()
+    assert not (found.valid & ~exact.valid).any()
+    assert found.valid.sum() >= 0.95 * exact.valid.sum()
+    both = found.valid & exact.valid & ~exact.favourable
+    assert both.sum() > 3
+    excess = found.distance[both] / exact.distance[both] - 1
+    assert excess.min() > -1e-6
+    assert excess.mean() < 0.1
+    assert np.median(excess) < 0.01
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_answers_of_a_network_keep_every_limit_and_reach_the_target(limit):
+    rules, model = limited(**LIMITS[limit]), network()
+    target = float(np.quantile(model(torch.tensor(X)).detach().numpy(), 0.7))
+    found = network_recourse(model, X, target=target, constraints=rules, options=FEW)
+    asked = ~found.favourable
+    assert rules.satisfied(X, found.counterfactual).all()
+    scores = model(torch.tensor(found.counterfactual))[:, 0].detach().numpy()
+    assert (scores[found.valid] >= target).all()
+    assert found.valid[asked].mean() > 0.5
+    assert found.proven.tolist() == found.favourable.tolist()
+    free = network_recourse(model, X, target=target, constraints=limited(), options=FEW)
+    broken = free.valid & ~rules.satisfied(X, free.counterfactual)
+    assert broken.sum() > 5  # the limit matters
+
+
+def test_percentile_costs_are_ranked_among_what_is_found():
+    cost, rules = Percentile(PUBLIC), limited()
+    exact = linear_recourse(WEIGHTS, BIAS, X[:12], cost=cost, constraints=rules)
+    found = network_recourse(line(), X[:12], cost=cost, constraints=rules)
+    asked = ~exact.favourable
+    assert found.valid.all()
+    np.testing.assert_allclose(found.distance, cost.distance(found.change, X[:12]))
+    excess = found.distance[asked] / exact.distance[asked] - 1
+    assert excess.min() > -1e-6
+    assert excess.mean() < 0.5
+
+
+def test_boxes_of_the_queries_own_need_not_hold_them():
+    other = np.roll(X, 7, axis=0)
+    low, high = other - 0.8, other + 0.8
+    low[:, 5:], high[:, 5:] = other[:, 5:], other[:, 5:]
+    exact = linear_recourse(WEIGHTS, BIAS, X, constraints=limited(), within=(low, high))
+    found = network_recourse(line(), X, constraints=limited(), within=(low, high))
+    assert not (found.valid & ~exact.valid).any()
+    assert found.valid.sum() >= 0.95 * exact.valid.sum()
+    both = found.valid & ~found.favourable
+    assert both.sum() > 3
+    assert ((found.counterfactual >= low) & (found.counterfactual <= high))[both].all()
+    np.testing.assert_allclose(found.distance[both], exact.distance[both], rtol=5e-3)
+
+
+def test_a_box_that_leaves_nothing_is_proven_to_have_no_answer():
+    asked = X[(X @ WEIGHTS + BIAS) < 0][:2]
+    found = network_recourse(line(), asked, constraints=limited(), within=(6.0, 7.0))
+    assert not found.valid.any()
+    assert found.proven.all()
+    np.testing.assert_array_equal(found.counterfactual, asked)
+
+
+def test_what_is_frozen_stays_under_a_largest_number_of_changes():
+    frozen = np.zeros(X.shape, dtype=bool)
+    frozen[:, [0, 5]] = True
+    found = network_recourse(line(), X, constraints=limited(most_changes=2), frozen=frozen)
+    assert (found.change[:, [0, 5, 6, 7]] == 0).all()
+    assert found.valid.mean() > 0.7
