@@ -1,11 +1,15 @@
 # ruff: noqa: E402 (threads are set before NumPy is imported)
 """The ledger: charges a second from 4 processes, SQLite and PostgreSQL, and what a million records cost to read.
 
-SQLite side by side: this ledger, which queues its writers and syncs the commits of several processes together, and the
-same ledger on SQLite as it comes (synchronous = FULL, its own waiting for locks). PostgreSQL is a server from the
-`pgserver` wheel on the same machine, and is left out where that is missing. In each, four processes charge for
-`--seconds`, each to its own principal and then all to the same. Disks differ most: the time of one fdatasync is
-recorded beside. A million records: a ledger that is opened, asked what is spent and charged once, and, side by side,
+SQLite side by side, with the same tables and the same statements: this ledger, which queues its writers, commits to a
+write-ahead log and syncs it after it let the next writer in, so that one sync serves several commits; SQLite with a
+write-ahead log and synchronous = FULL, which syncs each commit while it holds the lock; and SQLite as it comes, with a
+rollback journal and synchronous = FULL. The last two wait for locks as SQLite does. What was acknowledged survives a
+power failure in all three, so they are compared at equal durability; how many syncs a charge of a single process takes
+is counted by strace, where there is one. PostgreSQL is a server from the `pgserver` wheel on the same machine, and is
+left out where that is missing. In each, four processes charge for `--seconds`, each to its own principal and then all
+to the same; the kinds take turns at going first. Disks differ most: the time of one fdatasync is recorded beside. A
+million records: a ledger that is opened, asked what is spent and charged once, and, side by side,
 the same from the records: read them, and compose them with dp-accounting's Renyi accountant. A round measures each
 once; figures are medians over rounds. Every round ends with `Ledger.verify`.
 
@@ -22,8 +26,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import argparse
 import contextlib
 import multiprocessing
+import shutil
 import sqlite3
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +48,7 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
 from safexplain.ledger.storage.sqlite import SqliteStorage
 
-from ..shared.run import RESULTS, provenance, table, write_json
+from ..shared.run import RESULTS, ROOT, provenance, table, write_json
 
 PROCESSES, RECORDS = 4, 1_000_000
 TARGETS = {"SQLite": 2000.0, "PostgreSQL": 500.0}
@@ -50,11 +56,16 @@ COLD_MS = 50.0
 FORK = multiprocessing.get_context("fork")
 
 
+KINDS = {"SQLite": "", "SQLite, WAL and FULL": "WAL", "SQLite as it comes": "DELETE"}
+"""Name -> journal of SQLite with synchronous = FULL and its own waiting; "" is this ledger."""
+
+WHOSE = ("own principals", "one principal")
+
+
 class PlainSqlite(SqliteStorage):
-    """SQLite as it comes: every commit syncs under the lock, and waiting is its own."""
+    """SQLite that syncs every commit under the lock, and waits for locks as it does."""
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        super()._set_up(connection)
         connection.execute("PRAGMA synchronous = FULL")
 
     def _start(self) -> None:
@@ -66,16 +77,28 @@ class PlainSqlite(SqliteStorage):
         """Done by the commit."""
 
 
-def opened(url: str, plain: bool) -> Ledger:
-    ledger = Ledger(url, timeout=60)
-    if plain:
+def made(url: str, journal: str) -> dict[str, Any]:
+    """A new ledger, and what opens it in another process."""
+    with Ledger(url, epsilon=1e6, delta=1e-6, timeout=60) as ledger:
+        state = ledger.__getstate__()
+    if journal:
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            [(found,)] = connection.execute(f"PRAGMA journal_mode = {journal}").fetchall()
+            assert found == journal.lower(), found
+    return state
+
+
+def opened(state: dict[str, Any], journal: str) -> Ledger:
+    ledger = Ledger.__new__(Ledger)
+    ledger.__setstate__(state)
+    if journal:
         ledger._storage = PlainSqlite(ledger._storage.path, 60)  # type: ignore[attr-defined]
     return ledger
 
 
-def work(url: str, plain: bool, name: str, seconds: float, begin: Any, pipe: Any) -> None:
+def work(state: dict[str, Any], journal: str, name: str, seconds: float, begin: Any, pipe: Any) -> None:
     """Charge for some seconds; how often, and the longest wait."""
-    with opened(url, plain) as ledger:
+    with opened(state, journal) as ledger:
         ledger.charge(name, epsilon=0.01)
         begin.wait()
         count, longest, now = 0, 0.0, time.perf_counter()
@@ -87,25 +110,46 @@ def work(url: str, plain: bool, name: str, seconds: float, begin: Any, pipe: Any
         pipe.send((count, longest))
 
 
-def charges_a_second(url: str, shared: bool, seconds: float, plain: bool = False) -> dict[str, float]:
+def charges_a_second(url: str, shared: bool, seconds: float, journal: str = "") -> dict[str, float]:
     """All processes together; and the longest that one had to wait."""
-    with Ledger(url, epsilon=1e6, delta=1e-6) as ledger:
-        begin, pipes = FORK.Barrier(PROCESSES), []
-        processes = []
-        for i in range(PROCESSES):
-            here, there = FORK.Pipe(duplex=False)
-            name = "all" if shared else f"process {i}"
-            processes.append(FORK.Process(target=work, args=(url, plain, name, seconds, begin, there)))
-            pipes.append(here)
-            processes[-1].start()
-        done = [here.recv() for here in pipes]
-        for process in processes:
-            process.join()
+    state, begin, pipes = made(url, journal), FORK.Barrier(PROCESSES), []
+    processes = []
+    for i in range(PROCESSES):
+        here, there = FORK.Pipe(duplex=False)
+        name = "all" if shared else f"process {i}"
+        processes.append(FORK.Process(target=work, args=(state, journal, name, seconds, begin, there)))
+        pipes.append(here)
+        processes[-1].start()
+    done = [here.recv() for here in pipes]
+    for process in processes:
+        process.join()
+    with opened(state, journal) as ledger:
         assert ledger.verify() >= sum(count for count, _ in done) + PROCESSES
     return {
         "charges_a_second": sum(count for count, _ in done) / seconds,
         "longest_wait_ms": 1e3 * max(longest for _, longest in done),
     }
+
+
+def charge(url: str, journal: str, count: int) -> None:
+    """What strace looks at."""
+    with opened(made(url, journal), journal) as ledger:
+        for _ in range(count):
+            ledger.charge("ann", epsilon=0.01)
+
+
+def syncs_a_charge(folder: str, journal: str, count: int = 100) -> float | None:
+    """fsync and fdatasync together; None without strace."""
+    if not (strace := shutil.which("strace")):
+        return None
+    calls = []
+    for charges in (0, count):
+        url, trace = f"sqlite:///{folder}/syncs{journal}{charges}.db", f"{folder}/trace{journal}{charges}"
+        code = f"from audit.benchmarks.ledger_speed import charge; charge({url!r}, {journal!r}, {charges})"
+        command = [strace, "-f", "-e", "trace=fsync,fdatasync", "-o", trace, sys.executable, "-c", code]
+        subprocess.run(command, check=True, cwd=ROOT)
+        calls.append(sum("sync(" in line for line in Path(trace).read_text().splitlines()))
+    return (calls[1] - calls[0]) / count
 
 
 def fdatasync_ms(folder: str, count: int = 100) -> float:
@@ -192,17 +236,17 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, postgres() as server:
         for name, release in releases.items():
             fill(f"sqlite:///{folder}/{name}.db", release)
+        syncs = {name: syncs_a_charge(folder, journal) for name, journal in KINDS.items()}
         for i in range(options.rounds):
             measured: dict[str, dict[str, float]] = {"fdatasync": {"ms": fdatasync_ms(folder)}}
-            for shared in (False, True):
-                whose = "one principal" if shared else "own principals"
-                for plain in (True, False) if i % 2 else (False, True):
-                    url = f"sqlite:///{folder}/{i}{shared}{plain}.db"
-                    kind = "SQLite as it comes" if plain else "SQLite"
-                    measured[f"{kind}, {whose}"] = charges_a_second(url, shared, options.seconds, plain)
+            for shared, whose in enumerate(WHOSE):
+                for k in range(len(KINDS)):
+                    kind, journal = list(KINDS.items())[(i + k) % len(KINDS)]
+                    url = f"sqlite:///{folder}/{i}{shared}{journal}.db"
+                    measured[f"{kind}, {whose}"] = charges_a_second(url, bool(shared), options.seconds, journal)
                 if server:
                     url = schema(server, f"round_{i}_{shared}".lower())
-                    measured[f"PostgreSQL, {whose}"] = charges_a_second(url, shared, options.seconds)
+                    measured[f"PostgreSQL, {whose}"] = charges_a_second(url, bool(shared), options.seconds)
             for name, release in releases.items():
                 for kind, call in (
                     ("sums", lambda n=name, r=release: from_sums(f"sqlite:///{folder}/{n}.db", r)),
@@ -217,17 +261,27 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             for name, values in measured.items():
                 found.setdefault(name, []).append(values)
             print(f"round {i + 1} of {options.rounds}", file=sys.stderr, flush=True)
-    return {
+    results = {
         name: {key: round(statistics.median(v[key] for v in rounds), 4) for key in rounds[0]}
         for name, rounds in found.items()
     }
+    for whose in WHOSE:
+        for kind in KINDS:
+            name = f"{kind}, {whose}"
+            if syncs[kind] is not None:
+                results[name]["syncs_a_charge"] = syncs[kind]
+            pairs = zip(found[f"SQLite, {whose}"], found[name], strict=True)
+            ratios = [ours["charges_a_second"] / its["charges_a_second"] for ours, its in pairs]
+            results[name]["ours_over_it"] = round(statistics.median(ratios), 3)
+    ordered = [f"{kind}, {whose}" for whose in WHOSE for kind in (*KINDS, "PostgreSQL")]
+    return {name: results[name] for name in (*ordered, *results) if name in results}
 
 
 def judged(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Targets and what was reached."""
     targets: dict[str, Any] = {}
     for kind, target in TARGETS.items():
-        rates = [r["charges_a_second"] for name, r in results.items() if name.startswith(f"{kind}, ")]
+        rates = [r["charges_a_second"] for name, r in results.items() if name.rpartition(", ")[0] == kind]
         if rates:
             targets[f"{kind}: charges a second"] = {"target": target, "worst": min(rates), "met": min(rates) >= target}
     slowest = max(r["ms"] for name, r in results.items() if name.endswith("from sums"))
@@ -247,9 +301,9 @@ def main(argv: list[str] | None = None) -> int:
     targets = judged(results)
     print(
         table(
-            (f"{PROCESSES} processes", "charges a second", "longest wait, ms"),
-            ((n, f"{r['charges_a_second']:.0f}", f"{r['longest_wait_ms']:.0f}") for n, r in results.items()
-             if "charges_a_second" in r),
+            (f"{PROCESSES} processes", "charges a second", "longest wait, ms", "syncs a charge, alone", "ours over it"),
+            ((n, f"{r['charges_a_second']:.0f}", f"{r['longest_wait_ms']:.0f}", f"{r.get('syncs_a_charge', '')}",
+              f"{r.get('ours_over_it', '')}") for n, r in results.items() if "charges_a_second" in r),
         )
     )  # fmt: skip
     print(

@@ -23,15 +23,19 @@ def search(found: dict[str, Any]) -> str:
 def ledger(found: dict[str, Any]) -> str:
     """Charges a second, and how long a million records take to be told."""
     results = found["results"]
-    rates = [
-        (name, f"{r['charges_a_second']:,.0f}", f"{r['longest_wait_ms']:,.0f} ms")
-        for name, r in results.items()
-        if "charges_a_second" in r
-    ]
+    rates = []
+    for name, r in results.items():
+        if "charges_a_second" in r:
+            ratio, syncs = r.get("ours_over_it", 1), r.get("syncs_a_charge")
+            rates.append((
+                name, f"{r['charges_a_second']:,.0f}", f"{r['longest_wait_ms']:,.0f} ms",
+                "" if ratio == 1 else f"{ratio:.2g}", "" if syncs is None else f"{syncs:.3g}",
+            ))  # fmt: skip
     times = [(name, f"{r['ms']:,.1f}") for name, r in results.items() if "ms" in r]
-    processes = found["processes"]
+    header = (f"{found['processes']} processes", "charges a second", "longest wait",
+              "this ledger is as many times as fast", "syncs of a charge, one process alone")  # fmt: skip
     return "\n\n".join((
-        markdown((f"{processes} processes", "charges a second", "longest wait"), rates),
+        markdown(header, rates),
         markdown((f"{found['records']:,} records", "ms"), times),
     ))  # fmt: skip
 
