@@ -38,10 +38,11 @@ Solve = Callable[[NDArray[np.intp], Within], Recourse]
 PUBLIC_ROWS = "the rows that plausibility compares answers with are public: none of them is a training row"
 
 LOF_LIMIT = 1.5
-"""Local outlier factor above which a row is an outlier, as for scikit-learn."""
+"""Local outlier factor above which rows are outliers for scikit-learn."""
 
 SHARE = 0.02
-"""Share of public rows that are outliers by their distance to the others, for which there is no customary limit."""
+"""Share of public rows that may be outliers themselves. Where they are mostly categories, many more than these have a
+local outlier factor above 1.5, and it would say little about anybody."""
 
 _STEPS = (1.0, 0.5, 0.25, 0.12, 0.06)
 """Half widths of the boxes around a query that are tried, in spreads of the public rows."""
@@ -60,6 +61,11 @@ _CHUNK = 2**22
 class Plausibility:
     """What public rows say about whether a row is plausible; a report by itself, a constraint as `plausibility=`.
 
+    How far out a row is depends on the units of its columns, so that it is judged in two, and the worse one counts: in
+    public ranges (without a preprocessing in ranges of the public rows), in which features with long tails weigh
+    little, and in standard deviations of the public rows, in which they weigh much. Columns of 0 and 1 stay as they are
+    in the second.
+
     As a constraint: an answer is no outlier, and further inside than that (`strictness`) wherever such an answer is
     found, because the cheapest answers lie at the limit and other public rows would draw it elsewhere. For people who
     are further out than that themselves, answers need not come further in, up to half of the way to the limit. Queries
@@ -72,17 +78,15 @@ class Plausibility:
         method: "lof", the local outlier factor; or "knn", the mean distance to the nearest public rows, in units of
             the median of public rows.
         neighbours: how many.
-        preprocessing: the `Preprocessing` of a frame with categories; rows are compared in its scaled columns, which
-            are in units of public ranges; public numbers outside of a range count as its ends. None: that of the
-            mechanism or the answer, if the public rows are numbers; and without one, columns are in units of the range
-            of the public rows.
+        preprocessing: the `Preprocessing` of a frame with categories, in which public numbers outside of a range count
+            as its ends. None: that of the mechanism or the answer, if the public rows are numbers; or none.
         quantiles: two quantiles of the public rows, such as (.005, .995), that changed values stay between. A query
             beyond one of them may stay where it is, or come back. None: no such limits.
         strictness: share of public rows that lie further out than answers should.
 
     Attributes:
-        limit: score above which a row is an outlier: 1.5 for "lof", as in scikit-learn; for "knn", that of 2 % of
-            public rows.
+        limit: score above which a row is an outlier: that of 2 % of the public rows, and for "lof" at least 1.5, which
+            is scikit-learn's limit.
         aim: score that answers are sought below.
 
     Raises:
@@ -106,11 +110,9 @@ class Plausibility:
     aim: float = field(init=False)
     _rows: Floats = field(init=False, repr=False)
     _first: NDArray[np.intp] = field(init=False, repr=False)
-    _unit: Floats = field(init=False, repr=False)
     _spread: Floats = field(init=False, repr=False)
     _names: tuple[str, ...] | None = field(init=False, repr=False)
-    _found: Any = field(init=False, repr=False)
-    _typical: float = field(init=False, repr=False)
+    _densities: tuple[_Density, ...] = field(init=False, repr=False)
     _others: dict[str, Self] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,19 +133,15 @@ class Plausibility:
         ranges = np.where(ranges > 0, ranges, 1.0)
         spread = np.where(high > low, high - low, ranges)
         names = column_names(self.public) if self.preprocessing is None else self.preprocessing.columns
-        unit = ranges if self.preprocessing is None else _public_units(self.preprocessing, ranges)
-        self._keep({"_rows": rows, "_first": first, "_names": names, "_spread": spread, "_unit": unit})
-        scaled = rows[first] / unit
-        if self.method == "lof":
-            found: Any = LocalOutlierFactor(n_neighbors=neighbours, novelty=True).fit(scaled)
-            of_public, typical, limit = -found.negative_outlier_factor_, 1.0, LOF_LIMIT
-        else:
-            found = NearestNeighbors(n_neighbors=neighbours).fit(scaled)
-            of_public = found.kneighbors(None)[0].mean(axis=1)  # without the row itself
-            typical = float(np.median(of_public)) or 1.0
-            of_public, limit = of_public / typical, float(np.quantile(of_public / typical, 1 - SHARE))
-        aim = min(limit, float(np.quantile(of_public, 1 - self.strictness)))
-        self._keep({"neighbours": neighbours, "_found": found, "_typical": typical, "limit": limit, "aim": aim})
+        public_unit = ranges if self.preprocessing is None else _public_units(self.preprocessing, ranges)
+        yes_or_no = ((rows == 0) | (rows == 1)).all(axis=0)
+        deviation = np.where(yes_or_no | (rows.std(axis=0) == 0), public_unit, rows.std(axis=0))
+        densities = tuple(_Density(rows[first], unit, self.method, neighbours) for unit in (public_unit, deviation))
+        of_public = np.max([one.of_public for one in densities], axis=0)
+        aim, limit = np.quantile(of_public, [1 - self.strictness, 1 - SHARE]).tolist()
+        limit = max(limit, LOF_LIMIT) if self.method == "lof" else limit
+        values = {"_rows": rows, "_first": first, "_names": names, "_spread": spread, "_densities": densities}
+        self._keep({**values, "neighbours": neighbours, "limit": limit, "aim": min(aim, limit)})
 
     def scores(self, rows: Recourse | ArrayLike) -> Floats:
         """(n,) how far out rows are: about 1 among public rows, above `limit` for outliers.
@@ -165,8 +163,7 @@ class Plausibility:
     def nearest(self, rows: Recourse | ArrayLike) -> NDArray[np.intp]:
         """(n,) position of the public row that is nearest to each counterfactual, or row; arguments as `scores`."""
         plausible, table = self._for(rows)
-        found = plausible._found.kneighbors(table / plausible._unit, 1, return_distance=False)[:, 0]
-        return np.asarray(plausible._first[found])
+        return np.asarray(plausible._first[plausible._densities[0].nearest(table)])
 
     def limits(
         self, quantiles: tuple[float, float] = (0.005, 0.995)
@@ -260,9 +257,7 @@ class Plausibility:
     def _scores(self, table: Floats) -> Floats:
         if not len(table):
             return np.empty(0)
-        if self.method == "lof":
-            return np.asarray(-self._found.score_samples(table / self._unit))
-        return np.asarray(self._found.kneighbors(table / self._unit)[0].mean(axis=1) / self._typical)
+        return np.asarray(np.max([one.scores(table) for one in self._densities], axis=0))
 
     def _for(self, rows: Recourse | ArrayLike) -> tuple[Plausibility, Floats]:
         """What rows are compared by, an answer's own preprocessing if it has one; and (n, d) rows of its table."""
@@ -292,6 +287,31 @@ class Plausibility:
     def _keep(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+class _Density:
+    """How dense public rows lie around a row, in one choice of units."""
+
+    def __init__(self, rows: Floats, unit: Floats, method: Method, neighbours: int) -> None:
+        self.unit, self.typical = unit, 1.0
+        if method == "lof":
+            self.found: Any = LocalOutlierFactor(n_neighbors=neighbours, novelty=True).fit(rows / unit)
+            self.of_public: Floats = -self.found.negative_outlier_factor_
+            return
+        self.found = NearestNeighbors(n_neighbors=neighbours).fit(rows / unit)
+        distance = self.found.kneighbors(None)[0].mean(axis=1)  # to others than the row itself
+        self.typical = float(np.median(distance)) or 1.0
+        self.of_public = distance / self.typical
+
+    def scores(self, table: Floats) -> Floats:
+        """(n,) how far out rows (n, d) are."""
+        if isinstance(self.found, LocalOutlierFactor):
+            return np.asarray(-self.found.score_samples(table / self.unit))
+        return np.asarray(self.found.kneighbors(table / self.unit)[0].mean(axis=1) / self.typical)
+
+    def nearest(self, table: Floats) -> NDArray[np.intp]:
+        """(n,) positions of the nearest public rows."""
+        return np.asarray(self.found.kneighbors(table / self.unit, 1, return_distance=False)[:, 0])
 
 
 def check_plausibility(plausibility: Any) -> None:
