@@ -200,7 +200,9 @@ class _Search:
         for task in self.tasks:
             for found in self._candidates(task, x[rows], lower[rows], upper[rows]) if len(rows) else ():
                 reached = self._values(task, found) >= task.target
-                valid = reached & self.constraints.satisfied(x[rows], found, within=(lower[rows], upper[rows]))
+                valid = reached & self.constraints.satisfied(
+                    x[rows], found, *self._limits(x[rows], lower[rows], upper[rows])
+                )
                 far = self.cost.distance(found - x[rows], x[rows])
                 better = valid & (far < distance[rows])
                 best[rows[better]], distance[rows[better]] = found[better], far[better]
@@ -260,12 +262,19 @@ class _Search:
 
     def _within(self, task: Boundary, x: Floats, lower: Floats, upper: Floats) -> Floats:
         """(n, d) what the search finds within limits, on its steps and with its categories; rules are repaired."""
-        box = lower, upper
-        start = self.constraints.project(x, x, within=box)
+        limits = self._limits(x, lower, upper)
+        start = self.constraints.project(x, x, *limits)
         home = task.score.home
         query, at, low, high = (torch.from_numpy(array.copy()).to(home) for array in (x, start, lower, upper))
         found = _searched(task, Moves.of(self.constraints, home), query, at, low, high, self.options)
-        return self.constraints.project(x, found.cpu().numpy(), within=box)
+        return self.constraints.project(x, found.cpu().numpy(), *limits)
+
+    def _limits(self, x: Floats, lower: Floats, upper: Floats) -> tuple[Mask, tuple[Floats, Floats]]:
+        """Limits (n, d) as constraints take them: what is frozen, where a query may lie outside its box, and a box."""
+        frozen = (lower == x) & (upper == x)
+        for group in self.constraints.groups:
+            frozen[:, group] = False
+        return frozen, (lower, upper)
 
     def _needed(self, task: Boundary, x: Floats, row: Floats) -> Floats:
         """(n, d) by how much the score falls when a feature of the row goes back; the same for a whole group."""

@@ -127,3 +127,16 @@ def test_what_is_frozen_stays_under_a_largest_number_of_changes():
     found = network_recourse(line(), X, constraints=limited(most_changes=2), frozen=frozen)
     assert (found.change[:, [0, 5, 6, 7]] == 0).all()
     assert found.valid.mean() > 0.7
+
+
+def test_a_query_may_lie_outside_its_box_where_it_is_frozen():
+    frozen, x = np.zeros(X.shape, dtype=bool), X.copy()
+    frozen[:, 1], x[:, 1] = True, 50.0
+    for rules in (limited(), limited(most_changes=2)):
+        exact = linear_recourse(WEIGHTS, BIAS - 50 * WEIGHTS[1], x, constraints=rules, frozen=frozen)
+        model = line()
+        with torch.no_grad():
+            model.bias.sub_(50 * WEIGHTS[1])
+        found = network_recourse(model, x, constraints=rules, frozen=frozen)
+        assert (found.counterfactual[:, 1] == 50).all()
+        assert found.valid.sum() >= 0.9 * exact.valid.sum() > 10
