@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, MAD, Constraints, DPModelRecourse, Plausibility, Preprocessing
 from tests.helpers.evidence import DATA, needs
@@ -179,7 +180,7 @@ def test_constraints_hold_beside_plausibility(method):
 
 
 def test_an_answer_depends_on_its_own_query_only():
-    mechanism, asked = on_the_ridge(Plausibility(frame(500, seed=1))), frame(40, seed=2)
+    mechanism, asked = on_the_ridge(Plausibility(frame(500, seed=1))), frame(12, seed=2)
     together = mechanism.explain(asked, infeasible="mark").counterfactual
     alone = [mechanism.explain(asked[i : i + 1], infeasible="mark").counterfactual[0] for i in range(len(asked))]
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-9)
@@ -214,6 +215,20 @@ def test_without_a_plausible_answer_there_is_none_and_no_error():
     assert not answer.valid[far].any()
     np.testing.assert_array_equal(answer.counterfactual[far], answer.x[far])
     assert not answer.proven[far].any()
+
+
+def test_a_model_that_is_searched_is_kept_plausible_too():
+    x, asked = frame(3000), frame(60, seed=2)
+    several = DPLogisticRegression(4.0, norm_bound=RANGES.norm_bound, classes=[0, 1, 2], random_state=0)
+    several.fit(RANGES.transform(x), np.digitize(x.a, [30, 70]))
+    plausible = Plausibility(frame(1000, seed=1))
+    options = {"preprocessing": RANGES, "favourable": 2, "cost": L1()}
+    plain = DPModelRecourse(several, **options).explain(asked, infeasible="mark")
+    kept = DPModelRecourse(several, plausibility=plausible, **options).explain(asked, infeasible="mark")
+    down = ~plain.favourable
+    assert plausible.outliers(plain)[down & plain.valid].mean() > 0.2
+    assert not plausible.outliers(kept)[down & kept.valid].any()
+    assert kept.valid[down].mean() > 0.9
 
 
 def test_the_guarantee_says_that_the_rows_are_public():

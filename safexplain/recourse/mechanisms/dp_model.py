@@ -87,6 +87,7 @@ class PrivateModel:
             cost=cost,
             constraints=constraints,
             frozen=frozen,
+            within=within,
             options=self.search,
         )
 
@@ -373,8 +374,6 @@ class PrivateModelRecourse(DiverseAnswers):
                 " more classes, ask for a margin on the score: target="
             )
         if self.plausibility is not None:
-            if model.weights is None:
-                raise ConfigurationError("plausibility: for linear models with two classes; for others, as a report")
             self._get("plausible").of(self.preprocessing, model.width)
         return model
 
