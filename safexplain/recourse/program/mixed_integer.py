@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeWarning, milp
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array
 
 from safexplain.recourse.result import Floats
 
 GAP = 1e-8
-"""Share by which HiGHS may stop short of its proof; answers are held to a wider one (`solve.CLOSE`)."""
+"""Share by which HiGHS may stop short of its proof; answers are held to a wider one (`moves.CLOSE`)."""
 SHORTEST = 0.02
 """Seconds that HiGHS gets at least, as it looks at its clock only now and then."""
 
@@ -107,6 +107,7 @@ class Program:
     _low: list[float] = field(default_factory=list)
     _high: list[float] = field(default_factory=list)
     _whole: list[bool] = field(default_factory=list)
+    _rows: list[NDArray[np.intp]] = field(default_factory=list)
     _columns: list[NDArray[np.intp]] = field(default_factory=list)
     _entries: list[Floats] = field(default_factory=list)
     _lower: list[float] = field(default_factory=list)
@@ -143,11 +144,32 @@ class Program:
         upper: float = np.inf,
     ) -> int:
         """A new row; its number."""
-        self._columns.append(np.asarray(columns, dtype=np.intp))
+        columns = np.asarray(columns, dtype=np.intp)
+        return self.rows(1, np.zeros(len(columns), dtype=np.intp), columns, entries, lower, upper)
+
+    def rows(
+        self,
+        count: int,
+        rows: NDArray[np.intp],
+        columns: NDArray[np.intp],
+        entries: Sequence[float] | Floats,
+        lower: float = -np.inf,
+        upper: float = np.inf,
+    ) -> int:
+        """New rows with the same sides, by the place of each entry among them; the number of the first."""
+        first = len(self._lower)
+        self._rows.append(rows + first)
+        self._columns.append(columns)
         self._entries.append(np.asarray(entries, dtype=np.float64))
-        self._lower.append(lower)
-        self._upper.append(upper)
-        return len(self._lower) - 1
+        self._lower += [lower] * count
+        self._upper += [upper] * count
+        return first
+
+    def limit_cost(self, most: float) -> int:
+        """A new row: the cost is at most this; its number."""
+        cost = np.array(self._cost)
+        used = np.flatnonzero(cost)
+        return self.row(used, cost[used], -np.inf, most)
 
     def charge(self, variable: int, cost: float) -> None:
         """Let a variable cost more."""
@@ -158,16 +180,17 @@ class Program:
 
         Nothing is printed; an interrupt of the keyboard is raised once HiGHS has returned.
         """
-        size = np.array([len(columns) for columns in self._columns], dtype=np.intp)
-        empty = not len(size)
-        matrix = csr_array(
+        empty = not self._lower
+        matrix = coo_array(
             (
-                np.concatenate(self._entries) if not empty else np.empty(0),
-                np.concatenate(self._columns) if not empty else np.empty(0, dtype=np.intp),
-                np.concatenate([[0], np.cumsum(size)]),
+                np.concatenate([np.empty(0), *self._entries]),
+                tuple(
+                    np.concatenate([np.empty(0, dtype=np.intp), *part]).astype(np.int32)
+                    for part in (self._rows, self._columns)
+                ),
             ),
-            shape=(len(size), len(self._cost)),
-        )
+            shape=(len(self._lower), len(self._cost)),
+        ).tocsc()
         whole = np.array(self._whole, dtype=np.uint8)
         with _held_output(), warnings.catch_warnings():
             warnings.simplefilter("ignore", OptimizeWarning)

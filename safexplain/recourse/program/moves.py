@@ -20,8 +20,30 @@ from safexplain.recourse.result import Floats
 
 COST = 1e3
 """What the dearest answer that is looked for costs in the program, so that HiGHS's tolerances are small beside it."""
+CLOSE = 1e-6
+"""Share by which an answer may be dearer, to the power of the cost, than the bound that proves it."""
 SNAP = 1e-9
 """Share of a column's range within which a value is taken for the end of the range, or for no change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What was found for one query.
+
+    Args:
+        row: (d,) the cheapest row found; None: none was.
+        paid: its cost, to the power; infinite without a row.
+        bound: no row costs less, to the power.
+    """
+
+    row: Floats | None
+    paid: float
+    bound: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether no cheaper row exists, but for a share of `CLOSE`, or that none does."""
+        return self.paid == self.bound or self.paid <= self.bound * (1 + CLOSE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,14 +227,18 @@ class Moves:
             for column, binary in zip(group.tolist(), binaries.tolist(), strict=True):
                 self.change[column] = Part((binary,), (1.0,))
                 self.fixed[column] = -query.x[column]
-        if query.rules.most_changes is not None:
-            self._limit_changes(query.rules.most_changes)
         for rule, (when, then) in zip(query.rules.rules, query.rules.linked, strict=True):
             self._link(rule, when, then)
 
-    def _limit_changes(self, most: int) -> None:
-        """Let at most so many features change, a one-hot group as one."""
-        query, counted, entries = self.query, list[int](), list[float]()
+    def limit_changes(self, most: int, counted: list[int], entries: list[float]) -> None:
+        """Let at most so many features change, a one-hot group as one.
+
+        Args:
+            most: how many.
+            counted: variables that say of further features whether they change, with the entries.
+            entries: theirs.
+        """
+        query = self.query
         for column, part in enumerate(self.change):
             if query.grouped[column]:
                 continue
@@ -239,7 +265,7 @@ class Moves:
                 counted.append(int(binaries[own]))
                 entries.append(-1.0)
             most -= 1
-        # a group that keeps its own category gives its one change back
+        # each group is one change, which the binary of its own category gives back
         self.program.row(counted, entries, -np.inf, float(most))
 
     def _link(self, rule: Rule, when: int, then: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,11 +17,11 @@ from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, L2, Cost, Percentile, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns
 from safexplain.recourse.linear.water_filling import WaterFilling
-from safexplain.recourse.program.moves import COST, Moves, Query
+from safexplain.recourse.program.moves import CLOSE, COST, Answer, Moves, Query
 from safexplain.recourse.result import Floats, Recourse, as_rows
+from safexplain.recourse.trees.forest import Forest
+from safexplain.recourse.trees.program import solve_forest
 
-CLOSE = 1e-6
-"""Share by which an answer may be dearer, to the power of the cost, than the bound that proves it."""
 SCORE = 1e3
 """What the score has to rise by, in the program: HiGHS's tolerance of 1e-6 is a 1e-9 share of it."""
 ROUNDS = 200
@@ -32,42 +32,8 @@ WIDEST = 1e12
 """Times the first guess, beyond which no dearer answers are looked for."""
 
 
-class Model(Protocol):
-    """What a program can be made of."""
-
-    @property
-    def width(self) -> int:
-        """Number of columns d."""
-
-    def score(self, rows: Floats) -> Floats:
-        """(n,) scores of rows (n, d)."""
-
-    def answer(self, query: Query, at: int, target: float, time_limit: float) -> Answer:
-        """The cheapest change of one query, whose number among all queries is `at` and whose score is too low."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What was found for one query.
-
-    Args:
-        row: (d,) the cheapest row found; None: none was.
-        paid: its cost, to the power; infinite without a row.
-        bound: no row costs less, to the power.
-    """
-
-    row: Floats | None
-    paid: float
-    bound: float
-
-    @property
-    def proven(self) -> bool:
-        """Whether no cheaper row exists, but for a share of `CLOSE`, or that none does."""
-        return self.paid == self.bound or self.paid <= self.bound * (1 + CLOSE)
-
-
 def solve_program(
-    model: Model,
+    model: Linear | Forest,
     x: ArrayLike,
     *,
     target: float = 0.0,
@@ -102,7 +68,7 @@ def solve_program(
     check_constraints(constraints)
     check_number("time_limit", time_limit, above=0.0)
     check_number("target", target)
-    if not isinstance(getattr(model, "width", None), int):
+    if not isinstance(model, Linear | Forest):
         raise ConfigurationTypeError(f"model: expected Linear(weights, bias) or Forest.of(model), got {model!r}")
     rows = as_rows(x, model.width)
     if constraints is not None:
@@ -128,7 +94,12 @@ def solve_program(
             progress("recourse by integer program", done, len(todo))
             sides = None if box is None else (box[0][at], box[1][at])
             query = Query.of(rows[at], cost, rules, None if held is None else held[at], sides)
-            answer = Answer(None, np.inf, np.inf) if query.empty else model.answer(query, at, target, time_limit)
+            if query.empty:
+                answer = Answer(None, np.inf, np.inf)
+            elif isinstance(model, Forest):
+                answer = solve_forest(model, query, target, time_limit)
+            else:
+                answer = _LinearSearch(model, query, at, target, time.monotonic() + time_limit).run()
             proven[at] = answer.proven
             if answer.row is not None:
                 counterfactual[at], valid[at] = answer.row, True
@@ -175,10 +146,6 @@ class Linear:
         terms = row * self.weights
         ways = (row @ self.weights, (row[None] @ self.weights)[0], terms.sum(), terms[::-1].sum())
         return all(bool(way + bias >= target) for way in ways) and bool(np.isfinite(row).all())
-
-    def answer(self, query: Query, at: int, target: float, time_limit: float) -> Answer:
-        """The cheapest change of one query, whose number among all queries is `at` and whose score is too low."""
-        return _LinearSearch(self, query, at, target, time.monotonic() + time_limit).run()
 
 
 def _entry(bias: Floats | float, at: int) -> float:
@@ -266,6 +233,8 @@ class _LinearSearch:
             moves = Moves(query, curves, radius)
             need = self.target - self.bias - float(self.model.weights @ query.x)
             size = max(need, self.slack)
+            if query.rules.most_changes is not None:
+                moves.limit_changes(query.rules.most_changes, [], [])
             moves.row(self.model.weights, need + margin * size, SCORE / size)
             solved = moves.program.solve(self.deadline - time.monotonic())
             if not margin:
