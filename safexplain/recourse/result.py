@@ -175,7 +175,10 @@ def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
         InputError: not finite real numbers, not one or two dimensions, or another number of features.
     """
     rows = real_numbers(
-        x, "x", expected="expected numbers, one column a feature; encode categories (one column each) and dates first"
+        x,
+        "x",
+        expected="expected numbers, one column a feature; encode categories (one column each) and dates first, or give"
+        " the mechanism or the search a preprocessing=Preprocessing(...) that reads people's frames",
     )
     shape = rows.shape
     rows = rows[None] if rows.ndim == 1 else rows

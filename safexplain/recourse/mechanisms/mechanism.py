@@ -20,10 +20,11 @@ from safexplain._privacy_loss import PROTECTS, Adjacency, check_adjacency
 from safexplain._secure_random.generators import GENERATOR, Randomness
 from safexplain._validate import check_number, readable, whole_number
 from safexplain.dp.linear.inputs import check_classes, noise_generator
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.feature_names import check_columns, column_names
+from safexplain.recourse.frames import kind_of, numbers_of
 from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING, Preprocessing
 from safexplain.recourse.result import Floats, Recourse, as_rows
 from safexplain.verdict.privacy_statement import PUBLIC, PrivacyStatement, randomness
@@ -367,6 +368,8 @@ class RecourseMechanism(ABC):
             return self.preprocessing.scaled(self.preprocessing.table(X, clip=True)), labels
         if self.constraints is not None:
             check_columns(self.constraints.features, X)
+        if kind_of(X) in ("pandas", "polars"):
+            _check_numbers(X)
         rows = readable(X, "X")
         shape = np.shape(rows)
         if len(shape) == 2:  # others are refused by training itself
@@ -452,6 +455,15 @@ def _largest_share(found: Recourse, cost: Cost, constraints: Constraints | None)
         share[:, group] = share[:, group].sum(axis=1, keepdims=True)
     largest: NDArray[np.bool_] = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]
     return largest & (share > 0)
+
+
+def _check_numbers(frame: Any) -> None:
+    """Raise InputError for a frame with a column of labels, which training cannot read without a preprocessing."""
+    for place, name in enumerate(frame.columns):
+        try:
+            numbers_of(frame.iloc[:, place] if kind_of(frame) == "pandas" else frame.to_series(place), str(name))
+        except InputError as error:
+            raise InputError(f"{error} of preprocessing=Preprocessing(numeric=..., categories=...)") from None
 
 
 class DiverseAnswers(RecourseMechanism):

@@ -165,7 +165,7 @@ def test_neither_the_answers_nor_the_printed_mechanism_hold_weights():
     fitted = trained(*two_gaussians(400, 3), public_weights=[1.0, 1.0, 1.0])
     answer = fitted.explain(np.zeros(3))
     assert answer.table is None
-    arrays = (*vars(replace(answer, table=0.0)).values(), *vars(fitted.score(np.zeros(3))).values())
+    arrays = [v for v in (*vars(answer).values(), *vars(fitted.score(np.zeros(3))).values()) if np.ndim(v)]
     numbers = np.concatenate([np.ravel(v) for v in arrays])
     private = np.append(fitted._get("model").weights, np.linalg.norm(fitted._get("model").weights))
     assert not np.isclose(numbers[:, None], private).any()

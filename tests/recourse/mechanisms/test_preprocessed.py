@@ -379,6 +379,34 @@ def test_training_frames_with_unknown_labels_or_undeclared_missing_values_are_re
             made().fit(wrong, y)
 
 
+@every
+def test_a_frame_of_labels_without_a_preprocessing_is_told_of_it(name):
+    vector = {"score": {"public_weights": None}, "direction": {"direction": [1.0] * 5}}.get(name, {})
+    kind = {"score": LaplaceScore, "direction": PublicDirection}.get(name, EVERY[name])
+    frame, y = population(50)
+    for asks in (frame, pl.from_pandas(frame)):
+        with pytest.raises(InputError, match=r"job: expected numbers, got the text.*preprocessing=Preprocessing"):
+            kind(norm_bound=1.0, classes=CLASSES, **vector).fit(asks, y)
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
+def test_every_adjacency_is_kept(adjacency):
+    frame, y = population(400)
+    recourse = made(adjacency=adjacency, epsilon=2.0).fit(frame, y)
+    assert 1.9 < recourse.guarantee.epsilon <= 2.0
+    assert recourse.explain(frame[:10], infeasible="mark").score.shape == (10,)
+
+
+def test_without_an_intercept_rows_are_not_centred():
+    frame, y = population(400)
+    same = DPLogisticRegression(
+        4.0, norm_bound=PEOPLE.norm_bound, classes=CLASSES, intercept_scaling=0.0, random_state=0
+    ).fit(PEOPLE.transform(frame), y)  # fmt: skip
+    assert (made(intercept_scaling=0.0).fit(frame, y).private.coef_ == same.coef_).all()
+    with pytest.raises(ConfigurationError, match="centre: needs"):
+        DPLogisticRegression(norm_bound=1.0, classes=CLASSES, intercept_scaling=0.0, centre=True).fit([[0.0]], ["bad"])
+
+
 # Real data
 
 
