@@ -5,7 +5,12 @@ Three spaces of a row:
 - the frame, as people have it: numbers in their units, categories as labels, special values (-9) and missing ones;
 - the table, float64 (n, D), which solvers work on: numbers in their units, ordinal levels as 0 to k - 1, one 0/1 column
   for each category, and for a feature with special or missing values one 0/1 column for each of these;
-- the scaled table, which training sees: affine in the table, column by column, of bounded norm.
+- the scaled table, which training sees: affine in the table, column by column, of bounded norm. Numbers and levels are
+  brought from their public range to [-1, 1], 0/1 columns stay, and the norm bound is that of the worst case: each
+  feature counts at most 1, so that F features make sqrt(F). At epsilon 1 this was as good as any of the natural ones
+  (Adult, HELOC; ranges to [0, 1], centred or halved categories, norm bounds of .5 to .85 of the worst case): what
+  counts more is that `DPModelRecourse` then learns from rows minus their noised mean. So Adult reaches .845, and HELOC
+  .730, the figure of columns that were standardised with the data's own mean and deviation.
 
 Everything is declared and nothing is read off data, so that the map of each record depends on that record only: a
 mechanism that is private for the rows it is given is private for the rows of the frame (a neighbouring frame becomes a
