@@ -162,7 +162,7 @@ class Flipset:
         for number, item in enumerate(self.items, 1):
             for k, (feature, now, needed) in enumerate(item.changes):
                 first = (str(number), _number(item.cost)) if k == 0 else ("", "")
-                rows.append((*first, feature, _plain(now), _plain(needed)))
+                rows.append((*first, feature, _plain(now), _outward(now, needed)))
         return _table(rows)
 
 
@@ -641,8 +641,18 @@ def _plain(value: Any) -> str:
     return _number(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
+def _outward(now: Any, needed: Any) -> str:
+    """A value that is needed, in four digits, rounded so that it goes at least as far."""
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (now, needed)) or not needed:
+        return _plain(needed)
+    unit = 10.0 ** (math.floor(math.log10(abs(needed))) - 3)
+    steps = needed / unit
+    whole = round(steps) if abs(steps - round(steps)) < 1e-9 else (math.ceil if needed > now else math.floor)(steps)
+    return _number(whole * unit)
+
+
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return "-" if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _percent(share: float | None) -> str:

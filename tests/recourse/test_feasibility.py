@@ -7,7 +7,11 @@ import pandas as pd
 import polars as pl
 import pytest
 from scipy import stats
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.ledger import Ledger
@@ -22,7 +26,9 @@ from safexplain.recourse import (
     feasibility,
     flipset,
     linear_recourse,
+    search_recourse,
 )
+from safexplain.recourse.feasibility import FlipItem, Flipset
 
 
 def answers(costs, valid=None, favourable=None, proven=None):
@@ -137,6 +143,38 @@ def test_a_flipset_lists_different_ways_the_cheapest_first(mechanism):
     assert isinstance(flipset(private, pl.from_pandas(row)).frame, pl.DataFrame)
     json.dumps(found.to_dict())
     assert dearest[0] in str(found)
+
+
+def test_a_flipset_of_a_pipeline_speaks_of_people():
+    rng = np.random.default_rng(0)
+    people = pd.DataFrame({"income": rng.integers(10_000, 90_000, 800), "job": rng.choice(["clerk", "manager"], 800)})
+    good = people.income + 30_000 * (people.job == "manager") > 65_000
+    columns = ColumnTransformer([("n", StandardScaler(), ["income"]), ("c", OneHotEncoder(), ["job"])])
+    model = make_pipeline(columns, LogisticRegression(C=100.0)).fit(people, good)
+    person = pd.DataFrame({"income": [42_000], "job": ["clerk"]})
+    rules = Constraints(("income", "job"), lower={"income": 0}, upper={"income": 200_000})
+    cost = L1(scale=[10_000, 1])
+    found = flipset(model, person, constraints=rules, cost=cost)
+    assert found.items[0].changes == (("job", "clerk", "manager"),)
+    ((name, now, needed),) = found.items[1].changes
+    assert (name, now) == ("income", 42_000)
+    assert model.predict(pd.DataFrame({"income": [needed], "job": ["clerk"]}))[0]
+    assert "manager" in str(found)
+    audit = feasibility(model, people, constraints=rules, cost=cost, groups="job")
+    assert audit.with_recourse == audit.turned_down == (~model.predict(people)).sum()
+    answer = search_recourse(model, people, constraints=rules, cost=cost)
+    assert fairness(answer, "job").largest("mean cost").groups == ("clerk", "manager")
+    immutable = Constraints(("income", "job"), immutable=("job",), upper={"income": 50_000})
+    stuck = feasibility(model, people[people.income <= 50_000], constraints=immutable)
+    assert stuck.with_recourse < stuck.turned_down
+    assert stuck.proven_without == stuck.turned_down - stuck.with_recourse
+
+
+def test_numbers_in_a_table_go_as_far_as_is_needed():
+    item = FlipItem(1.0, (("a", 20.0, 24.32961), ("b", 55.0, 0.65239), ("c", 5, 7), ("d", 0.0, 123_456.7)), True)
+    text = str(Flipset((item,), False, None))
+    for shown in ("24.33", "0.6523", " 7", "123,500"):
+        assert shown in text
 
 
 def test_a_flipset_of_nothing_says_why(mechanism):
