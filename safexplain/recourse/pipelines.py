@@ -41,6 +41,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.frames import kind_of, numbers_of
 from safexplain.recourse.preprocessing import Feature, Preprocessing
 from safexplain.recourse.result import Floats, first_of
+from safexplain.recourse.trees.forest import Reading
 
 State: TypeAlias = Any
 """What a feature may be in besides a plain number: one of its labels, a special value, or `MISSING`."""
@@ -96,6 +97,17 @@ class Term:
         return Term(self.slope + other.slope, {state: self.of(state) + other.of(state) for state in states})
 
 
+Operation: TypeAlias = tuple[str, float]
+"""One step of arithmetic: "add", "subtract", "multiply" or "divide", and the number."""
+
+_ARITHMETIC: Mapping[str, Callable[[Floats, float], Floats]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+}
+
+
 @dataclass(frozen=True)
 class Column:
     """One column between two steps: a constant plus one term for each feature.
@@ -105,23 +117,42 @@ class Column:
         terms: of the features that the column depends on.
         raw: the feature that this column still is, as it came: what an encoder may read; None: numbers by now.
         filled: what an imputer put in place of a state of the raw feature.
+        made: how the number of a single feature is computed, operation by operation, so that it rounds as it does in
+            scikit-learn; empty: as the constant and the term say.
     """
 
     constant: float = 0.0
     terms: Mapping[str, Term] = field(default_factory=dict)
     raw: str | None = None
     filled: Mapping[State, Any] = field(default_factory=dict)
+    made: tuple[Operation, ...] = ()
 
     @classmethod
     def of(cls, feature: str) -> Column:
         """A feature as it comes."""
         return cls(terms={feature: Term(1.0)}, raw=feature)
 
-    def affine(self, factor: float, shift: float) -> Column:
-        """factor * column + shift; exactly this column where they are 1 and 0."""
-        if factor == 1 and shift == 0:
-            return self
-        return Column(self.constant * factor + shift, {name: term.times(factor) for name, term in self.terms.items()})
+    def then(self, *operations: Operation) -> Column:
+        """This column after some arithmetic, which makes numbers of it; itself without any."""
+        column = self
+        for name, number in operations:
+            if name in ("add", "subtract"):
+                shift = number if name == "add" else -number
+                column = replace(column, constant=column.constant + shift)
+            else:
+                factor = number if name == "multiply" else 1.0 / number
+                terms = {name: term.times(factor) for name, term in column.terms.items()}
+                column = replace(column, constant=column.constant * factor, terms=terms)
+        return replace(column, raw=None, made=(*self.made, *operations)) if operations else self
+
+    def number(self, values: Floats) -> Floats:
+        """(n,) this column where its single feature has these numbers (n,)."""
+        if not self.made:
+            slope = next(iter(self.terms.values())).slope
+            return values if slope == 1 and self.constant == 0 else self.constant + slope * values
+        for name, number in self.made:
+            values = _ARITHMETIC[name](values, number)
+        return values
 
     @property
     def may_be_missing(self) -> bool:
@@ -267,6 +298,45 @@ class PipelineReading:
                 frame = step.transform(frame)
         return _numbers(frame)
 
+    def readings(self, table: Preprocessing) -> list[Reading]:
+        """How each column of the estimator's input is read from a table's columns, for splits at thresholds.
+
+        Raises:
+            ConfigurationError: a column that mixes several features, or falls where a feature rises.
+        """
+        self.affine(table)  # refuses features declared as what the pipeline does not take them for
+        at = {name: k for k, name in enumerate(table.columns)}
+        parts = {part.name: part for part in table.parts}
+        found = []
+        for number, column in enumerate(self.columns):
+            if len(column.terms) > 1:
+                raise ConfigurationError(
+                    f"model: column {number} of the trees' input adds up several features ({_named([column])}), so that"
+                    " their splits are no limits on any of them; leave the projection (PCA) out of the pipeline"
+                )
+            if not column.terms:
+                constant = column.constant
+                found.append(Reading(0, map=lambda values, constant=constant: np.full(len(values), constant)))
+                continue
+            ((name, term),) = column.terms.items()
+            if term.slope < 0:
+                raise ConfigurationError(
+                    f"{name}: the pipeline multiplies it by a negative number before the trees see it; leave that out"
+                )
+            if name in at and self.features == table.columns:
+                found.append(Reading(at[name], map=_map_of(column)))
+            else:
+                found.append(_reading(column, term, parts[name]))
+        return found
+
+    def input_of(self, rows: Floats, table: Preprocessing) -> Floats:
+        """(n, m) the estimator's input for rows (n, D) of a table."""
+        matrix, shift = self.affine(table)
+        lost = np.isnan(matrix)
+        out = rows @ np.where(lost, 0.0, matrix) + shift
+        out[(rows != 0) @ lost] = np.nan
+        return np.asarray(out, dtype=np.float64)
+
     def check(self, frame: Any, expected: Floats) -> None:
         """Compare the estimator's input as it was read with the pipeline's own, before anything is built on it.
 
@@ -302,6 +372,31 @@ class PipelineReading:
             )
 
 
+def _map_of(column: Column) -> Callable[[Floats], Floats] | None:
+    """The column as a function of its feature's number; None: the number itself."""
+    slope = next(iter(column.terms.values())).slope
+    return None if not column.made and slope == 1 and column.constant == 0 else column.number
+
+
+def _reading(column: Column, term: Term, part: Feature) -> Reading:
+    """A column of the trees' input on the columns of its one feature."""
+    states = [
+        (part.state_columns.start + place, column.constant + term.of(MISSING if state is None else state))
+        for place, state in enumerate(part.states)
+    ]
+    if part.kind == "numeric":
+        if not term.slope and term.states:  # it says only which state there is
+            states = [(at, value) for at, value in states if value != column.constant]
+        return Reading(part.first, map=_map_of(column), states=tuple(states))
+    values = [column.constant + term.of(label) for label in part.labels]
+    if part.kind == "category":
+        return Reading(states=(*((part.first + k, value) for k, value in enumerate(values)), *states))
+    if values[1] < values[0]:
+        raise ConfigurationError(f"{part.name}: the pipeline's codes fall where its levels rise; list them in order")
+    first, step = values[0], values[1] - values[0]
+    return Reading(part.first, map=lambda levels: first + step * levels, states=tuple(states))
+
+
 def _is_line(values: Floats) -> bool:
     steps = np.diff(values)
     return bool((np.abs(steps - steps[0]) <= 1e-9 * np.abs(values).max(initial=1e-300)).all())
@@ -318,7 +413,12 @@ def _slope_of_levels(name: str, values: Floats) -> float:
     return float(values[1] - values[0])
 
 
-def read_model(model: Any, features: Sequence[str], scaled: Preprocessing | None = None) -> PipelineReading:
+def read_model(
+    model: Any,
+    features: Sequence[str],
+    scaled: Preprocessing | None = None,
+    codes: Mapping[str, Mapping[Any, float]] | None = None,
+) -> PipelineReading:
     """Take a fitted Pipeline apart; any other estimator is a pipeline of itself.
 
     Args:
@@ -326,6 +426,7 @@ def read_model(model: Any, features: Sequence[str], scaled: Preprocessing | None
         features: names of the columns that the first step is given, in its order.
         scaled: of a model that is given the scaled table of this preprocessing, or a Pipeline that begins with it;
             `features` are its columns.
+        codes: features with categories that the estimator itself reads: label -> the number that stands for it.
 
     Raises:
         ConfigurationError: not fitted, or a step that is not a scaler, an encoder, an imputer or a projection; with its
@@ -335,12 +436,15 @@ def read_model(model: Any, features: Sequence[str], scaled: Preprocessing | None
     fitted(estimator, "the final estimator" if steps else "it")
     found = _Found()
     columns = [Column.of(name) for name in features]
+    for name, numbers in ({} if steps else codes or {}).items():
+        found.labels[name] = tuple(numbers)
+        columns[list(features).index(name)] = Column(terms={name: Term(0.0, dict(numbers))})
     transforms = tuple(step for _, step in steps if hasattr(step, "transform"))
     if steps and isinstance(steps[0][1], Preprocessing):
         (_, scaled), *steps = steps
     if scaled is not None:
         pairs = zip(columns, scaled.scale.tolist(), scaled.offset.tolist(), strict=True)
-        columns = [column.affine(1.0 / scale, -offset / scale) for column, scale, offset in pairs]
+        columns = [column.then(("subtract", offset), ("divide", scale)) for column, scale, offset in pairs]
     for name, step in steps:
         columns = _through(step, columns, found, repr(name))
     return PipelineReading(
@@ -442,22 +546,21 @@ def _refused(step: Any, columns: Sequence[Column], at: str, why: str | None = No
 
 def _scaled(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
     """Scalers: column by column, factor * x + shift."""
-    n = len(columns)
-    one, zero = np.ones(n), np.zeros(n)
     if getattr(step, "clip", False):
         raise _refused(step, columns, at, "clips (clip=True), which is not affine")
+    steps: list[tuple[str, Any]]
     if isinstance(step, StandardScaler):
-        factor = one if step.scale_ is None else 1.0 / step.scale_
-        shift = zero if not step.with_mean or step.mean_ is None else -step.mean_ * factor
+        steps = [("subtract", step.mean_ if step.with_mean else None), ("divide", step.scale_)]
     elif isinstance(step, MinMaxScaler):
-        factor, shift = step.scale_, step.min_
+        steps = [("multiply", step.scale_), ("add", step.min_)]
     elif isinstance(step, RobustScaler):
-        factor = one if step.scale_ is None else 1.0 / step.scale_
-        shift = zero if step.center_ is None else -step.center_ * factor
+        steps = [("subtract", step.center_), ("divide", step.scale_)]
     else:
-        factor, shift = 1.0 / step.scale_, zero
-    pairs = zip(columns, factor.tolist(), shift.tolist(), strict=True)
-    return [replace(column.affine(a, b), raw=None) for column, a, b in pairs]
+        steps = [("divide", step.scale_)]
+    return [
+        replace(column.then(*((name, float(numbers[k])) for name, numbers in steps if numbers is not None)), raw=None)
+        for k, column in enumerate(columns)
+    ]
 
 
 def _imputed(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
@@ -602,8 +705,12 @@ def _side_by_side(step: Any, columns: list[Column], found: _Found, at: str) -> l
     out: list[Column] = []
     for name, part in step.transformer_list:
         weight = (step.transformer_weights or {}).get(name, 1.0)
-        out += [c.affine(weight, 0.0) for c in _through(part, columns, found, f"{at} > {name!r}")]
+        out += [_weighted(c, weight) for c in _through(part, columns, found, f"{at} > {name!r}")]
     return out
+
+
+def _weighted(column: Column, weight: float) -> Column:
+    return column if weight == 1 else column.then(("multiply", float(weight)))
 
 
 def _split(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
@@ -625,7 +732,7 @@ def _split(step: Any, columns: list[Column], found: _Found, at: str) -> list[Col
         if isinstance(chosen, str) and not isinstance(part, str):
             raise _refused(part, picked, here, f"reads text (its column is {chosen!r}, not [{chosen!r}])")
         weight = (step.transformer_weights or {}).get(name, 1.0)
-        out += [c.affine(weight, 0.0) for c in _through(part, picked, found, here)]
+        out += [_weighted(c, weight) for c in _through(part, picked, found, here)]
     return out
 
 
@@ -715,13 +822,16 @@ def _assigned(like: Any, found: Any) -> Any:
     return full
 
 
-def table_of(reading: PipelineReading, frame: Any, given: Preprocessing | None) -> Preprocessing:
+def table_of(
+    reading: PipelineReading, frame: Any, given: Preprocessing | None, gaps: Sequence[str] = ()
+) -> Preprocessing:
     """The preprocessing of the features that a model reads, and of other columns of numbers in the frame.
 
     Args:
         reading: the model.
         frame: queries, with names.
         given: what is publicly known; holds for its features, and the model's own reading for the others.
+        gaps: features that may be missing without a step that fills them in, because trees know where to go.
 
     Raises:
         InputError: the frame lacks a column that the model reads.
@@ -751,7 +861,7 @@ def table_of(reading: PipelineReading, frame: Any, given: Preprocessing | None) 
         "ordinal": {n: reading.labels[n] for n in plain if n in reading.labels and reading.on_line(n)},
         "special": {n: reading.special[n] for n in plain if n in reading.special},
     }
-    missing = [n for n in plain if n in reading.imputed]
+    missing = [n for n in plain if n in reading.imputed or n in gaps]
     if given is not None:
         for what, values in declared.items():
             values.update(getattr(given, what))

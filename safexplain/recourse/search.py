@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,14 +26,17 @@ from safexplain._validate import check_number, readable
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, MissingExtraError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost
-from safexplain.recourse.frames import columns_of, kind_of, values_of
+from safexplain.recourse.frames import columns_of, is_missing, kind_of, values_of
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import wanted_label
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.pipelines import PipelineReading, names_of, read_model, steps_of, table_of
 from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.program.solve import solve_program
 from safexplain.recourse.reasons import advise
 from safexplain.recourse.result import Floats, Recourse, as_rows
+from safexplain.recourse.trees.forest import Forest
+from safexplain.recourse.trees.scikit import GRADIENT
 
 READ = (
     "torch networks and differentiable functions; scikit-learn's linear classifiers (LogisticRegression,"
@@ -190,7 +193,9 @@ class _Queries:
         like: the queries: a frame, or an array of numbers where there is no table.
         rows: (n, D).
         names: of the columns that the model was trained on; None: it was trained on an array.
-        scaled: whether the model is given the scaled table.
+        takes: what the model is given: the "table", the "scaled" table, the "frame" with the columns it was trained
+            on, or an "array" of these.
+        forest: of a model that ends in a tree ensemble.
     """
 
     model: Any
@@ -199,59 +204,67 @@ class _Queries:
     like: Any
     rows: Floats
     names: tuple[str, ...] | None
-    scaled: bool
+    takes: Literal["table", "scaled", "frame", "array"]
+    forest: Forest | None
 
     @classmethod
     def of(cls, model: Any, x: Any, given: Preprocessing | None) -> _Queries:
         steps, estimator = steps_of(model)
         check_readable(estimator)
+        forest = Forest.of(estimator) if Forest.reads(estimator) else None
         first = steps[0][1] if steps else None
         if isinstance(first, Preprocessing):
             if given is not None and given != first:
                 raise ConfigurationError(
                     f"preprocessing: the pipeline's step {steps[0][0]!r} is another one; leave preprocessing= out"
                 )
-            return cls(model, read_model(model, first.columns), first, x, first.table(x), None, False)
-        names = trained_on(first if steps else estimator)
+            return cls(model, read_model(model, first.columns), first, x, first.table(x), None, "frame", forest)
+        plain = forest is not None and not steps
+        names = forest.names if forest is not None and plain else trained_on(first if steps else estimator)
         if given is not None and not steps and names is None:
-            _check_width(
-                estimator, len(given.columns), f"columns of preprocessing ({', '.join(given.columns[:5])}, ...)"
-            )
-            return cls(model, read_model(model, given.columns, given), given, x, given.table(x), None, True)
+            _check_width(estimator, len(given.columns), "columns of preprocessing.transform(x)")
+            reading = read_model(model, given.columns, given)
+            return cls(model, reading, given, x, given.table(x), None, "scaled", forest)
         frame = kind_of(x) is not None
         seen = names or (names_of(x) if frame else None) or _numbered(first if steps else estimator, x)
         if names is None:
             _check_width(first if steps else estimator, len(seen), "columns in x")
-        reading = read_model(model, seen)
-        if not frame and given is None and not reading.labels and not reading.special and not reading.imputed:
-            return cls(model, reading, None, x, as_rows(x, len(seen)), names, False)
+        codes = category_codes(estimator, forest.ensemble.categorical, x, seen) if forest is not None and plain else {}
+        reading = read_model(model, seen, codes=codes)
         like = x if frame else _as_frame(x, seen)
-        table = table_of(reading, like, given)
-        return cls(model, reading, table, like, table.table(like), names, False)
+        gaps = _with_gaps(like, seen) if forest is not None and type(estimator).__name__ != GRADIENT else ()
+        array = not frame and given is None and not (reading.labels or reading.special or reading.imputed or gaps)
+        if array:
+            return cls(model, reading, None, x, as_rows(x, len(seen)), names, "table", forest)
+        table = table_of(reading, like, given, gaps)
+        takes: Literal["frame", "array"] = "array" if names is None or not hasattr(model, "classes_") else "frame"
+        return cls(model, reading, table, like, table.table(like), names, takes, forest)
+
+    @property
+    def base(self) -> Preprocessing:
+        """The table; of an array, its columns as they are."""
+        free = dict.fromkeys(self.reading.features, (None, None))
+        return Preprocessing(numeric=free) if self.table is None else self.table
 
     def affine(self) -> tuple[Floats, Floats]:
         """The estimator's input as rows @ matrix (D, m) + shift (m,)."""
-        table = self.table
-        return self.reading.affine(
-            Preprocessing(numeric=dict.fromkeys(self.reading.features, (None, None))) if table is None else table
-        )
+        return self.reading.affine(self.base)
 
     def given(self, rows: Floats, index: NDArray[np.intp]) -> Any:
         """What the model takes for changed rows of the queries at `index`."""
         if self.table is None:
             return rows
-        if self.scaled:
+        if self.takes == "scaled":
             return (rows - self.table.offset) / self.table.scale
         frame = self.table.frame(rows, _taken(self.like, index))
         kind = kind_of(frame)
-        if self.reading.features == self.table.columns or (self.names is None and kind is None):
+        if self.takes == "frame" and self.names is None:  # its first step is a Preprocessing
             return frame
+        if self.takes == "frame" and kind in ("pandas", "polars"):
+            place = {str(name): name for name in frame.columns}
+            return frame[[place[name] for name in self.reading.features if name in place]]
         columns = columns_of(_only(frame, self.reading.features), self.reading.features)[0]
-        if self.names is None:
-            return _stacked(list(columns.values()))
-        if kind in ("pandas", "polars"):
-            return frame[[name for name in frame.columns if str(name) in self.names]]
-        return _pandas(columns)
+        return _pandas(columns) if self.takes == "frame" else _stacked(list(columns.values()))
 
     def decided(self, rows: Floats, index: NDArray[np.intp], label: Any) -> NDArray[np.bool_]:
         """(n,) bool, whether the model's own `predict` gives the label."""
@@ -259,7 +272,9 @@ class _Queries:
             return np.zeros(0, dtype=bool)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*(feature names|unknown categories).*")
-            said = np.asarray(self.model.predict(self.given(rows, index))).reshape(len(rows), -1)[:, 0]
+            booster = self.forest is not None and not hasattr(self.model, "classes_")
+            predict = self.forest.ensemble.predict if booster and self.forest is not None else self.model.predict
+            said = np.asarray(predict(self.given(rows, index))).reshape(len(rows), -1)[:, 0]
         plain = np.zeros(len(rows), dtype=bool) if self.table is None else self.table.misread(rows)
         return np.asarray(said == label, dtype=bool) & ~plain
 
@@ -273,14 +288,12 @@ class _Queries:
                     f" {', '.join(self.names)}, in this order"
                 )
             return constraints
-        if constraints is not None and isinstance(constraints.features, tuple):
+        if constraints is not None:
+            came = names_of(self.like) or ()
+            if constraints.features == len(came):  # by number: in the order of the frame that came
+                constraints = replace(constraints, features=came)
             there = {*self.table.features, *self.table.columns}
-            left_out = [name for name in names_of(self.like) or () if name not in there]
-            constraints = without(constraints, left_out)
-        elif constraints is not None and self.names is not None and constraints.features == len(self.names):
-            raise ConfigurationError(
-                f"constraints: expected the names of the frame's columns, as in Constraints({self.names[:3]!r}, ...)"
-            )
+            constraints = without(constraints, [name for name in came if name not in there])
         return self.table.constraints(constraints)
 
     def price(self, cost: Cost) -> Cost:
@@ -344,11 +357,21 @@ def check_readable(estimator: Any) -> None:
             f"model: {name} averages calibrated copies of its estimator, and its probability is no score of one model;"
             " pass the estimator that it calibrates, fitted on all rows, with target= at the wanted score"
         )
-    fine = is_linear_kind(estimator) or isinstance(estimator, MLPClassifier)
-    if fine and not hasattr(estimator, "predict"):
-        fine = False
-    if not fine:
+    if not (is_linear_kind(estimator) or isinstance(estimator, MLPClassifier) or Forest.reads(estimator)):
+        check_trees(estimator)
         raise ConfigurationError(f"model: {name} cannot be asked for recourse; what can be: {READ}")
+
+
+def check_trees(estimator: Any) -> None:
+    """Say what is wrong with a model that is some kind of tree, or of its relatives.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    try:
+        Forest.of(estimator)
+    except ConfigurationTypeError:
+        return
 
 
 def is_linear_kind(estimator: Any) -> bool:
@@ -420,8 +443,38 @@ def _stacked(columns: list[Any]) -> NDArray[Any]:
     numbers = all(v is None or isinstance(v, (int, float)) for column in listed for v in column)
     out = np.empty((len(listed[0]), len(listed)), dtype=np.float64 if numbers else object)
     for k, column in enumerate(listed):
-        out[:, k] = column
+        out[:, k] = [np.nan if value is None else value for value in column] if numbers else column
     return out
+
+
+def _with_gaps(frame: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns of a frame in which a value is missing."""
+    columns, _ = columns_of(_only(frame, names), [name for name in names if name in (names_of(frame) or ())])
+    return tuple(name for name, column in columns.items() if any(map(is_missing, values_of(column))))
+
+
+def category_codes(
+    estimator: Any, categorical: tuple[int, ...], x: Any, names: tuple[str, ...]
+) -> dict[str, dict[Any, float]]:
+    """Features that a tree ensemble reads as categories by itself: label -> the number that its splits know it by."""
+    if kind_of(x) != "pandas":
+        return {}
+    if getattr(estimator, "is_categorical_", None) is not None:  # scikit-learn's histogram boosting
+        encoder = estimator._preprocessor.named_transformers_["encoder"]
+        known = [np.asarray(values).tolist() for values in encoder.categories_]
+        by_name = {names[k]: values for k, values in zip(np.flatnonzero(estimator.is_categorical_), known, strict=True)}
+        plain = {name: [v for v in values if not is_missing(v)] for name, values in by_name.items()}
+        text = {name: any(isinstance(v, str) for v in values) for name, values in plain.items()}
+        return {
+            name: {label: float(code if text[name] else label) for code, label in enumerate(values)}
+            for name, values in plain.items()
+        }
+    dtypes = {str(name): x[name].dtype for name in x.columns}
+    own = [name for name in dtypes if name in names and type(dtypes[name]).__name__ == "CategoricalDtype"]
+    trained = getattr(getattr(estimator, "booster_", estimator), "pandas_categorical", None)  # LightGBM's
+    if trained is not None and len(trained) == len(own):
+        return {name: {v: float(k) for k, v in enumerate(values)} for name, values in zip(own, trained, strict=True)}
+    return {name: {v: float(k) for k, v in enumerate(dtypes[name].categories.tolist())} for name in own}
 
 
 def _pandas(columns: dict[str, Any]) -> Any:
@@ -454,6 +507,9 @@ def without(constraints: Constraints, names: list[str]) -> Constraints:
 
 def _classes(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
     """The labels of a model, and the place of the wanted one."""
+    if Forest.reads(estimator):
+        labels = list(Forest.of(estimator).ensemble.classes)
+        return labels, labels.index(wanted_label(labels, favourable))
     if not hasattr(estimator, "classes_"):
         raise ConfigurationError(
             f"model: {type(estimator).__name__} has no classes; it predicts numbers, and recourse needs a decision"
@@ -467,6 +523,8 @@ def _classes(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
 def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _Solver:
     """What answers the queries, by the kind of the model."""
     estimator = queries.reading.estimator
+    if queries.forest is not None:
+        return _by_trees(queries, wanted, queries.forest.ensemble.classes[column])
     matrix, shift = queries.affine()
     lost = np.isnan(matrix).any(axis=1)
     if lost.any():
@@ -510,6 +568,34 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
 
     size = np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0])
     return _Solver(solve, size, w, b)
+
+
+def _by_trees(queries: _Queries, wanted: _Wanted, label: Any) -> _Solver:
+    forest = Forest.of(queries.reading.estimator, favourable=label)
+    table = queries.table
+    if table is not None or queries.reading.transforms:
+        base = queries.base
+        forest = forest.in_units(
+            queries.reading.readings(base),
+            len(base.columns),
+            lambda rows: queries.decided(rows, np.zeros(len(rows), dtype=np.intp), label),
+        )
+        if queries.reading.transforms and len(queries.rows):
+            given = queries.given(queries.rows, np.arange(len(queries.rows)))
+            queries.reading.check(given, queries.reading.input_of(queries.rows, base))
+
+    def solve(index: NDArray[np.intp], target: float) -> Recourse:
+        return solve_program(
+            forest,
+            queries.rows[index],
+            target=target,
+            cost=wanted.cost,
+            constraints=wanted.constraints,
+            frozen=wanted.frozen[index],
+            time_limit=wanted.time_limit,
+        )
+
+    return _Solver(solve, np.zeros(len(queries.rows)))
 
 
 def _by_network(queries: _Queries, wanted: _Wanted, network: nn.Module, column: int) -> _Solver:
@@ -584,6 +670,8 @@ def _verified(queries: _Queries, solver: _Solver, target: float, label: Any) -> 
         _put(arrays, favourable.nonzero()[0], nothing | {"valid": sure, "proven": sure})
         for further in FURTHER:
             if not len(left):
+                break
+            if further and not solver.size.any():
                 break
             if further:
                 again = solver.solve(left, target + further * float(solver.size[left].max()))
