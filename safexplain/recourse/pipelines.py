@@ -119,6 +119,7 @@ class Column:
         filled: what an imputer put in place of a state of the raw feature.
         made: how the number of a single feature is computed, operation by operation, so that it rounds as it does in
             scikit-learn; empty: as the constant and the term say.
+        starts: of such a column, state -> its value, and how many of these operations were done before.
     """
 
     constant: float = 0.0
@@ -126,6 +127,7 @@ class Column:
     raw: str | None = None
     filled: Mapping[State, Any] = field(default_factory=dict)
     made: tuple[Operation, ...] = ()
+    starts: Mapping[State, tuple[float, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, feature: str) -> Column:
@@ -147,10 +149,23 @@ class Column:
 
     def number(self, values: Floats) -> Floats:
         """(n,) this column where its single feature has these numbers (n,)."""
+        slope = next(iter(self.terms.values())).slope
         if not self.made:
-            slope = next(iter(self.terms.values())).slope
             return values if slope == 1 and self.constant == 0 else self.constant + slope * values
-        for name, number in self.made:
+        return self._after(values if slope else np.zeros(len(values)), 0)
+
+    def at(self, state: State) -> float:
+        """This column where its single feature is in a state."""
+        ((_, term),) = self.terms.items()
+        if state not in self.starts:
+            if not self.made or state is MISSING or not term.slope or isinstance(state, str):
+                return self.constant + term.of(state)
+            return float(self._after(np.array([float(state)]), 0)[0])
+        value, done = self.starts[state]
+        return float(self._after(np.array([value]), done)[0])
+
+    def _after(self, values: Floats, done: int) -> Floats:
+        for name, number in self.made[done:]:
             values = _ARITHMETIC[name](values, number)
         return values
 
@@ -326,7 +341,7 @@ class PipelineReading:
             if name in at and self.features == table.columns:
                 found.append(Reading(at[name], map=_map_of(column)))
             else:
-                found.append(_reading(column, term, parts[name]))
+                found.append(_reading(column, parts[name]))
         return found
 
     def input_of(self, rows: Floats, table: Preprocessing) -> Floats:
@@ -378,17 +393,15 @@ def _map_of(column: Column) -> Callable[[Floats], Floats] | None:
     return None if not column.made and slope == 1 and column.constant == 0 else column.number
 
 
-def _reading(column: Column, term: Term, part: Feature) -> Reading:
+def _reading(column: Column, part: Feature) -> Reading:
     """A column of the trees' input on the columns of its one feature."""
     states = [
-        (part.state_columns.start + place, column.constant + term.of(MISSING if state is None else state))
+        (part.state_columns.start + place, column.at(MISSING if state is None else state))
         for place, state in enumerate(part.states)
     ]
     if part.kind == "numeric":
-        if not term.slope and term.states:  # it says only which state there is
-            states = [(at, value) for at, value in states if value != column.constant]
         return Reading(part.first, map=_map_of(column), states=tuple(states))
-    values = [column.constant + term.of(label) for label in part.labels]
+    values = [column.at(label) for label in part.labels]
     if part.kind == "category":
         return Reading(states=(*((part.first + k, value) for k, value in enumerate(values)), *states))
     if values[1] < values[0]:
@@ -483,6 +496,8 @@ def steps_of(model: Any) -> tuple[list[tuple[str, Any]], Any]:
 
 def fitted(step: Any, at: str) -> None:
     """Raise ConfigurationError unless this estimator or transformer is fitted; `at` is how the message calls it."""
+    if not hasattr(step, "get_params"):  # a Booster exists only fitted
+        return
     try:
         check_is_fitted(step)
     except (NotFittedError, TypeError) as error:
@@ -596,7 +611,10 @@ def _filled(step: Any, column: Column, replaced: State, fill: Any, found: _Found
         if replaced is not MISSING or math.isnan(term.of(MISSING)):
             terms[name] = replace(term, states={**term.states, replaced: float(fill) - column.constant})
     kept = column.filled if column.raw is None or replaced in column.filled else {**column.filled, replaced: fill}
-    return replace(column, terms=terms, filled=kept)
+    starts = (
+        column.starts if replaced in column.starts else {**column.starts, replaced: (float(fill), len(column.made))}
+    )
+    return replace(column, terms=terms, filled=kept, starts=starts)
 
 
 def _flags(step: Any, columns: list[Column], found: _Found, at: str) -> list[Column]:
@@ -612,7 +630,7 @@ def _flags(step: Any, columns: list[Column], found: _Found, at: str) -> list[Col
             continue
         if replaced is not MISSING:
             found.stands(name, replaced)
-        out.append(Column(terms={name: Term(0.0, {replaced: 1.0})}))
+        out.append(Column(terms={name: Term(0.0, {replaced: 1.0})}, starts={replaced: (1.0, 0)}))
     return out
 
 
@@ -657,7 +675,9 @@ def _encoded(step: Any, columns: list[Column], found: _Found, at: str) -> list[C
             own.setdefault(k, {})[state] = value
         moving = [k for k, states in own.items() if any(value != values[0] for value in states.values())]
         if len(moving) == 1:
-            made.append(Column(terms={columns[moving[0]].raw or "": Term(0.0, own[moving[0]])}))
+            states = own[moving[0]]
+            starts = {state: (value, 0) for state, value in states.items()}
+            made.append(Column(terms={columns[moving[0]].raw or "": Term(0.0, states)}, starts=starts))
         else:  # a constant: the only category there is
             made.append(Column(constant=float(values[0])))
     return made

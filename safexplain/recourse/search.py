@@ -378,7 +378,9 @@ def is_linear_kind(estimator: Any) -> bool:
     """Whether this is a linear classifier, fitted or not."""
     if isinstance(estimator, LinearClassifierMixin):
         return True
-    return is_classifier(estimator) and hasattr(estimator, "coef_") and hasattr(estimator, "intercept_")
+    if not (hasattr(estimator, "coef_") and hasattr(estimator, "intercept_") and hasattr(estimator, "get_params")):
+        return False
+    return not Forest.reads(estimator) and bool(is_classifier(estimator))
 
 
 def trained_on(step: Any) -> tuple[str, ...] | None:
