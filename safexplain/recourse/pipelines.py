@@ -149,7 +149,7 @@ class Column:
 
     def number(self, values: Floats) -> Floats:
         """(n,) this column where its single feature has these numbers (n,)."""
-        slope = next(iter(self.terms.values())).slope
+        slope = next((term.slope for term in self.terms.values()), 0.0)
         if not self.made:
             return values if slope == 1 and self.constant == 0 else self.constant + slope * values
         return self._after(values if slope else np.zeros(len(values)), 0)
@@ -330,8 +330,7 @@ class PipelineReading:
                     " their splits are no limits on any of them; leave the projection (PCA) out of the pipeline"
                 )
             if not column.terms:
-                constant = column.constant
-                found.append(Reading(0, map=lambda values, constant=constant: np.full(len(values), constant)))
+                found.append(Reading(0, map=column.number))
                 continue
             ((name, term),) = column.terms.items()
             if term.slope < 0:

@@ -103,7 +103,7 @@ def search_recourse(
         return _network(model, x, constraints, cost, target, favourable, frozen, options, preprocessing)
     queries = _Queries.of(model, x, preprocessing)
     wanted = _Wanted(queries.rules(constraints), queries.price(cost), queries.held(frozen), options, time_limit)
-    labels, column = _classes(queries.reading.estimator, favourable)
+    labels, column = classes_of(queries.reading.estimator, favourable)
     solver = _solver(queries, wanted, len(labels), column)
     answer = _verified(queries, solver, target, labels[column])
 
@@ -343,6 +343,11 @@ class _Solver:
     bias: float = 0.0
 
 
+def rows_of(model: Any, x: Any, preprocessing: Preprocessing | None = None) -> Floats:
+    """(n, D) queries as rows of the table that a model is read as; arguments and errors as `search_recourse`."""
+    return _Queries.of(model, x, preprocessing).rows
+
+
 def check_readable(estimator: Any) -> None:
     """Raise unless this is an estimator of a kind that can be read.
 
@@ -507,7 +512,7 @@ def without(constraints: Constraints, names: list[str]) -> Constraints:
     return replace(constraints, **changes)
 
 
-def _classes(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
+def classes_of(estimator: Any, favourable: Any) -> tuple[list[Any], int]:
     """The labels of a model, and the place of the wanted one."""
     if Forest.reads(estimator):
         labels = list(Forest.of(estimator).ensemble.classes)
@@ -543,7 +548,8 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
         return _by_network(queries, wanted, perceptron(estimator, matrix, shift), column)
     coefficients = np.atleast_2d(np.asarray(_dense(estimator.coef_), dtype=np.float64))
     intercept = np.broadcast_to(np.asarray(estimator.intercept_, dtype=np.float64).ravel(), len(coefficients))
-    if len(coefficients) != (1 if classes == 2 else classes):
+    pairs = classes > 2 and hasattr(estimator, "decision_function_shape")  # an SVC, which has a row for each pair
+    if len(coefficients) != (1 if classes == 2 else classes) or pairs:
         raise ConfigurationError(
             f"model: {type(estimator).__name__} has {len(coefficients)} rows of coefficients for {classes} classes; it"
             " decides by votes of pairs, which is no score. Fit a LogisticRegression or LinearSVC"
@@ -568,7 +574,9 @@ def _solver(queries: _Queries, wanted: _Wanted, classes: int, column: int) -> _S
             time_limit=wanted.time_limit,
         )
 
-    size = np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0])
+    size = (
+        np.abs(queries.rows) @ np.abs(w) + abs(b) + np.abs(shift) @ np.abs(coefficients[0]) + np.abs(w).max(initial=0.0)
+    )
     return _Solver(solve, size, w, b)
 
 

@@ -17,8 +17,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import Pipeline
 from torch import nn
 
+from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
@@ -27,14 +31,25 @@ from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost, for_columns
 from safexplain.recourse.feature_names import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.mechanism import DiverseAnswers, Frozen, Guarantee, assumptions, wanted_label
+from safexplain.recourse.mechanisms.mechanism import (
+    DiverseAnswers,
+    Frozen,
+    Guarantee,
+    Infeasible,
+    assumptions,
+    check_infeasible,
+    diverse,
+    wanted_label,
+)
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
+from safexplain.recourse.pipelines import fitted, steps_of
 from safexplain.recourse.plausibility import PUBLIC_ROWS, Plausibility, Within, check_plausibility
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Floats, Recourse
 from safexplain.recourse.robustness import lengths, measured_shift, tolerated, withstanding
-from safexplain.recourse.search import advised
+from safexplain.recourse.search import advised, check_readable, classes_of, rows_of, search_recourse
+from safexplain.recourse.trees.forest import Forest
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -55,6 +70,8 @@ class PrivateModel:
     column: int = 1
     labels: tuple[Any, ...] = ()
     search: SearchOptions = DEFAULT
+    asked: Any = None
+    """The favourable label of a model that `search_recourse` reads as a whole; None: it is not one of these."""
 
     def solve(
         self,
@@ -118,6 +135,8 @@ def private_model(
     if own is not None and privacy is not None and own != privacy:
         raise RefusedError("privacy: the model carries a statement of its own, and it is another one; leave it out")
     statement = own or privacy
+    if is_read_whole(model):
+        return _whole(model, statement, favourable, adjacency, search)
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
     if not linear and hasattr(model, "fit") and hasattr(model, "get_params"):
         raise ConfigurationError(f"model: {type(model).__name__} is not fitted, or is not a linear model; fit it first")
@@ -133,6 +152,14 @@ def private_model(
             f"model: expected a fitted linear model or a torch module, got {type(network).__name__}"
         )
     statement.check_model(model if linear else network)
+    _check_promise(statement, adjacency)
+    if linear:
+        return _linear(model, statement, favourable, search)
+    return _network(network, model, statement, favourable, search)
+
+
+def _check_promise(statement: PrivacyStatement, adjacency: Adjacency) -> None:
+    """Raise RefusedError unless the statement promises something under this adjacency."""
     if not math.isfinite(statement.epsilons.of(adjacency)):
         raise RefusedError(f"the model's statement promises nothing under {adjacency}: its epsilon is infinite")
     if adjacency == "add_remove" and not statement.count_noised:
@@ -141,9 +168,54 @@ def private_model(
             ' for adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
             ' DPLogisticRegression(adjacency="add_remove")'
         )
-    if linear:
-        return _linear(model, statement, favourable, search)
-    return _network(network, model, statement, favourable, search)
+
+
+def is_read_whole(model: Any) -> bool:
+    """Whether `search_recourse` reads this model as a whole: a Pipeline, a tree ensemble, a perceptron."""
+    return isinstance(model, Pipeline | BaseSearchCV | MLPClassifier) or Forest.reads(model)
+
+
+def _whole(model: Any, statement: Any, favourable: Any, adjacency: Adjacency, search: SearchOptions) -> PrivateModel:
+    """A model that answers through `search_recourse`, if a statement is bound to all of it.
+
+    Raises:
+        RefusedError: no statement, or one that is not about the whole model.
+        ConfigurationError: not fitted, or a model that cannot be read.
+    """
+    steps, estimator = steps_of(model)
+    check_readable(estimator)
+    for name, step in [*steps, ("", estimator)]:
+        fitted(step, f"step {name!r}" if name else "the estimator")
+    found = getattr(model, "best_estimator_", model)
+    kind = type(estimator).__name__
+    inner = getattr(estimator, "privacy_", None)
+    about_part = isinstance(statement, PrivacyStatement) and statement.weights == trained_digest(estimator)
+    if steps and (about_part or (statement is None and inner is not None)):
+        learnt = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in steps)
+        raise RefusedError(
+            f"the privacy statement is about the {kind} alone, and the steps before it were fitted on the same records:"
+            f" {learnt}; every answer would publish what they have learned (means, ranges, categories). Put a public"
+            " Preprocessing(numeric={name: (low, high)}, ...) in their place, which learns nothing:"
+            " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
+        )
+    if not isinstance(statement, PrivacyStatement):
+        why = (
+            "the thresholds of its trees are values of training records and its leaves are averages of a few of them"
+            if Forest.reads(estimator)
+            else "its weights and what its steps have learned follow the training records"
+        )
+        raise RefusedError(
+            f"{kind if not steps else f'a Pipeline that ends in {kind}'} comes without a PrivacyStatement, and has no"
+            f" private release here: {why}, and answers lie on its decision boundary. Train"
+            " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), which answers privately; or, if the"
+            " training data are public or answers may tell about them, ask search_recourse(model, frame), which"
+            " promises nothing. A training of your own that is private: privacy=statement.bound_to(model)"
+        )
+    statement.check_model(found)
+    _check_promise(statement, adjacency)
+    labels, column = classes_of(estimator, favourable)
+    pair = (labels[1 - column], labels[column]) if len(labels) == 2 else ()
+    return PrivateModel(found, statement, None, column=column, labels=pair, search=search, asked=labels[column])
 
 
 def _linear(model: Any, statement: PrivacyStatement, favourable: Any, search: SearchOptions) -> PrivateModel:
@@ -444,7 +516,7 @@ class PrivateModelRecourse(DiverseAnswers):
             cost=self.column_cost,
             constraints=self.column_constraints,
             frozen=self._held(answer.x),
-            accepts=lambda rows, _: rows @ model.weights + model.bias >= self.target,
+            accepts=lambda rows, _: model.scores(rows) >= self.target + self.shift * self._lengths(rows),
             weights=model.weights,
         )
 
@@ -472,7 +544,9 @@ class DPModelRecourse(PrivateModelRecourse):
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
             trains a `DPLogisticRegression` by noisy gradient descent. With a preprocessing, a model that was trained on
-            `preprocessing.transform(frame)`.
+            `preprocessing.transform(frame)`. A Pipeline of a `Preprocessing` and such a model is both. Any other
+            Pipeline, tree ensemble or perceptron only with a statement about all of it (`statement.bound_to(model)`):
+            this package trains none of these privately.
         privacy: the statement of a model that does not carry its own; it names the model's weights.
         favourable: the label that is wanted, for a network the column of its output; None: the second of two.
         search: `SearchOptions` for networks and for more than two classes.
@@ -500,6 +574,12 @@ class DPModelRecourse(PrivateModelRecourse):
     search: SearchOptions = DEFAULT
 
     def __post_init__(self) -> None:
+        steps = self.model.steps if isinstance(self.model, Pipeline) else []
+        if len(steps) == 2 and isinstance(steps[0][1], Preprocessing):  # public, so that the classifier is the model
+            if self.preprocessing not in (None, steps[0][1]):
+                raise ConfigurationError("preprocessing: the pipeline begins with another one; leave it out")
+            object.__setattr__(self, "preprocessing", steps[0][1])
+            object.__setattr__(self, "model", steps[1][1])
         super().__post_init__()
         if self.model is None:
             if self.privacy is not None:
@@ -507,8 +587,10 @@ class DPModelRecourse(PrivateModelRecourse):
             check_delta(self.delta)  # 0 is for mechanisms with pure epsilon
             return
         found = private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search)
-        columns = training_columns(self.model)
-        if self.preprocessing is not None:
+        columns = None if found.asked is not None else training_columns(self.model)
+        if found.asked is not None:
+            object.__setattr__(self, "model", found.model)
+        elif self.preprocessing is not None:
             found = on_table(found, self.preprocessing)
             known = self.preprocessing.columns
             if columns not in (None, known):
@@ -527,8 +609,53 @@ class DPModelRecourse(PrivateModelRecourse):
             )
         if len(found.labels) == 2:
             object.__setattr__(self, "classes", found.labels)
-        width = found.width if self.preprocessing is None else len(self.preprocessing.columns)
+        width = (
+            found.width if self.preprocessing is None or found.asked is not None else len(self.preprocessing.columns)
+        )
         self._set(model=self._checked(found), width=width, columns=columns)
+
+    def rows(self, x: ArrayLike) -> Floats:
+        """See `RecourseMechanism.rows`; of a Pipeline or a tree ensemble, rows of the table that it is read as."""
+        found = self._get("model")
+        return super().rows(x) if found is None or found.asked is None else rows_of(self.model, x, self.preprocessing)
+
+    def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
+        """See `RecourseMechanism.explain`; a Pipeline or a tree ensemble is asked as by `search_recourse`."""
+        found = self._get("model")
+        if found is None or found.asked is None:
+            return super().explain(x, infeasible=infeasible)
+        check_infeasible(infeasible)
+        answer = self._searched(x)
+        return answer.required() if infeasible == "raise" else answer
+
+    def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
+        """See `DiverseAnswers.explain_diverse`."""
+        found = self._get("model")
+        if found is None or found.asked is None:
+            return super().explain_diverse(x, answers)
+        wanted = whole_number("answers", answers, 1)
+        first = self._searched(x)
+        table = first.table if isinstance(first.table, Preprocessing) else None
+        return diverse(
+            lambda frozen: self._searched(x, frozen) if frozen.any() else first,
+            first.x,
+            wanted,
+            cost=self.cost if table is None else table.cost(self.cost),
+            constraints=self.constraints if table is None else table.constraints(None),
+        )
+
+    def _searched(self, x: Any, frozen: Frozen = None) -> Recourse:
+        return search_recourse(
+            self.model,
+            x,
+            constraints=self.constraints,
+            cost=self.cost,
+            target=self.target,
+            favourable=self._get("model").asked,
+            frozen=frozen,
+            options=self.search,
+            preprocessing=self.preprocessing,
+        )
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """See `PrivateModelRecourse.fit`."""
